@@ -100,12 +100,7 @@ def backend_of(path: str | os.PathLike[str], overrides: Sequence[str]) -> str:
 
 
 def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[C]:
-    """Read a configuration file with what it inherits, apply the overrides, resolve and validate.
-
-    Args:
-        schema: the whole configuration.
-        path: YAML file.
-        overrides: `dotted.key=value` texts of the command line; may be empty.
+    """Read a YAML file with what it inherits, apply `dotted.key=value` overrides, resolve and validate.
 
     Raises:
         ConfigError: with one line that says what was got, what was expected and where it was set.
@@ -123,13 +118,7 @@ class _MethodAlone(Section):
 
 
 def load_method(name: str, overrides: Sequence[str], run: MethodConfig | None = None) -> MethodConfig:
-    """A method's section of a configuration.
-
-    Args:
-        name: the method.
-        overrides: `method.key=value` texts.
-        run: the section that they change; None: the schema's defaults.
-    """
+    """A method's section: the run's, or None for the schema's defaults, changed by `method.key=value` overrides."""
     base = _layer({"method": {**({} if run is None else run.model_dump()), "name": name}}, OVERRIDE)
     layer = reduce(_overlay, [override_layer(text, _MethodAlone) for text in overrides], base)
     return _validated(_MethodAlone, layer.values, layer.origins, OVERRIDE).method

@@ -45,12 +45,7 @@ def _value(value: float | str) -> str:
 
 
 def unused_line(config: AnyConfig, origins: Mapping[str, str]) -> str | None:
-    """What a file or an override states and the method does not use, on one line; None when everything is used.
-
-    Args:
-        config: the validated configuration.
-        origins: origin by dotted key; a default that nobody wrote is not reported.
-    """
+    """What a file or an override states and the method does not use, on one line; None when everything is used."""
     entry = config.method.entry
     idle = [f"method.{key}" for key in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS) if key not in entry.config_settings]
     idle += [f"method.parameters.{key}" for key in config.method.parameters if key not in entry.parameters]

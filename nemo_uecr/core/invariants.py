@@ -6,7 +6,7 @@ Tests, run telemetry and audits call the same functions. Shape legend: B = respo
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,15 +18,6 @@ from nemo_uecr.method_registry import Entry
 
 #: (batch, settings, advantages) -> [B] residual of each response, 0 when the identity holds exactly.
 ResidualOf = Callable[[ScoredBatch, Settings, Advantages], Tensor]
-
-
-@dataclass(frozen=True)
-class Identity:
-    """``statement`` is what a violation message says."""
-
-    name: str
-    statement: str
-    residual: ResidualOf
 
 
 def finite(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
@@ -73,16 +64,14 @@ def log_weight(batch: ScoredBatch, settings: Settings, advantages: Advantages) -
     return mean_B.abs() * (_present(advantages.advantage_task_B, "advantage_task") > 0)
 
 
-IDENTITIES: dict[str, Identity] = {
-    identity.name: identity
-    for identity in (
-        Identity("finite", "every advantage is finite", finite),
-        Identity("decomposition", "A^U = A^task|U + alpha A^T|U", decomposition),
-        Identity("budget", "the token weights of a response average to 1", budget),
-        Identity("residual_bound", "|q| <= 1", residual_bound),
-        Identity("sign_kept", "every token weight is positive", sign_kept),
-        Identity("log_weight", "the log weights of a positive response average to 0", log_weight),
-    )
+#: Statement, for messages, and residual of each identity.
+IDENTITIES: dict[str, tuple[str, ResidualOf]] = {
+    "finite": ("every advantage is finite", finite),
+    "decomposition": ("A^U = A^task|U + alpha A^T|U", decomposition),
+    "budget": ("the token weights of a response average to 1", budget),
+    "residual_bound": ("|q| <= 1", residual_bound),
+    "sign_kept": ("every token weight is positive", sign_kept),
+    "log_weight": ("the log weights of a positive response average to 0", log_weight),
 }
 #: Counts have no tolerance: one bad token is one too many.
 EXACT = frozenset({"finite", "sign_kept"})
@@ -112,8 +101,8 @@ def check_identities(
         settings = replace(settings, alpha=0.0)
     worst: dict[str, float] = {}
     for name in (*method.identities, *method.monitored):
-        identity = IDENTITIES[name]
-        residual_B = identity.residual(batch, settings, advantages)
+        statement, residual_of = IDENTITIES[name]
+        residual_B = residual_of(batch, settings, advantages)
         row = int(residual_B.argmax())
         worst[name] = float(residual_B[row])
         if name in method.monitored:
@@ -121,7 +110,7 @@ def check_identities(
         allowed = 0.0 if name in EXACT else tolerances[name]
         if not worst[name] <= allowed:  # written so that a NaN residual fails too
             raise InvariantError(
-                f"identity '{name}' ({identity.statement}) is off by {worst[name]:.3g} at {batch.name_of(row)}; "
+                f"identity '{name}' ({statement}) is off by {worst[name]:.3g} at {batch.name_of(row)}; "
                 f"expected at most {allowed:g} for method {method.name}"
             )
     return worst

@@ -17,26 +17,22 @@ ID_KEYS = ("unique_id", "id", "problem_idx", "idx")
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A public benchmark: its name on the hub, its title in tables, and how many problems it has."""
+    """A public benchmark: its place on the hub, its title in tables, and how many problems it has."""
 
-    name: str
     repository: str
     title: str
     problems: int
 
 
-#: The five of the paper, in the order of its tables.
-PAPER = ("aime24", "aime25", "amc23", "hmmt_feb25", "hmmt_nov25")
-BENCHMARKS: dict[str, Benchmark] = {
-    benchmark.name: benchmark
-    for benchmark in (
-        Benchmark("aime24", "HuggingFaceH4/aime_2024", "AIME24", 30),
-        Benchmark("aime25", "MathArena/aime_2025", "AIME25", 30),
-        Benchmark("amc23", "math-ai/amc23", "AMC23", 40),
-        Benchmark("hmmt_feb25", "MathArena/hmmt_feb_2025", "HMMT25 Feb", 30),
-        Benchmark("hmmt_nov25", "MathArena/hmmt_nov_2025", "HMMT25 Nov", 30),
-    )
+BENCHMARKS = {
+    "aime24": Benchmark("HuggingFaceH4/aime_2024", "AIME24", 30),
+    "aime25": Benchmark("MathArena/aime_2025", "AIME25", 30),
+    "amc23": Benchmark("math-ai/amc23", "AMC23", 40),
+    "hmmt_feb25": Benchmark("MathArena/hmmt_feb_2025", "HMMT25 Feb", 30),
+    "hmmt_nov25": Benchmark("MathArena/hmmt_nov_2025", "HMMT25 Nov", 30),
 }
+#: The five of the paper, in the order of its tables.
+PAPER = tuple(BENCHMARKS)
 
 
 @dataclass(frozen=True)

@@ -81,10 +81,7 @@ def build_optimizer(model: TokenModel, config: Config) -> torch.optim.Optimizer:
 
 def warmed_rate(config: Config, done: int) -> float:
     """Learning rate of the optimizer step after ``done`` steps: linear warm-up, then constant."""
-    train = config.train
-    return (
-        train.learning_rate * min(1.0, (done + 1) / train.warmup_steps) if train.warmup_steps else train.learning_rate
-    )
+    return config.train.learning_rate * min(1.0, (done + 1) / max(config.train.warmup_steps, 1))
 
 
 def update(

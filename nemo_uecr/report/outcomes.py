@@ -274,7 +274,7 @@ def verdicts(run: RunFolder) -> list[Verdict]:
     for name in (*declared, *monitored):
         tolerance = 0.0 if name in EXACT else run.tolerances.get(name)
         allowed = tolerance if name in declared else None
-        found.append(_verdict(run, name, IDENTITIES[name].statement, identity_name(name), allowed))
+        found.append(_verdict(run, name, IDENTITIES[name][0], identity_name(name), allowed))
     return [*found, _verdict(run, *FIRST_RATIO, run.tolerances.get(FIRST_RATIO[0]))]
 
 

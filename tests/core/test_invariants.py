@@ -57,7 +57,7 @@ def test_a_planted_violation_is_found_named_and_of_the_stated_size(identity: str
     place = (ROW, int(batch.mask_BT[ROW].nonzero()[0])) if field.endswith("_BT") else (ROW,)
     tensor[place] = value(tensor[place])
     broken = replace(result, **{field: tensor})
-    found = IDENTITIES[identity].residual(batch, SETTINGS, broken)
+    found = IDENTITIES[identity][1](batch, SETTINGS, broken)
     assert found.shape == (batch.responses,)
     assert int(found.argmax()) == ROW
     expected = {"finite": 1.0, "sign_kept": 1.0, "residual_bound": 0.01, "budget": 1e-3 / tokens}

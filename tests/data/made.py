@@ -54,5 +54,5 @@ def prepare_folder(source: Path, folder: Path, *screens: Path) -> Path:
     from nemo_uecr.data.prepare import Settings, prepare
 
     names = tuple(map(str, screens))
-    prepare(Settings(str(source), None, names, None, frozenset(NAMES), None, 42, 1), folder)
+    prepare(Settings(str(source), None, names, None, frozenset(NAMES), None, 42), folder)
     return folder

@@ -113,7 +113,7 @@ def test_every_benchmark_is_read() -> None:
 
 @pytest.mark.usefixtures("_hub")
 def test_deepmath_is_prepared_and_screened_by_their_names(tmp_path: Path) -> None:
-    settings = Settings("zwhe99/DeepMath-103K", None, PAPER, (5.0, 7.0), frozenset(NAMES), None, 42, 1)
+    settings = Settings("zwhe99/DeepMath-103K", None, PAPER, (5.0, 7.0), frozenset(NAMES), None, 42)
     manifest = prepare(settings, tmp_path / "out")
     assert manifest["source"]["revision"] == COMMIT
     assert {name: record["revision"] for name, record in manifest["screens"].items()} == dict.fromkeys(PAPER, COMMIT)
