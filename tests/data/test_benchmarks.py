@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.benchmarks import PAPER, load_benchmark, locate
+from nemo_uecr.data.benchmarks import BENCHMARKS, load_benchmark, locate
 from nemo_uecr.data.filters import NAMES
 from nemo_uecr.data.prepare import Settings, prepare
 from nemo_uecr.errors import DataError
@@ -105,7 +105,7 @@ def _hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_hub")
 def test_every_benchmark_is_read() -> None:
-    found = {name: load_benchmark(name) for name in PAPER}
+    found = {name: load_benchmark(name) for name in BENCHMARKS}
     firsts = {"aime24": "060", "aime25": "1", "amc23": "0.0", "hmmt_feb25": r"\frac{1}{7}", "hmmt_nov25": r"1\sqrt{3}"}
     assert {name: loaded.problems[0].answer for name, loaded in found.items()} == firsts
     assert {loaded.revision for loaded in found.values()} == {COMMIT}
@@ -113,10 +113,12 @@ def test_every_benchmark_is_read() -> None:
 
 @pytest.mark.usefixtures("_hub")
 def test_deepmath_is_prepared_and_screened_by_their_names(tmp_path: Path) -> None:
-    settings = Settings("zwhe99/DeepMath-103K", None, PAPER, (5.0, 7.0), frozenset(NAMES), None, 42)
+    settings = Settings("zwhe99/DeepMath-103K", None, tuple(BENCHMARKS), (5.0, 7.0), frozenset(NAMES), None, 42)
     manifest = prepare(settings, tmp_path / "out")
     assert manifest["source"]["revision"] == COMMIT
-    assert {name: record["revision"] for name, record in manifest["screens"].items()} == dict.fromkeys(PAPER, COMMIT)
+    assert {name: record["revision"] for name, record in manifest["screens"].items()} == dict.fromkeys(
+        BENCHMARKS, COMMIT
+    )
     assert manifest["counts"]["kept"] == 7
 
 
