@@ -1,8 +1,7 @@
 """The errors a user can meet. Each message is one line: what was got, what was expected, what to do.
 
-Only the traceback of a user's reward function follows on lines of its own.
-
-The command line prints the message of a `UecrError` on standard error and exits with code 2.
+Only a reward function's traceback follows on lines of its own. The command line prints the message of a `UecrError` on
+standard error and exits with code 2.
 """
 
 from __future__ import annotations

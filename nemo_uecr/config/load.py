@@ -427,7 +427,10 @@ def check_run_folder(folder: Path, config: BaseModel, *, resume: bool) -> None:
 
 def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str, object]) -> None:
     """Refuse to continue a run under another configuration than that ``saved`` there: a key differs that may not."""
-    ours, theirs = (_with_places(tree) for tree in (config.model_dump(mode="json"), saved))
+    trees = (config.model_dump(mode="json"), saved)  # of the list of rewards, `reward.0.weight` is a key
+    ours, theirs = (
+        flattened({key: dict(enumerate(v)) if isinstance(v, list) else v for key, v in tree.items()}) for tree in trees
+    )
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key) and not key.startswith(FREE_KEYS):
             before, now = (f"{values.get(key, 'no such key')!r:.60}" for values in (theirs, ours))
@@ -435,8 +438,3 @@ def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str,
                 f"{where} was written with {key}={before}, this run has {now}; resume with the same configuration or "
                 "choose another run.folder"
             )
-
-
-def _with_places(tree: Mapping[str, object]) -> dict[str, object]:
-    """A tree as one mapping with dotted keys, in which `reward.0.weight` is the weight of the first reward."""
-    return flattened({key: dict(enumerate(v)) if isinstance(v, list) else v for key, v in tree.items()})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal, Self
 
-from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import ConfigDict, Field, Tag, model_validator
 
 from nemo_uecr.config.schema import (
     SEVERAL,
@@ -32,10 +32,10 @@ from nemo_uecr.config.schema import (
     Text,
     TolerancesConfig,
     VerifierReward,
+    by_key,
     check_batch,
     check_routing,
     check_teacher,
-    kind_of_reward,
 )
 
 Form = Literal["paper", "nemo_rl"]
@@ -128,7 +128,7 @@ AnyNemoReward = Annotated[
     Annotated[VerifierReward, Tag("[verifier]")]
     | Annotated[CallReward, Tag("[call]")]
     | Annotated[NemoRlEnvironment, Tag("[nemo_rl_environment]")],
-    Discriminator(kind_of_reward),
+    by_key("verifier", "call", "nemo_rl_environment"),
 ]
 
 

@@ -201,10 +201,14 @@ class CallReward(Section):
         return self.name or self.call.rpartition(":")[2]
 
 
-def kind_of_reward(reward: object) -> str:
-    """The kind of reward that a section describes, by the key that only this kind has."""
-    keys = reward if isinstance(reward, dict) else getattr(type(reward), "model_fields", ())
-    return next((f"[{key}]" for key in ("call", "nemo_rl_environment") if key in keys), "[verifier]")
+def by_key(usual: str, *keys: str) -> Discriminator:
+    """Tells a section's kind by the key that this kind alone has, so that an error speaks of this kind's keys."""
+
+    def kind(section: object) -> str:
+        own = section if isinstance(section, dict) else getattr(type(section), "model_fields", ())
+        return next((f"[{key}]" for key in keys if key in own), f"[{usual}]")
+
+    return Discriminator(kind)
 
 
 def one_or_several(given: object) -> object:
@@ -215,8 +219,6 @@ def one_or_several(given: object) -> object:
 
 def _distinct(rewards: Sequence[Any]) -> Sequence[Any]:
     names = [each.label for each in rewards]
-    if not names:
-        raise ValueError("reward: got none, expected one or more")
     if len(names) > len(set(names)):
         raise ValueError(f"reward: got the names {', '.join(names)}; expected different ones, so state reward.name")
     return rewards
@@ -225,7 +227,7 @@ def _distinct(rewards: Sequence[Any]) -> Sequence[Any]:
 #: What makes a field of several rewards of one.
 SEVERAL = (Field(strict=False), BeforeValidator(one_or_several), AfterValidator(_distinct))
 AnyReward = Annotated[
-    Annotated[VerifierReward, Tag("[verifier]")] | Annotated[CallReward, Tag("[call]")], Discriminator(kind_of_reward)
+    Annotated[VerifierReward, Tag("[verifier]")] | Annotated[CallReward, Tag("[call]")], by_key("verifier", "call")
 ]
 
 
@@ -392,12 +394,6 @@ class UrlTeacherConfig(Section):
     # Whether a vLLM has the plugin that gives the entropy; a method that reads none needs none.
     entropy: Literal["plugin", "none"]
 
-    @model_validator(mode="after")
-    def _plugin_is_vllms(self) -> Self:
-        if self.server == "sglang" and self.entropy == "plugin":
-            raise ValueError("teacher.entropy: got plugin, expected none with teacher.server=sglang")
-        return self
-
 
 class SelfTeacherConfig(Section):
     """The student as its own teacher, which may read more than the student does: a solution, a hint."""
@@ -407,19 +403,12 @@ class SelfTeacherConfig(Section):
     prompt_template: Annotated[str, Field(pattern=r"\{\w+\}")]
 
 
-def _kind_of_teacher(teacher: object) -> str:
-    """The kind of teacher that a section describes, by the key that only this kind has."""
-    keys = teacher if isinstance(teacher, dict) else getattr(type(teacher), "model_fields", ())
-    return next((f"[{key}]" for key in ("self", "url") if key in keys), "[model]")
-
-
-#: Each kind is told by a key of its own, so that an error speaks of this kind's keys alone.
 OneTeacher = TeacherConfig | SelfTeacherConfig | UrlTeacherConfig
 AnyTeacher = Annotated[
     Annotated[TeacherConfig, Tag("[model]")]
     | Annotated[SelfTeacherConfig, Tag("[self]")]
     | Annotated[UrlTeacherConfig, Tag("[url]")],
-    Discriminator(_kind_of_teacher),
+    by_key("model", "self", "url"),
 ]
 TeacherName = Annotated[str, Field(pattern=r"^[\w-]+$")]
 

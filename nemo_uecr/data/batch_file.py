@@ -73,10 +73,7 @@ def save_batch(
     arithmetic: str | None = None,
     teachers: Sequence[str] = (),
 ) -> None:
-    """Write a batch, complete or not at all.
-
-    ``arithmetic`` says what its saved advantages were computed with, ``teachers`` which of several scored each row.
-    """
+    """Write a batch with what its advantages were computed with, and which of several teachers scored each row."""
     from safetensors.torch import save
 
     header = {"format": FORMAT, "method": method, "settings": json.dumps(settings), "step": str(step)}

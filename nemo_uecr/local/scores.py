@@ -6,17 +6,17 @@ Shape legend: B = responses, T = response tokens, N = response tokens of a micro
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nemo_uecr.data.models import check_sampled
-from nemo_uecr.local.sequences import MicroBatch, Sequences
+from nemo_uecr.local.sequences import MicroBatch, Prompt, Sequences
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.records import NonFiniteScoreError, TokenScores
 
@@ -35,6 +35,28 @@ class Scores:
     entropy_BT: Tensor | None
     rank_BT: Tensor | None = None
     dropped_BT: Tensor | None = None
+
+
+class Teacher(Protocol):
+    """A source of scores; unless it says otherwise, of another machine, and of the student's own prompts."""
+
+    @property
+    def members(self) -> Mapping[str, TokenModel]:
+        """What of `Placement` it computes with, by name."""
+        return {}
+
+    def view(self, prompt: Prompt) -> Prompt:
+        """What it reads in place of a prompt of the student."""
+        return prompt
+
+    def check(self, views: Sequence[Prompt], response: int) -> None:
+        """Refuse, at start, views of training prompts that it cannot read with so many response tokens behind them."""
+
+    def score(self, read: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
+        """Log-probability at temperature 1 of every response token of these rows, and the entropy where asked for."""
+
+    def terms(self, step: int) -> dict[str, str]:
+        """What stands behind its scores of a step, for the record."""
 
 
 @torch.no_grad()

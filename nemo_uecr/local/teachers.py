@@ -1,6 +1,6 @@
 """The teachers: sources of scores of the student's tokens, and which of them scores a problem's responses.
 
-A new kind of source is a class with what `Teacher` asks for, and a line in `load_teachers`.
+A new kind of source is a subclass of `Teacher`, and a line in `load_teachers`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.local.manifest import Locate
 from nemo_uecr.local.memory import Placement
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
-from nemo_uecr.local.scores import Scores, score
+from nemo_uecr.local.scores import Scores, Teacher, score
 from nemo_uecr.local.sequences import Prompt, Reading, Sequences, check_context
 from nemo_uecr.local.url_teacher import UrlTeacher
 
@@ -31,28 +30,8 @@ from nemo_uecr.local.url_teacher import UrlTeacher
 PROBES = "teacher-probes.json"
 
 
-class Teacher(Protocol):
-    """A source of scores."""
-
-    @property
-    def members(self) -> Mapping[str, TokenModel]:
-        """What of `Placement` it computes with, by name; nothing where another machine computes."""
-
-    def view(self, prompt: Prompt) -> Prompt:
-        """What it reads in place of a prompt of the student; most read the same."""
-
-    def check(self, views: Sequence[Prompt], response: int) -> None:
-        """Refuse, at start, views of training prompts that it cannot read with so many response tokens behind them."""
-
-    def score(self, read: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
-        """Log-probability at temperature 1 of every response token of these rows, and the entropy where asked for."""
-
-    def terms(self, step: int) -> dict[str, str]:
-        """What stands behind its scores of a step, for the record."""
-
-
 @dataclass(frozen=True)
-class ModelTeacher:
+class ModelTeacher(Teacher):
     """A frozen model on the run's own device."""
 
     model: TokenModel
@@ -62,10 +41,6 @@ class ModelTeacher:
     def members(self) -> Mapping[str, TokenModel]:
         """Its own weights."""
         return {self.member: self.model}
-
-    def view(self, prompt: Prompt) -> Prompt:
-        """The student's prompt."""
-        return prompt
 
     def check(self, views: Sequence[Prompt], response: int) -> None:
         """Refuse sequences longer than its context."""
@@ -187,7 +162,7 @@ def load_teachers(
             theirs = load_tokens(locate(section.tokenizer)).tokenizer
             check_same_tokenizer(student.tokenizer, theirs, (student.vocabulary, student.vocabulary))
             kept = Path(config.run.folder) / PROBES  # of a run that is continued
-            first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else None
+            first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else {}
             tolerance = config.tolerances.teacher_probe
             loaded[source] = UrlTeacher(section, student.vocabulary, len(theirs), tolerance, first)
         else:

@@ -32,8 +32,7 @@ from torch import Tensor
 
 from nemo_uecr.config.schema import UrlTeacherConfig
 from nemo_uecr.errors import ScoreError, first_line
-from nemo_uecr.local.models import TokenModel
-from nemo_uecr.local.scores import Scores
+from nemo_uecr.local.scores import Scores, Teacher
 from nemo_uecr.local.sequences import Prompt, Sequences
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,7 @@ class RefusedError(ScoreError):
 
 
 @dataclass
-class UrlTeacher:
+class UrlTeacher(Teacher):
     """A teacher whose scores come over HTTP.
 
     Attributes:
@@ -70,28 +69,19 @@ class UrlTeacher:
         columns: V, the student's output columns; the server must not count more.
         tokens: ids of the tokenizer.
         tolerance: largest mean change of the probe's scores and of a step's bracketed tokens, nats.
-        first: what `look` found when the run began; None until `check` of a new run.
+        first: what `look` found when the run began; empty until `check` of a new run.
     """
 
     asked: UrlTeacherConfig
     columns: int
     tokens: int
     tolerance: float
-    first: dict[str, Any] | None
-
-    @property
-    def members(self) -> Mapping[str, TokenModel]:
-        """Another machine computes."""
-        return {}
+    first: dict[str, Any]
 
     def terms(self, step: int) -> dict[str, str]:
         """The server, what it says that it serves, and that its weights are known from their scores alone."""
-        served = "" if self.first is None else str(self.first["root"])
-        return {"url": self.asked.url, "model": self.asked.model_name, "root": served, "witness": "bracket"}
-
-    def view(self, prompt: Prompt) -> Prompt:
-        """The student's own."""
-        return prompt
+        root = str(self.first["root"])
+        return {"url": self.asked.url, "model": self.asked.model_name, "root": root, "witness": "bracket"}
 
     def check(self, views: Sequence[Prompt], response: int) -> None:
         """Refuse a server that is not there, reads too little, counts other columns, or is not the run's own.
@@ -127,7 +117,7 @@ class UrlTeacher:
         # From all over the vocabulary; the last id is the tokenizer's last.
         probe = [(7919 * place - 1) % self.tokens for place in reversed(range(PROBE_TOKENS))]
         scores_2N = self._scores(probe)
-        if self.first is not None:
+        if self.first:
             change = float((scores_2N - torch.tensor(self.first["probe"])).nan_to_num(0).abs().mean(1).max())
             if change > self.tolerance:
                 raise self._error(
@@ -136,7 +126,7 @@ class UrlTeacher:
                     "--resume"
                 )
         self._check_brackets([self._bracket(probe, scores_2N[:, -1])])
-        return {"root": model.get("root"), "context": model["max_model_len"], "probe": scores_2N.tolist()}
+        return {"root": model.get("root"), "probe": scores_2N.tolist()}
 
     def _model(self) -> dict[str, Any]:
         """The server's own entry of the model."""
@@ -227,12 +217,12 @@ class UrlTeacher:
         body: dict[str, object] = {"input_ids": ids, "sampling_params": {"temperature": 1.0, "max_new_tokens": 0}}
         body |= {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": best}
         found = self._ask("generate", body)["meta_info"]
-        own, tops = found["input_token_logprobs"], found.get("input_top_logprobs") or [None] * len(ids)
+        own, tops = found["input_token_logprobs"], found.get("input_top_logprobs") or [()] * len(ids)
         entries = [
-            {str(token): {"logprob": math.nan if logp is None else logp} for logp, token, _ in (*(top or ()), one)}
-            for one, top in zip(own, tops, strict=True)
+            {str(token): {"logprob": math.nan if logp is None else logp, "rank": 0} for logp, token, _ in (*top, one)}
+            for one, top in zip(own[1:], tops[1:], strict=True)
         ]
-        return [token for _, token, _ in own], entries[1:]
+        return [token for _, token, _ in own], entries
 
     def _ask(self, route: str, body: Mapping[str, object] | None) -> Any:
         """Send a request, again after each wait in `RETRY_S`; an answer is never made up."""

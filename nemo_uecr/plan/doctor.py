@@ -393,7 +393,7 @@ def server_finding(run: Config, key: str, asked: UrlTeacherConfig, sizes: Sizes)
     """A teacher's server, checked as the run checks it at its start."""
     name = run.student.model_name
     tokenizer, columns = _tokenizer(name, "student"), sizes(name, "student").vocabulary
-    teacher = UrlTeacher(asked, columns, len(tokenizer), run.tolerances.teacher_probe, None)
+    teacher = UrlTeacher(asked, columns, len(tokenizer), run.tolerances.teacher_probe, {})
     teacher.check(encode_prompts(_local_problems(run), tokenizer, run.data), run.rollout.max_response_tokens)
     terms = teacher.terms(0)
     return ok(f"{key} server", f"{terms['url']} serves {terms['root']}, entropy: {asked.entropy}")

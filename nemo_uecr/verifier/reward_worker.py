@@ -69,17 +69,15 @@ class UserReward:
                 found = asyncio.run(found)
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything
             return {"failed": _traceback(error)}
-        if self.batched and not hasattr(found, "__iter__"):
-            return {"refused": f"returned {found!r:.80}, expected a list with a number for each response", "row": 0}
-        values: list[Any] = (
-            list(found) if self.batched else [found.get("score") if isinstance(found, Mapping) else found]
-        )
+        if not self.batched:
+            found = [found.get("score") if isinstance(found, Mapping) else found]
+        values: list[Any] = list(found) if hasattr(found, "__iter__") else [found]
         if len(values) != len(samples):
             return {"refused": f"returned {len(values)} rewards for {len(samples)} responses", "row": 0}
         numbers = [value.item() if hasattr(value, "item") else value for value in values]  # of NumPy and torch
         for row, number in enumerate(numbers):
-            known = number is None if self.batched else False
-            if not known and not (isinstance(number, int | float) and math.isfinite(number)):
+            left = number is None and self.batched  # to the other rewards
+            if not left and not (isinstance(number, int | float) and math.isfinite(number)):
                 return {"refused": f"returned {number!r:.80}, expected a finite number", "row": row}
         return {"values": [None if number is None else float(number) for number in numbers]}
 

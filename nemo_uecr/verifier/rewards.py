@@ -109,19 +109,19 @@ class FunctionReward(ChildProcess):
         if whole is not None and not isinstance(whole, Failure):
             return list(whole)
         rewards: list[float | Failure | None] = []
-        failures: list[tuple[Sample, Failure]] = []
+        reasons: dict[str, str] = {}
         for sample in samples:
             found = self._values([sample], step)
-            rewards.append(found if isinstance(found, Failure) else found[0])
             if isinstance(found, Failure):
-                failures.append((sample, found))
-            if len(failures) > MOST_FAILED * len(samples):  # the step is lost: do not wait for the rest
-                first, failure = failures[0]
+                reasons[sample.id] = found.reason
+            rewards += [found] if isinstance(found, Failure) else found
+            if len(reasons) > MOST_FAILED * len(samples):  # the step is lost: do not wait for the rest
+                first, reason = next(iter(reasons.items()))
                 raise RewardError(
-                    f"reward {self._label} failed on at least {len(failures)} of {len(samples)} responses, "
-                    f"over {MOST_FAILED:.0%}; the first ({first.id}):\n{failure.reason}"
+                    f"reward {self._label} failed on at least {len(reasons)} of {len(samples)} responses, "
+                    f"over {MOST_FAILED:.0%}; the first ({first}):\n{reason}"
                 )
-        if whole is not None and not failures:
+        if whole is not None and not reasons:
             said = whole.reason.splitlines()[-1]
             log.warning("reward %s failed on %d responses together, on none alone: %s", self._label, len(samples), said)
         return rewards
@@ -146,7 +146,7 @@ class Rewards:
     ) -> None:
         """Start the functions; the verifier compares in ``pool``, which stays the caller's."""
         self._settings, self._correct_at, self._pool = settings, correct_at, pool
-        calls = [cast("CallReward", each) for each in settings if hasattr(each, "call")]
+        calls = (cast("CallReward", each) for each in settings if hasattr(each, "call"))
         self._functions = {each.label: FunctionReward(each) for each in calls}
 
     def judge(self, samples: Sequence[Sample], *, step: int) -> list[Outcome]:

@@ -159,7 +159,7 @@ def teacher(
 ) -> UrlTeacher:
     section = {"server": server, "url": url, "model_name": model_name, "tokenizer": str(tiny.STUDENT)}
     section |= {"entropy": entropy}
-    return UrlTeacher(UrlTeacherConfig.model_validate(section), columns, COLUMNS, TOLERANCE, None)
+    return UrlTeacher(UrlTeacherConfig.model_validate(section), columns, COLUMNS, TOLERANCE, {})
 
 
 def prompt(*ids: int) -> Prompt:
@@ -241,6 +241,8 @@ def test_sglangs_documented_replies_are_parsed(double: Double) -> None:
     uniform = -math.log(COLUMNS)
     expected_BT = torch.tensor([[uniform, uniform], [uniform, math.nan]])
     torch.testing.assert_close(found.logp[0], expected_BT, equal_nan=True)
+    with pytest.raises(ScoreError, match="gives no entropy"):
+        teacher(double.url, server="sglang").check([prompt(1, 2)], 6)
 
 
 def test_one_replica_of_several_with_another_model_is_seen(double: Double) -> None:

@@ -185,7 +185,7 @@ def test_a_function_that_fails_only_on_a_batch_is_told(judge: Judge, caplog: pyt
         ("too_few", "1 rewards for 2"),
         ("not_a_number", r"nan.*row 1"),
         ("a_text", r"'1.0'.*row 0"),
-        ("one_for_all", "0.5, expected a list"),
+        ("one_for_all", "1 rewards for 2"),
         ("no_score", "None, expected a finite number"),
     ],
 )
