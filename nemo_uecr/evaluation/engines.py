@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -309,6 +309,10 @@ class VllmEngine:
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
         """One generation a request, in order; vLLM batches them as it likes."""
         return generate_with(self._engine, requests, decoding, self._end_ids, lora=self._lora)
+
+
+#: By the name that the settings give.
+ENGINES: dict[str, Callable[..., Engine]] = {"transformers": TransformersEngine, "vllm": VllmEngine}
 
 
 def generate_with(

@@ -99,8 +99,8 @@ def evaluate(
         if wanted:
             # Prompts of similar length together: one long prompt pads all the others of its batch.
             wanted.sort(key=lambda each: len(each.request.prompt_ids))
-            longest = max(len(each.request.prompt_ids) for each in wanted)
-            engine = build_engine(model, settings, tokens, longest)
+            length = len(wanted[-1].request.prompt_ids) + settings.decoding.max_tokens
+            engine = engines.ENGINES[settings.engine](model, tokens, dtype=settings.dtype, max_length=length)
             if not there:  # only now, so that a model that cannot be loaded leaves no settings behind
                 replace_file(folder / SETTINGS, json.dumps(record, indent=1).encode())
             _generate(wanted, engine, settings, tokens, path)
@@ -113,19 +113,6 @@ def check_settings(settings: Settings) -> None:
         raise DataError(f"greedy decoding gives {settings.samples} equal samples; use --samples 1 or a temperature > 0")
 
 
-def build_engine(model: str, settings: Settings, tokens: engines.Tokens, longest_prompt: int) -> engines.Engine:
-    """The engine that the settings name."""
-    length = longest_prompt + settings.decoding.max_tokens
-    if settings.engine == "vllm":
-        return engines.VllmEngine(model, tokens, dtype=settings.dtype, max_length=length)
-    return engines.TransformersEngine(model, tokens, dtype=settings.dtype, max_length=length)
-
-
-def sample_seed(seed: int, key: Key) -> int:
-    """A sample's own seed: a function of what it is, not of what ran before it."""
-    return derive(seed, *key)
-
-
 def wanted_samples(
     benchmarks: Mapping[str, Sequence[tuple[Problem, tuple[int, ...]]]], *, samples: int, seed: int
 ) -> list[Wanted]:
@@ -135,7 +122,7 @@ def wanted_samples(
         for problem, prompt in problems:
             for number in range(samples):
                 key = (name, problem.id, number)
-                found.append(Wanted(key, problem, engines.Request(prompt, sample_seed(seed, key))))
+                found.append(Wanted(key, problem, engines.Request(prompt, derive(seed, *key))))
     return found
 
 

@@ -101,43 +101,31 @@ def check_complete(folder: Path, record: Mapping[str, Any], rewards: Rewards) ->
         )
 
 
-def summarise(samples: Sequence[Sample], *, step: int, seconds: float) -> dict[str, Any]:
-    """A line of ``evaluation.jsonl``: avg@k and pass@k of every benchmark, and their equal-weight average.
-
-    Args:
-        samples: all of one evaluation; the same number for each problem.
-        step: training step, 0 before training.
-        seconds: how long the evaluation took.
-    """
+def summarise(samples: Sequence[Sample]) -> dict[str, Any]:
+    """avg@k and pass@k of every benchmark, and their equal-weight average; every problem has the same k samples."""
     rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
     k = len(next(iter(rewards.values()))[0])
-    sets = {name: _scored(rows) | {"pass": pass_at_k(rows, k)} for name, rows in rewards.items()}
-    return {"step": step, "samples": k, "sets": sets, "average": vars(score_interval(rewards)), "seconds": seconds}
+    sets = {
+        name: vars(score_interval({name: rows})) | {"problems": len(rows), "pass": pass_at_k(rows, k)}
+        for name, rows in rewards.items()
+    }
+    return {"samples": k, "sets": sets, "average": vars(score_interval(rewards))}
 
 
 def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
     """Summarise complete samples into ``result.json``; ``record`` is the content of ``settings.json``."""
-    rewards = rewards_by_benchmark(samples)
+    rewards, k = rewards_by_benchmark(samples), record["samples"]
     check_complete(folder, record, rewards)
-    rows = {name: list(each.values()) for name, each in rewards.items()}
-    k, sets = record["samples"], {}
-    for name, row in rows.items():
-        own = [sample for sample in samples if sample.benchmark == name]
+    result = {"label": record["label"], "model": record["model"]["name"]} | summarise(samples)
+    for name, entry in result["sets"].items():
+        rows, own = list(rewards[name].values()), [sample for sample in samples if sample.benchmark == name]
         counts = sorted({2**power for power in range(k.bit_length())} | {k})
-        sets[name] = _scored(row) | {
-            "pass": {str(count): pass_at_k(row, count) for count in counts},
-            "truncated": sum(sample.truncated for sample in own) / len(own),
-            "tokens": sum(sample.tokens for sample in own) / len(own),
-            "verdicts": dict(sorted(Counter(sample.verdict for sample in own).items())),
-        }
-    model, average = record["model"]["name"], vars(score_interval(rows))
-    result = {"label": record["label"], "model": model, "samples": k, "sets": sets, "average": average}
+        entry["pass"] = {str(count): pass_at_k(rows, count) for count in counts}
+        entry["truncated"] = sum(sample.truncated for sample in own) / len(own)
+        entry["tokens"] = sum(sample.tokens for sample in own) / len(own)
+        entry["verdicts"] = dict(sorted(Counter(sample.verdict for sample in own).items()))
     replace_file(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
     return result
-
-
-def _scored(rows: Sequence[Sequence[float]]) -> dict[str, Any]:
-    return vars(score_interval({"set": rows})) | {"problems": len(rows)}
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:

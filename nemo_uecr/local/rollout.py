@@ -99,4 +99,4 @@ def evaluate(
         raise error
     write_samples(folder, step, samples)
     seconds = round(time.perf_counter() - started, 3)
-    return summarise(samples, step=step, seconds=seconds)
+    return {"step": step} | summarise(samples) | {"seconds": seconds}

@@ -42,7 +42,7 @@ def training_evaluation(config: NemoConfig) -> upstream.Evaluate | None:
             samples = judged(wanted, found, tokens, pool)
         seconds = round(time.perf_counter() - started, 3)
         write_samples(folder, step, samples)
-        made = summarise(samples, step=step, seconds=seconds)
+        made = {"step": step} | summarise(samples) | {"seconds": seconds}
         append_record(folder / EVALUATIONS, made)
         log.info("step %d: avg@%d %.2f%%", step, settings.samples, 100 * made["average"]["avg"])
         truncated = sum(sample.truncated for sample in samples) / len(samples)

@@ -34,6 +34,7 @@ from nemo_uecr.data import adapter, models
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import Problem, filled, load_problems, teacher_name
 from nemo_uecr.errors import DataError, UecrError
+from nemo_uecr.evaluation.engines import check_model
 from nemo_uecr.files import check_writable, read_object
 from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.local.url_teacher import UrlTeacher
@@ -360,12 +361,9 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
         return judged(check, here, message, remedy, "warn")
     if "model_type" not in read_object(folder / "config.json"):
         raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
-    base = adapter.base_of(folder)
-    if base is not None:
-        models.read_header(folder / adapter.WEIGHTS)
+    check_model(str(folder))
+    if (base := adapter.base_of(folder)) is not None:
         return model_finding(run, role, base)
-    for file in models.weight_names(folder):
-        models.read_header(folder / file)
     models.refuse_kernels(str(folder))
     own = [file for file in CODE if (folder / file).is_file() and "auto_map" in read_object(folder / file)]
     if own and isinstance(run, NemoConfig):

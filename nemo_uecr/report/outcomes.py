@@ -22,7 +22,6 @@ SHOWN_EVALUATIONS = 9
 SHOWN_BESIDE = 2
 AVERAGE = "Average"
 HOLDS, VIOLATED, MONITORED, UNMEASURED = "holds", "violated", "monitored", "not measured"
-MARKS = {HOLDS: "✓", VIOLATED: "✗", MONITORED: "○", UNMEASURED: DASH}
 #: A change whose p-value is above has an interval with zero in it; the seed is that of the test's sign changes.
 UNCLEAR, SEED = 0.05, 42
 FIRST_RATIO = "first_ratio", "the importance ratio of a batch's first update is 1", "policy/first_ratio_error"
@@ -256,11 +255,6 @@ class Verdict(NamedTuple):
     worst: float | None  # largest residual met; None when no step has it
     step: int | None  # where
     word: str  # the verdict
-
-    @property
-    def badge(self) -> str:
-        """The verdict with its mark."""
-        return f"{MARKS[self.word]} {self.word}"
 
 
 def verdicts(run: RunFolder) -> list[Verdict]:

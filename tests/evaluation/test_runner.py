@@ -15,10 +15,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("math_verify")
 
 from nemo_uecr.data.benchmarks import load_benchmark
+from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DependencyError, RunFolderError
-from nemo_uecr.evaluation import runner
+from nemo_uecr.evaluation import engines
 from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Generation, Request, load_tokens
-from nemo_uecr.evaluation.runner import Settings, evaluate, sample_seed
+from nemo_uecr.evaluation.runner import Settings, evaluate
 from nemo_uecr.evaluation.samples import SAMPLES
 from nemo_uecr.stopping import JOB_PROGRESS
 from tests.evaluation.tiny import save_tokenizer
@@ -55,7 +56,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
                 texts = ["no idea" if request.seed % 2 else r"\boxed{5}" for request in requests]
                 return [Generation((*tokens.tokenizer(text)["input_ids"], 257), False) for text in texts]
 
-        monkeypatch.setattr(runner, "build_engine", lambda *_: Scripted())
+        monkeypatch.setitem(engines.ENGINES, "transformers", lambda *_, **__: Scripted())
         benchmarks = {name: load_benchmark(str(tmp_path / f"{name}.jsonl")) for name in SIZES}
         settings = replace(SETTINGS, **changes)  # type: ignore[arg-type]
         return evaluate("m", str(model), benchmarks, settings, tmp_path / folder), seeds
@@ -93,7 +94,7 @@ def test_a_job_hears_whether_samples_were_saved(
 def test_numbers_by_hand(run: Run) -> None:
     result, _ = run("out")
     right = {
-        name: [[sample_seed(42, (name, f"{name}{row}", n)) % 2 == 0 for n in range(4)] for row in range(size)]
+        name: [[derive(42, name, f"{name}{row}", n) % 2 == 0 for n in range(4)] for row in range(size)]
         for name, size in SIZES.items()
     }
     means = {name: sum(map(sum, rows)) / (4 * len(rows)) for name, rows in right.items()}
