@@ -35,6 +35,7 @@ def judged(reward: CallReward, *texts: str, answer: str = "", **columns: object)
         return rewards.judge(given, step=1)
 
 
+@pytest.mark.slow  # waits for a response that never ends
 def test_code_with_unit_tests(folder: Path) -> None:
     bodies = ["return x * x", "return x * 3", "while True: pass", "raise SystemExit(0)"]
     texts = [*(SQUARE.format(body=body) for body in bodies), "no code"]

@@ -14,6 +14,7 @@ from nemo_uecr.plan.shapes import Grid, Sharded
 from tests.conftest import ROOT
 from tests.plan.subjects import ALONE, tiny_shape
 
+pytestmark = pytest.mark.slow  # half a minute of imports and builds
 CASES: list[dict[str, Any]] = [
     {"tensor": 1, "pipeline": 1, "data": 2, "tied": True, "optimizer": True},
     {"tensor": 1, "pipeline": 1, "data": 1, "tied": False, "optimizer": False},
