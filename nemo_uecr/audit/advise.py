@@ -5,7 +5,7 @@ Shape legend: B = responses, K = problems, T = tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.output import Array
 from nemo_uecr.audit.signal import conflicts
 from nemo_uecr.audit.sources import saved_texts
+from nemo_uecr.audit.store import numbered
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.groups import Groups
@@ -44,7 +45,7 @@ RECORDED = ("response/truncated_share", "teacher/top1_agreement", "teacher/top20
 def facts_of_survey(config: Config, found: Survey, *, noise_stated: bool) -> Facts:
     """Facts from responses that were drawn for advice."""
     batch = found.batch
-    problem_B = _numbered([prompt.problem.id for prompt in batch.sequences.prompts])
+    problem_B = numbered([prompt.problem.id for prompt in batch.sequences.prompts])
     teacher_B = cut = None
     if found.teacher is not None:
         own, outcomes = found.teacher
@@ -74,7 +75,7 @@ def facts_of_run(folder: Path) -> Facts:
     correct_B = torch.tensor([text["verdict"] == "correct" for text in texts])
     batch = scored_batch(load_batch(first.tensors), first.tensors)
     stated = run.origins.get("method.scoring_noise") != "default"
-    problem_B = _numbered([text["problem"] for text in texts])
+    problem_B = numbered([text["problem"] for text in texts])
     return _facts(written_config(folder / "config.yaml"), batch, correct_B, problem_B, None, known, {}, stated)
 
 
@@ -134,9 +135,3 @@ def _facts(
         columns=columns,
         config=config,
     )
-
-
-def _numbered(names: Sequence[str]) -> Array:
-    """[B] number of each name, by first appearance."""
-    first = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return np.asarray([first[name] for name in names])

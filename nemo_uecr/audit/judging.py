@@ -27,8 +27,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_uecr.audit.groups import group_table
-from nemo_uecr.audit.sources import read_rows
 from nemo_uecr.audit.store import Array, Scores
+from nemo_uecr.data.problems import checked_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import replace_file
 
@@ -62,7 +62,7 @@ Verdict = TypeVar("Verdict", Preference, Labels)
 def _verdicts(verdicts: Path, key: Path, kind: type[Verdict]) -> Iterator[tuple[str, Verdict, Row]]:
     """Place, verdict and key of each line of a judge's file; the judge may leave out some of what the key names."""
     known = {next(iter(row.values())): row for row in map(json.loads, key.read_text(encoding="utf-8").splitlines())}
-    for place, row in read_rows(verdicts, kind):
+    for place, row in checked_lines(verdicts, kind):
         if row.name not in known:
             raise DataError(f"{place}: {row.name!r} is not in {key} or was judged above; expected one verdict each")
         yield place, row, known.pop(row.name)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config, TeacherConfig
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.data.models import fitting_prompts
+from nemo_uecr.data.problems import checked_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import ChatSettings, Tokens
 from nemo_uecr.evaluation.runner import SETTINGS
@@ -28,7 +29,6 @@ from nemo_uecr.verifier.pool import check_response
 #: Token ids of a prompt, given a tokenizer.
 Encode = Callable[[Any], Sequence[int]]
 Take = Literal["evaluations", "batches"]
-Line = TypeVar("Line", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def jsonl_source(path: Path, *, step: int | None) -> Source:
     """
     counts: Counter[Any] = Counter()
     rollouts = []
-    for place, row in read_rows(path, _Row):
+    for place, row in checked_lines(path, _Row):
         checkpoint = step if row.checkpoint is None else row.checkpoint
         if checkpoint is None:
             raise DataError(
@@ -228,21 +228,6 @@ def jsonl_source(path: Path, *, step: int | None) -> Source:
             own["reward"] = check_response(row.response, row.answer).reward
         rollouts.append(_rollout(checkpoint, row.encode, part=row.group, **own))
     return Source(rollouts, None, None, [path])
-
-
-def read_rows(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
-    """Place and content of each line of a JSONL file that a person or another program wrote."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; expected JSONL")
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield f"{path}:{number}", kind.model_validate_json(line)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"]))
-            raise DataError(f"{path}:{number}: {field}{': ' * bool(field)}{first['msg']}") from error
 
 
 # Any of them, as the command line names it

@@ -170,9 +170,9 @@ def read_scores(folder: Path) -> Scores:
         ids=tuple(column["id"]),
         checkpoint_B=np.asarray(column["checkpoint"]),
         problems=problems,
-        problem_B=_numbered(problems),
+        problem_B=numbered(problems),
         sample_B=np.asarray(column["sample"]),
-        group_B=_numbered(column["group"]),
+        group_B=numbered(column["group"]),
         reward_B=np.asarray(column["reward"], dtype=np.float64),  # None becomes NaN
         scored_B=np.asarray(column["scored_tokens"]),
         truncated_B=np.asarray(column["truncated"]),
@@ -182,7 +182,7 @@ def read_scores(folder: Path) -> Scores:
     return Scores(folder, plan, responses)
 
 
-def _numbered(names: Sequence[str]) -> Array:
+def numbered(names: Sequence[str]) -> Array:
     """[len] int, equal names equal numbers, in the order of first appearance."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.asarray([numbers[name] for name in names])

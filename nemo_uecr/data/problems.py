@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from nemo_uecr.errors import DataError, first_line
 
@@ -29,6 +31,7 @@ CARRIED = ("topic", "subject")
 PARQUET_ROWS = 1024
 
 Row = dict[str, object]
+Line = TypeVar("Line")
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,20 @@ def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield number, line
+
+
+def checked_lines(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
+    """Place and content of each line of a JSONL file, as pydantic reads it."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; expected JSONL")
+    adapter = TypeAdapter(kind)
+    for number, line in raw_lines(path):
+        try:
+            yield f"{path}:{number}", adapter.validate_json(line)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"]))
+            raise DataError(f"{path}:{number}: {field}{': ' * bool(field)}{first['msg']}") from error
 
 
 def parse_row(line: bytes, where: str) -> Row:

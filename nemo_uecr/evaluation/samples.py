@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data.benchmarks import BENCHMARKS
-from nemo_uecr.data.problems import raw_lines
+from nemo_uecr.data.problems import checked_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import pass_at_k, score_interval
@@ -51,18 +51,8 @@ class Sample:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Every sample of a file.
-
-    Raises:
-        DataError: naming the line that is no sample.
-    """
-    samples = []
-    for number, line in raw_lines(path):
-        try:
-            samples.append(Sample(**json.loads(line)))
-        except (ValueError, TypeError) as error:
-            raise DataError(f"{path}:{number}: not a sample ({error}); the file is truncated or corrupt") from error
-    return samples
+    """Every sample of a file; DataError names the line that is no sample."""
+    return [sample for _, sample in checked_lines(path, Sample)]
 
 
 def drop_torn_line(path: Path) -> None:

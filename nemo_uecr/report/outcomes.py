@@ -54,7 +54,7 @@ def lift_of(before: tuple[RunFolder, Record], after: tuple[RunFolder, Record]) -
     files = [run.path / "evaluations" / f"step-{record['step']:06d}.jsonl" for run, record in (before, after)]
     try:
         return compare(*files, seed=SEED)["average"]
-    except (DataError, FileNotFoundError):
+    except DataError:
         return None
 
 
