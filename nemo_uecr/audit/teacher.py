@@ -108,20 +108,17 @@ def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, Reference]
 
     ids: list[list[int]] = scores.column("prompt_ids")
     chosen: list[tuple[list[int], list[int]]] = []
-    logp, entropy, student, kept = [], [], [], []
+    scored, kept = [], []
     for step in scores.responses.checkpoints:
         tokens = scores.tokens(STUDENT, step)
         for place, row in enumerate(tokens.rows[: None if limit is None else limit - len(chosen)].tolist()):
             span = tokens.span(place)
             chosen.append((ids[row], tokens.token_ids[span].tolist()))
-            logp.append(tokens.teacher_logp[span])
-            entropy.append(tokens.teacher_entropy[span])
-            student.append(tokens.anchor_logp[span])
+            nats = (tokens.teacher_logp, tokens.teacher_entropy, tokens.anchor_logp)
+            scored.append(torch.stack([each[span] for each in nats]))
             kept.append(row)
-    response_N = np.repeat(np.arange(len(kept)), [len(each) for each in student])
-    group_B = scores.responses.group_B[kept]
-    reference = Reference(torch.cat(logp), torch.cat(entropy), torch.cat(student), response_N, group_B)
-    return sequences_of(chosen), reference
+    response_N = np.repeat(np.arange(len(kept)), [each.shape[1] for each in scored])
+    return sequences_of(chosen), Reference(*torch.cat(scored, dim=1), response_N, scores.responses.group_B[kept])
 
 
 def compared(reference: Reference, found: EngineScores, engine: str) -> Numbers:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from cyclopts import Parameter, validators
 
-from nemo_uecr.cli.common import AtLeastOne, Seed, family, method_settings, say
+from nemo_uecr.cli.common import AtLeastOne, Seed, Words, family, method_settings, say
 from nemo_uecr.errors import DataError, require_extra
 
 if TYPE_CHECKING:
@@ -27,14 +27,7 @@ Out = Annotated[
 Replicates = Annotated[AtLeastOne, Parameter(help="Bootstrap replicates.")]
 BootstrapSeed = Annotated[Seed, Parameter(help="Seed of the bootstrap.")]
 RunOfSettings = Annotated[
-    Path | None, Parameter(name="--run", help="Run folder; its config.yaml has the method's settings.")
-]
-Words = Annotated[
-    tuple[str, ...],
-    Parameter(
-        name="--set",
-        help="The method's settings as `key=value`: alpha, rho, tau_delta, tau_entropy; they override those of --run.",
-    ),
+    Path | None, Parameter(name="--run", help="Run folder; its config.yaml has the settings that --set leaves out.")
 ]
 Engine = Literal[
     "transformers", "transformers-bf16", "transformers-int8", "transformers-nf4", "megatron", "vllm", "vllm-bf16",

@@ -38,6 +38,10 @@ def _numbers(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
 ConfigFile = Annotated[str, Parameter(help="YAML configuration file.")]
 Override = Annotated[str, Parameter(help="`key=value` changes one value, for example train.steps=10.")]
 Json = Annotated[Path | None, Parameter(name="--json", help="Also write the result to this JSON file.")]
+Words = Annotated[
+    tuple[str, ...],
+    Parameter(name="--set", help="The method's settings as `key=value`: alpha=1 rho=.5 std=sample parameters.NAME=2."),
+]
 Numbers = Annotated[tuple[int, ...], Parameter(converter=_numbers, n_tokens=1, consume_multiple=False)]
 AtLeastOne = types.PositiveInt
 Seed = types.NonNegativeInt

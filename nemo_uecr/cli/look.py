@@ -51,6 +51,7 @@ def plan(
         length_sigma: Standard deviation of ln(response length) before truncation; 0: all have the mean.
         fit: Of a local run: find the keys with which it fits one GPU of so many GB, those that change no number first.
     """
+    from nemo_uecr.audit.output import text_table
     from nemo_uecr.config.load import load
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.plan.local import local_plan
@@ -81,7 +82,9 @@ def plan(
         made = local_plan(loaded, limits, lengths, sizes=sizes)
     say(plan_text(made).rstrip("\n"))
     if others:
-        say("", side_by_side(others).rstrip("\n"))
+        plans = {name: other for name, other in others.items() if not isinstance(other, str)}
+        refused = [f"{name}: cannot run: {other}" for name, other in others.items() if isinstance(other, str)]
+        say("", "teacher placements side by side", *refused, text_table(*side_by_side(plans)))
     columns = {name: {"refused": other} if isinstance(other, str) else as_json(other) for name, other in others.items()}
     write_json(json, {"format": "nemo_uecr.plan/1", **as_json(made), "what_fits": advice, "placements": columns})
     if made.faults:

@@ -11,14 +11,10 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter, types
 
-from nemo_uecr.cli.common import AtLeastOne, method_settings, refuse_input, say
+from nemo_uecr.cli.common import AtLeastOne, Words, method_settings, refuse_input, say
 from nemo_uecr.errors import CheckpointError, ConfigError, DataError, RunFolderError, require_extra
 
 GIGABYTE = 10**9
-Words = Annotated[
-    tuple[str, ...],
-    Parameter(name="--set", help="The method's settings as `key=value`: alpha=1 rho=.5 std=sample parameters.NAME=2."),
-]
 
 
 def report(

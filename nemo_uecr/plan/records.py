@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -189,28 +188,17 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def side_by_side(columns: Mapping[str, Plan | str]) -> str:
-    """Several plans in columns; a text in place of a plan says why there is none."""
-    from rich.console import Console
-    from rich.table import Table
-
-    plans = {name: plan for name, plan in columns.items() if isinstance(plan, Plan)}
-    lines = [f"{name}: cannot run: {plan}" for name, plan in columns.items() if not isinstance(plan, Plan)]
-    if plans:
-        table = Table("", *plans, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for name in dict.fromkeys(phase.name for plan in plans.values() for phase in plan.phases):
-            phases = [next((phase for phase in plan.phases if phase.name == name), None) for plan in plans.values()]
-            table.add_row(
-                name, *(f"{one.seconds:,.1f} s, {_size(one.size)} on {one.where}" if one else "-" for one in phases)
-            )
-        table.add_row("whole step", *(f"{plan.seconds:,.1f} s" for plan in plans.values()))
-        table.add_row("host memory a node", *(_size(plan.host_bytes) for plan in plans.values()))
-        fits = (f"no, {len(plan.faults)} fault(s)" if plan.faults else "yes" for plan in plans.values())
-        table.add_row("fits", *fits)
-        text = io.StringIO()
-        Console(file=text, width=200).print(table)
-        lines += (line.rstrip() for line in text.getvalue().splitlines())
-    return "\n".join(["teacher placements side by side", *_indented(lines)]) + "\n"
+def side_by_side(plans: Mapping[str, Plan]) -> tuple[list[str], list[list[str]]]:
+    """Several plans as the head and the rows of a table."""
+    rows = []
+    for name in dict.fromkeys(phase.name for plan in plans.values() for phase in plan.phases):
+        phases = [next((phase for phase in plan.phases if phase.name == name), None) for plan in plans.values()]
+        words = (f"{one.seconds:,.1f} s, {_size(one.size)} on {one.where}" if one else "-" for one in phases)
+        rows.append([name, *words])
+    rows.append(["whole step", *(f"{plan.seconds:,.1f} s" for plan in plans.values())])
+    rows.append(["host memory a node", *(_size(plan.host_bytes) for plan in plans.values())])
+    rows.append(["fits", *(f"no, {len(plan.faults)} fault(s)" if plan.faults else "yes" for plan in plans.values())])
+    return ["", *plans], rows
 
 
 def _items(items: Iterable[Item]) -> list[str]:

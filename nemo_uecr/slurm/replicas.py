@@ -107,16 +107,15 @@ def outcome_of(future: Any, name: str) -> tuple[str, str]:
 def largest_difference(folders: Sequence[Path]) -> float:
     """Largest relative difference of a computed metric between the first run and any other one."""
     first, *others = [
-        [
-            {name: float(value) for name, value in record.items() if not name.startswith(MEASURED)}
-            for record in read_records(folder / STEPS)[0]
-        ]
+        {
+            (step, name): float(value)
+            for step, record in enumerate(read_records(folder / STEPS)[0])
+            for name, value in record.items()
+            if not name.startswith(MEASURED)
+        }
         for folder in folders
     ]
-    worst = 0.0
-    for other in others:
-        if [record.keys() for record in first] != [record.keys() for record in other]:
-            return float("inf")
-        for mine, theirs in zip(first, other, strict=True):
-            worst = max(worst, *(abs(mine[name] - theirs[name]) / max(1.0, abs(mine[name])) for name in mine))
-    return worst
+    if any(other.keys() != first.keys() for other in others):
+        return float("inf")
+    gaps = (abs(own - other[key]) / max(1.0, abs(own)) for other in others for key, own in first.items())
+    return max(gaps, default=0.0)
