@@ -118,7 +118,8 @@ def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, Reference]
             scored.append(torch.stack([each[span] for each in nats]))
             kept.append(row)
     response_N = np.repeat(np.arange(len(kept)), [each.shape[1] for each in scored])
-    return sequences_of(chosen), Reference(*torch.cat(scored, dim=1), response_N, scores.responses.group_B[kept])
+    logp, entropy, student = torch.cat(scored, dim=1)
+    return sequences_of(chosen), Reference(logp, entropy, student, response_N, scores.responses.group_B[kept])
 
 
 def compared(reference: Reference, found: EngineScores, engine: str) -> Numbers:

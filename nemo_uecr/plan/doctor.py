@@ -350,18 +350,16 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
     folder, check = Path(name).expanduser(), f"{role} model"
     if name.startswith("demo:"):
         return ok(check, f"{name} is made on first use")
+    check_model(str(folder))
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache
 
-        if not models.has_hub_form(name):
-            raise DataError(f"no folder {name}; give {role}.model_name a folder or a hub name")
         here = isinstance(try_to_load_from_cache(name, "config.json"), str)
         message = f"{name} is {'' if here else 'not '}in the hub's cache of this machine"
         remedy = f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder"
         return judged(check, here, message, remedy, "warn")
     if "model_type" not in read_object(folder / "config.json"):
         raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
-    check_model(str(folder))
     if (base := adapter.base_of(folder)) is not None:
         return model_finding(run, role, base)
     models.refuse_kernels(str(folder))

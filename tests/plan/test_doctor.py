@@ -143,7 +143,7 @@ def test_damaged_model_folders_and_names_that_are_not_here(tmp_path: Path) -> No
     shards[1].unlink()
     assert f"{shards[1].name}: missing shard" in model(folder)[1]
     (folder / "config.json").unlink()
-    assert "config.json: cannot be read" in model(folder)[1]
+    assert "has no config.json" in model(folder)[1]
     assert model(tmp_path / "absent")[0] == "fail"
     found = model("nobody/has-this-model")
     assert (found[0], "hf download nobody/has-this-model" in found[1]) == ("warn", True)
