@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from nemo_uecr.core.agreement import Places
 from nemo_uecr.data.models import check_sampled
 from nemo_uecr.local.sequences import MicroBatch, Prompt, Sequences
 from nemo_uecr.scoring.dense import score_logits, token_logp
@@ -29,12 +30,16 @@ CHUNK_BYTES = 134_217_728
 
 @dataclass(frozen=True)
 class Scores:
-    """[B, T] scores, NaN where no token was sampled so that a careless reader is caught; nats, float32, on the CPU."""
+    """[B, T] scores, NaN where no token was sampled so that a careless reader is caught; nats, float32, on the CPU.
+
+    ``top_NK`` are the K most likely ids at the N compared tokens of `Places`, -1 where the model scored none.
+    """
 
     logp: tuple[Tensor, ...]
     entropy_BT: Tensor | None
     rank_BT: Tensor | None = None
     dropped_BT: Tensor | None = None
+    top_NK: Tensor | None = None
 
 
 class Teacher(Protocol):
@@ -52,8 +57,11 @@ class Teacher(Protocol):
     def check(self, views: Sequence[Prompt], response: int) -> None:
         """Refuse, at start, views of training prompts that it cannot read with so many response tokens behind them."""
 
-    def score(self, read: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
-        """Log-probability at temperature 1 of every response token of these rows, and the entropy where asked for."""
+    def score(self, read: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool, places: Places | None) -> Scores:
+        """Log-probability at temperature 1 of every response token of these rows, and the entropy where asked for.
+
+        What has `members` also gives its most likely ids at ``places``.
+        """
 
     def terms(self, step: int) -> dict[str, str]:
         """What stands behind its scores of a step, for the record."""
@@ -68,6 +76,7 @@ def score(
     temperatures: tuple[float, ...],
     entropy: bool,
     rank: bool = False,
+    places: Places | None = None,
 ) -> Scores:
     """Log-probability of every response token at each temperature, and the entropy at temperature 1, in one forward.
 
@@ -78,6 +87,7 @@ def score(
         temperatures: K temperatures.
         entropy: whether to return the full-vocabulary entropy.
         rank: whether to return the token's rank among the logits, 1 the largest.
+        places: tokens whose most likely ids to return, and among which columns.
 
     Returns:
         The scores; a token whose logits are not finite stays NaN. Of a teacher that is cut to its student's output
@@ -95,6 +105,7 @@ def score(
     entropy_BT = torch.full(shape, torch.nan) if entropy else None
     rank_BT = torch.zeros(shape, dtype=torch.int32) if rank else None
     dropped_BT = torch.full(shape, torch.nan) if dropped else None
+    top_NK = None if places is None else places.no_ids()
     scorer = partial(
         score_logits,
         temperatures=temperatures, entropy=entropy, dropped=dropped, valid_vocab=model.shared,
@@ -115,7 +126,11 @@ def score(
                 rank_BT[place] = 1 + above_N.cpu()
             if dropped_BT is not None and found.dropped is not None:
                 dropped_BT[place] = found.dropped.cpu()
-    return Scores(logp, entropy_BT, rank_BT, dropped_BT)
+            if places is not None and top_NK is not None:
+                number_n = places.number_BT[place]
+                own_n = (number_n >= 0).nonzero().squeeze(1)
+                top_NK[number_n[own_n]] = places.top_ids(logits_NV[own_n.to(logits_NV.device)]).cpu()
+    return Scores(logp, entropy_BT, rank_BT, dropped_BT, top_NK)
 
 
 def _finite_scores(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import DataConfig
+from nemo_uecr.core.agreement import Places
 from nemo_uecr.data.models import fitting_prompts
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
@@ -122,7 +123,8 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Reading:
-    """The teachers' side of a step: which of them scores each row, and what it reads there."""
+    """The teachers' side of a step: which of them scores each row, what it reads, where the student is compared."""
 
     names: Sequence[str]
     sequences: Sequences
+    places: Places | None

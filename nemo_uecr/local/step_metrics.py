@@ -15,7 +15,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.records import Advantages, Settings
 from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
-from nemo_uecr.telemetry.metrics import described, method_metrics, ratio_metrics, teacher_metrics
+from nemo_uecr.telemetry.metrics import agreement_metrics, described, method_metrics, ratio_metrics, teacher_metrics
 from nemo_uecr.verifier.rewards import component_metrics
 
 
@@ -80,6 +80,7 @@ def step_metrics(
     }
     if config.teachers and batch.reading is not None:
         metrics |= teacher_metrics(scored, advantages, batch.reading.names)
+    metrics |= _agreement(batch, advantages, several=bool(config.teachers))
     if batch.teacher is not None and batch.teacher.dropped_BT is not None:  # NaN of teachers that were not cut
         dropped_N = batch.teacher.dropped_BT[advantages.trained(scored.mask_BT)]
         metrics |= described({"teacher/dropped_mass": dropped_N[dropped_N.isfinite()]})
@@ -89,3 +90,13 @@ def step_metrics(
         metrics["memory/peak_gpu_mb"] = torch.cuda.max_memory_allocated() / 1024**2
         torch.cuda.reset_peak_memory_stats()
     return metrics
+
+
+def _agreement(batch: StepBatch, advantages: Advantages, *, several: bool) -> dict[str, float]:
+    student_NK, teacher_NK = batch.student.top_NK, None if batch.teacher is None else batch.teacher.top_NK
+    if student_NK is None or teacher_NK is None or batch.reading is None or batch.reading.places is None:
+        return {}
+    row_N, column_N = batch.reading.places.at_BT.nonzero(as_tuple=True)
+    kept_N = advantages.trained(batch.scored.mask_BT)[row_N, column_N]
+    names = [batch.reading.names[row] for row in row_N[kept_N].tolist()]
+    return agreement_metrics(student_NK[kept_N], teacher_NK[kept_N], names if several else [])

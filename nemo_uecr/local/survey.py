@@ -72,7 +72,7 @@ def survey(config: Config, *, problems: int, groups: int, locate: Locate) -> Sur
         reading = teacher = own = None
         columns = {"student": models.student.vocabulary}
         if models.teachers is not None:
-            reading = models.teachers.reading(sequences)
+            reading = models.teachers.reading(sequences, None)
             entropy = all(getattr(each, "entropy", "") != "none" for each in config.active_teachers.values())
             teacher = models.teachers.score(reading, rows, placement, entropy=entropy)
             fewer = [known[index] for index in order for _ in range(rollout.responses_per_prompt // 2)]
@@ -104,7 +104,7 @@ def _of_teachers(
     config: Config, teachers: Teachers, prompts: Sequence[Prompt], placement: Placement
 ) -> Sequences | None:
     """Each problem's teacher answers what it reads in its place; None where one is a server's."""
-    reading = teachers.reading(Sequences(prompts, ()))
+    reading = teachers.reading(Sequences(prompts, ()), None)
     responses: dict[int, Response] = {}
     for name in dict.fromkeys(reading.names):
         teacher = teachers.by_name[name]

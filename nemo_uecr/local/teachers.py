@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import Config, DataConfig, RoutingConfig, TeacherConfig, UrlTeacherConfig
+from nemo_uecr.core.agreement import Places
 from nemo_uecr.data.models import check_same_tokenizer, prompt_ids
 from nemo_uecr.data.problems import check_routing, filled, teacher_name
 from nemo_uecr.evaluation.engines import load_tokens
@@ -46,9 +47,9 @@ class ModelTeacher(Teacher):
         """Refuse sequences longer than its context."""
         check_context(views, self.model, "rollout.max_response_tokens", response)
 
-    def score(self, read: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
+    def score(self, read: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool, places: Places | None) -> Scores:
         """Its own forward."""
-        return score(self.model, read, micro_rows, temperatures=(1.0,), entropy=entropy)
+        return score(self.model, read, micro_rows, temperatures=(1.0,), entropy=entropy, places=places)
 
     def terms(self, step: int) -> dict[str, str]:
         """Its name."""
@@ -85,11 +86,17 @@ class Teachers:
     by_name: Mapping[str, Teacher]
     routing: RoutingConfig | None
 
-    def reading(self, sequences: Sequences) -> Reading:
+    def places(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Places | None:
+        """Where the student is compared with them; None where every teacher is behind a URL."""
+        models = [model for teacher in self.by_name.values() for model in teacher.members.values()]
+        columns = min(model.vocabulary for model in (student, *models))
+        return Places.of(mask_BT, columns=columns, seed=seed) if models else None
+
+    def reading(self, sequences: Sequences, places: Places | None) -> Reading:
         """What the teachers read in place of these prompts, each behind its own problem's."""
         names = [teacher_name(prompt.problem, self.routing, self.by_name) for prompt in sequences.prompts]
         views = [self.by_name[name].view(prompt) for name, prompt in zip(names, sequences.prompts, strict=True)]
-        return Reading(names, Sequences(views, sequences.responses))
+        return Reading(names, Sequences(views, sequences.responses), places)
 
     def keep_probes(self, folder: Path) -> None:
         """Write what a run's servers were when it began into its folder, where a resumed run finds it."""
@@ -100,7 +107,7 @@ class Teachers:
     def check(self, prompts: Sequence[Prompt], response: int) -> None:
         """Refuse, at start, a problem without a teacher, and what its teacher cannot read."""
         check_routing([prompt.problem for prompt in prompts], self.routing, self.by_name)
-        reading = self.reading(Sequences(prompts, ()))
+        reading = self.reading(Sequences(prompts, ()), None)
         for teacher, mine_B in self._turns(reading.names):
             views = [view for view, mine in zip(reading.sequences.prompts, mine_B.tolist(), strict=True) if mine]
             teacher.check(views, response)
@@ -108,15 +115,18 @@ class Teachers:
     def score(self, reading: Reading, micro_rows: Sequence[Tensor], placement: Placement, *, entropy: bool) -> Scores:
         """Scores of every row by its own teacher; the teachers take turns on the device, each loads once."""
         whole: dict[str, Tensor] = {}
+        top_NK = None if reading.places is None else reading.places.no_ids()
         for teacher, mine_B in self._turns(reading.names):
             if teacher.members:
                 placement.need(*teacher.members)
             rows = [own for rows in micro_rows if len(own := rows[mine_B[rows]])]
-            found = teacher.score(reading.sequences, rows, entropy=entropy)
+            found = teacher.score(reading.sequences, rows, entropy=entropy, places=reading.places)
             for name, own_BT in (("logp", found.logp[0]), ("H", found.entropy_BT), ("dropped", found.dropped_BT)):
                 if own_BT is not None:
                     whole.setdefault(name, torch.full(own_BT.shape, torch.nan))[mine_B] = own_BT[mine_B]
-        return Scores((whole["logp"],), whole.get("H"), dropped_BT=whole.get("dropped"))
+            if top_NK is not None and found.top_NK is not None:  # -1 at the others' tokens
+                top_NK = top_NK.maximum(found.top_NK)
+        return Scores((whole["logp"],), whole.get("H"), dropped_BT=whole.get("dropped"), top_NK=top_NK)
 
     def terms(self, step: int) -> dict[str, dict[str, str]]:
         """What stands behind each teacher's scores of a step."""

@@ -170,16 +170,18 @@ class Trainer:
             minibatch=config.train.minibatch_responses, microbatch=config.train.microbatch_responses
         )
         rows = [rows for minibatch in micro_rows for rows in minibatch]
-        reading = teacher = reference = unscored = None
+        reading = teacher = reference = unscored = places = None
+        if models.teachers is not None:
+            seed = derive(config.run.seed, "agreement", step)
+            places = models.teachers.places(sequences.mask_BT, models.student, seed=seed)
+            reading = models.teachers.reading(sequences, places)
         with watch.phase("score_student"):  # both temperatures from one forward
             self.placement.need("student")
-            student = score(
-                models.student, sequences, rows, temperatures=(config.rollout.temperature, 1.0), entropy=True
-            )
-        if models.teachers is not None:
+            both = (config.rollout.temperature, 1.0)
+            student = score(models.student, sequences, rows, temperatures=both, entropy=True, places=places)
+        if models.teachers is not None and reading is not None:
             with watch.phase("score_teacher"):
                 wants_entropy = "teacher_entropy" in self.method.scores
-                reading = models.teachers.reading(sequences)
                 try:
                     teacher = models.teachers.score(reading, rows, self.placement, entropy=wants_entropy)
                 except ScoreError as error:  # a server's; what was drawn is kept first

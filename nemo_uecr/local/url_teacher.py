@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import UrlTeacherConfig
+from nemo_uecr.core.agreement import Places
 from nemo_uecr.errors import ScoreError, first_line
 from nemo_uecr.local.scores import Scores, Teacher
 from nemo_uecr.local.sequences import Prompt, Sequences
@@ -135,8 +136,12 @@ class UrlTeacher(Teacher):
             raise self._error(f"is not served there; expected as model_name one of: {', '.join(models)}")
         return models[self.asked.model_name]
 
-    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> Scores:
+    def score(
+        self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool, places: Places | None
+    ) -> Scores:
         """Log-probability at temperature 1 of every response token of these rows, and the entropy with the plugin.
+
+        Never the most likely ids: it knows them at the bracketed tokens alone, which come first in a response.
 
         Raises:
             ScoreError: If the server gives none, or is not the one that the run began with.

@@ -50,6 +50,8 @@ BY_TEACHER = (
     ("gap_mean", "gap"),
     ("gap_std", "its std"),
     ("entropy_mean", "entropy"),
+    ("top1_agreement", "top-1 agreement"),
+    ("top20_overlap", "overlap of the top 20"),
     ("reward_range_mean", "range of R^T in a group"),
 )
 TEACHER = re.compile("teacher/[^/]+/gap_mean$")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from nemo_uecr.core.agreement import agreement
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
 from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, identity_name
@@ -77,6 +78,23 @@ def teacher_metrics(batch: ScoredBatch, advantages: Advantages, names: Sequence[
         own = described({key.replace("/", "/NAME/"): value for key, value in of_teacher.items()})
         own["teacher/NAME/response_share"] = _share(mine_B)
         metrics |= {key.replace("/NAME/", f"/{name}/"): value for key, value in own.items()}
+    return metrics
+
+
+def agreement_metrics(student_NK: Tensor, teacher_NK: Tensor, names: Sequence[str]) -> dict[str, float]:
+    """Agreement on the next token, of all compared tokens and of those of each of several teachers.
+
+    ``names`` has each token's teacher, or nothing where there is one; -1 stands where a teacher gave no ids.
+    """
+    known_N = teacher_NK[:, 0] >= 0
+    parts_N = {"teacher": known_N}
+    parts_N |= {f"teacher/{own}": known_N & torch.tensor([name == own for name in names]) for own in sorted(set(names))}
+    metrics = {}
+    for part, chosen_N in parts_N.items():
+        if bool(chosen_N.any()):
+            top1_N, overlap_N = agreement(student_NK[chosen_N], teacher_NK[chosen_N])
+            metrics[f"{part}/top1_agreement"] = float(top1_N.mean())
+            metrics[f"{part}/top20_overlap"] = float(overlap_N.mean())
     return metrics
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemo_uecr.core.agreement import Places, agreement
 from nemo_uecr.core.groups import Groups, normalised
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.methods.baselines import schedule
@@ -296,3 +297,23 @@ def test_saf_opd_warms_up_and_anneals() -> None:
         got = METHODS["saf_opd"].compute(batch, replace(settings, step=step, state=state))
         torch.testing.assert_close(got.advantage_BT[0], UP + c * term, rtol=1e-14, atol=0)
         assert got.state == carried
+
+
+def test_agreement_on_the_next_token() -> None:
+    """Same first id and 2 of 4 in common; another order of the same ids; nothing in common."""
+    student_NK = torch.tensor([[5, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4]])
+    teacher_NK = torch.tensor([[5, 3, 7, 8], [2, 1, 4, 3], [5, 6, 7, 8]])
+    top1_N, overlap_N = agreement(student_NK, teacher_NK)
+    assert top1_N.tolist() == [1, 0, 0]
+    assert overlap_N.tolist() == [0.5, 1, 0]
+
+
+def test_the_compared_tokens_are_sampled_ones_and_a_function_of_the_seed() -> None:
+    mask_BT = torch.arange(40) < torch.arange(0, 40, 2).unsqueeze(1)  # 380 tokens
+    places = Places.of(mask_BT, columns=50, seed=3)
+    assert int(places.at_BT.sum()) == 256
+    assert not bool((places.at_BT & ~mask_BT).any())
+    assert places.number_BT[places.at_BT].tolist() == list(range(256))
+    assert torch.equal(places.number_BT, Places.of(mask_BT, columns=50, seed=3).number_BT)
+    assert not torch.equal(places.number_BT, Places.of(mask_BT, columns=50, seed=4).number_BT)
+    assert torch.equal(Places.of(mask_BT[:10], columns=50, seed=3).at_BT, mask_BT[:10])  # 90 tokens: all

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
+from nemo_uecr.core.agreement import Places, agreement
 from nemo_uecr.local import scores as scores_module
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.scores import score, training_logp
@@ -156,3 +157,30 @@ def test_low_precision_scores_are_close_and_float32() -> None:
         found = score(model, ragged(), WHOLE, temperatures=(1.0,), entropy=True)
         assert found.logp[0].dtype == torch.float32
         assert 0 < worst(found.logp[0], exact.logp[0].double(), ragged().mask_BT) < 0.5
+
+
+@pytest.mark.parametrize("chunk_bytes", [scores_module.CHUNK_BYTES, 4 * 283 * 3])
+def test_most_likely_ids_are_those_of_a_plain_forward(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    """Of both models, hence also their agreement; the scores beside them keep their bits."""
+    monkeypatch.setattr(scores_module, "CHUNK_BYTES", chunk_bytes)
+    sequences, rows, asked = ragged(), list(torch.arange(8).split(3)), {"temperatures": (1.0,), "entropy": True}
+    places = Places.of(sequences.mask_BT, columns=40, seed=0)
+    top, plain = [], []
+    for folder in (STUDENT, TEACHER):
+        model = load_model(str(folder), role="student", dtype="float32", device=CPU, master_weights=True)
+        found, without = score(model, sequences, rows, **asked, places=places), score(model, sequences, rows, **asked)
+        assert torch.equal(found.logp[0].nan_to_num(), without.logp[0].nan_to_num())
+        assert torch.equal(found.entropy_BT.nan_to_num(), without.entropy_BT.nan_to_num())
+        logits_NV = torch.cat(
+            [
+                model.module(input_ids=torch.tensor([prompt.token_ids + response.token_ids])).logits[
+                    0, len(prompt.token_ids) - 1 : -1
+                ]
+                for prompt, response in zip(sequences.prompts, sequences.responses, strict=True)
+            ]
+        )[places.at_BT[sequences.mask_BT]][:, :40]
+        assert found.top_NK.sort().values.equal(logits_NV.topk(20).indices.sort().values)
+        top.append(found.top_NK)
+        plain.append(logits_NV.argmax(1))
+    top1_N, _ = agreement(*top)
+    assert top1_N.tolist() == (plain[0] == plain[1]).double().tolist()

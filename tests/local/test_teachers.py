@@ -47,6 +47,8 @@ def test_each_problem_has_the_scores_of_its_own_teacher(tmp_path: Path) -> None:
     record = metrics(tmp_path / "two")[0]
     assert record["teacher/a/response_share"] == 0.5
     assert abs(record["teacher/b/gap_mean"]) < 1e-5 < record["teacher/a/gap_std"]
+    for kind in ("top1_agreement", "top20_overlap"):  # b is the student itself
+        assert record[f"teacher/a/{kind}"] < record[f"teacher/{kind}"] < record[f"teacher/b/{kind}"] == 1
     texts = json.loads((tmp_path / "two" / "batches" / "step-000001.json").read_text())
     assert [row["teacher"] for row in texts["responses"]] == ["a"] * 4 + ["b"] * 4
     gap_BT = (found["teacher_logp"] - found["old_logp"]).nan_to_num().abs()

@@ -237,7 +237,7 @@ def test_sglangs_documented_replies_are_parsed(double: Double) -> None:
     asked = teacher(double.url, server="sglang", entropy="none")
     asked.check([prompt(1, 2)], 6)
     responses = [Response(ids, False, "") for ids in ((3, 4), (5,))]
-    found = asked.score(Sequences([prompt(1, 2)] * 2, responses), [torch.arange(2)], entropy=False)
+    found = asked.score(Sequences([prompt(1, 2)] * 2, responses), [torch.arange(2)], entropy=False, places=None)
     uniform = -math.log(COLUMNS)
     expected_BT = torch.tensor([[uniform, uniform], [uniform, math.nan]])
     torch.testing.assert_close(found.logp[0], expected_BT, equal_nan=True)
@@ -265,7 +265,7 @@ def test_a_server_exchanged_while_it_scores_stops_the_step(double: Double) -> No
     double.change = exchanged
     responses = [Response((3, 4), False, "")] * 2
     with pytest.raises(ScoreError, match="not what the run began with"):
-        asked.score(Sequences([prompt(1, 2)] * 2, responses), [torch.arange(2)], entropy=True)
+        asked.score(Sequences([prompt(1, 2)] * 2, responses), [torch.arange(2)], entropy=True, places=None)
 
 
 def test_the_configuration_knows_a_server(tmp_path: Path) -> None:
@@ -364,13 +364,13 @@ def test_scores_agree_with_those_of_the_same_model_here(served: Served) -> None:
     url = teacher(served.url)
     url.check(asked.prompts, 400)
     for _ in range(2):  # vLLM may have cached the prompts
-        there = url.score(asked, rows, entropy=True)
+        there = url.score(asked, rows, entropy=True, places=None)
         torch.testing.assert_close(there.logp[0], here.logp[0], rtol=0, atol=AGREEMENT, equal_nan=True)
         torch.testing.assert_close(there.entropy_BT, here.entropy_BT, rtol=0, atol=AGREEMENT, equal_nan=True)
     assert here.entropy_BT is not None
     assert here.entropy_BT.nan_to_num().max() > 0.1
     assert here.entropy_BT.nan_to_num().std() > 0.1
-    half_the_rows = url.score(asked, [torch.tensor([1, 4])], entropy=False)
+    half_the_rows = url.score(asked, [torch.tensor([1, 4])], entropy=False, places=None)
     assert half_the_rows.logp[0].isfinite().sum() == 18
     assert half_the_rows.entropy_BT is None
 
