@@ -201,7 +201,7 @@ def _megatron(model: str, sequences: Sequences) -> EngineScores:
     from nemo_uecr.checkpoint.bridge import Bridge
     from nemo_uecr.checkpoint.on_cpu import megatron_on_cpu
     from nemo_uecr.checkpoint.proof import megatron_logits
-    from nemo_uecr.checkpoint.qwen3 import read_qwen3
+    from nemo_uecr.checkpoint.reading import read_qwen3
     from nemo_uecr.scoring.dense import score_logits
 
     logp, entropy, folder = [], [], Path(model)

@@ -10,16 +10,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.checkpoint.qwen3 import hf_names
 from nemo_uecr.data.models import INDEX, SINGLE
 from nemo_uecr.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.checkpoint.qwen3 import Qwen3
+    from nemo_uecr.checkpoint.reading import Qwen3
 
-
+#: The tensors of a layer in the Hugging Face model.
+LAYER = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
+    "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm",
+)  # fmt: skip
 #: Norms where Transformer Engine does not fuse them into the layer behind; the bridge names the fused ones only.
 NORMS = {
     "decoder.layers.*.input_layernorm.weight": "model.layers.*.input_layernorm.weight",
@@ -120,6 +123,13 @@ def _name_the_norms() -> None:
 
     registry.names_norms = True  # type: ignore[attr-defined]
     Qwen3Bridge.mapping_registry = registry
+
+
+def hf_names(model: Qwen3) -> list[str]:
+    """Every tensor of the Hugging Face model, in its own order."""
+    layers = [f"model.layers.{layer}.{name}.weight" for layer in range(model.layers) for name in LAYER]
+    head = [] if model.tied else ["lm_head.weight"]
+    return ["model.embed_tokens.weight", *layers, "model.norm.weight", *head]
 
 
 @contextlib.contextmanager

@@ -13,18 +13,19 @@ from typing import Any
 
 import nemo_uecr
 from nemo_uecr.checkpoint import proof
-from nemo_uecr.checkpoint.bridge import Bridge, names_alone, write_weights
+from nemo_uecr.checkpoint.bridge import Bridge, hf_names, names_alone, write_weights
 from nemo_uecr.checkpoint.on_cpu import megatron_on_cpu
 from nemo_uecr.checkpoint.proof import Agreement, Scores, Sequences
-from nemo_uecr.checkpoint.qwen3 import Qwen3, hf_names, read_qwen3
 from nemo_uecr.checkpoint.reading import (
     ASSETS,
     HUGGINGFACE,
     MEGATRON,
+    Qwen3,
     Weights,
     check_architecture,
     find_source,
     newest_iteration,
+    read_qwen3,
     read_weights,
 )
 from nemo_uecr.data.models import check_objects

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.checkpoint.qwen3 import Qwen3
-from nemo_uecr.data.models import INDEX, read_header, weight_names
-from nemo_uecr.errors import CheckpointError, first_line
+from nemo_uecr.data.models import INDEX, DecoderSizes, decoder_sizes, read_header, weight_names
+from nemo_uecr.errors import CheckpointError, DataError, first_line
 from nemo_uecr.files import read_object
 
+ARCHITECTURE = "Qwen3ForCausalLM"
 HUGGINGFACE, MEGATRON = "huggingface", "megatron"
 #: Folder beside converted Megatron weights: config.json, generation_config.json and the tokenizer.
 ASSETS = "huggingface"
@@ -227,6 +227,32 @@ def read_metadata(path: Path) -> Any:
 
 
 # Whether they are the weights of an architecture.
+
+
+@dataclass(frozen=True)
+class Qwen3(DecoderSizes):
+    """The architecture, as config.json states it."""
+
+    rope_theta: float
+    norm_eps: float
+
+
+def read_qwen3(folder: Path) -> Qwen3:
+    """The architecture of a Hugging Face folder."""
+    path = folder / "config.json"
+    values = read_object(path)
+    if values.get("architectures") != [ARCHITECTURE]:
+        raise CheckpointError(
+            f"{path}: architectures is {values.get('architectures')!r:.80}; expected [{ARCHITECTURE!r}]"
+        )
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}  # transformers 5, or 4
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise CheckpointError(f"{path}: rotary embeddings are scaled ({kind!s:.60}); expected plain ones")
+    theta, epsilon = rope.get("rope_theta", values.get("rope_theta")), values.get("rms_norm_eps")
+    if theta is None or epsilon is None:
+        raise DataError(f"{path} does not state rope_theta and rms_norm_eps; expected a whole config.json")
+    return Qwen3(**vars(decoder_sizes(values, str(path))), rope_theta=float(theta), norm_eps=float(epsilon))
 
 
 def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> None:

@@ -54,17 +54,17 @@ def report(
 
 def _verify(folder: Path) -> int:
     require_extra("local")
-    from nemo_uecr.config.methods import objective
     from nemo_uecr.local.manifest import verify_run
     from nemo_uecr.study.demo import locate
 
-    found = verify_run(folder, objective_of=objective, locate=locate)
+    found = verify_run(folder, locate=locate)
+    same, changed, unknown = (found[kind] for kind in ("same", "changed", "unknown"))
     say(
-        *(f"changed: {text}" for text in found.changed),
-        *(f"not checked: {text}" for text in found.unknown),
-        f"{folder}: {found.same} as in the run, {len(found.changed)} changed, {len(found.unknown)} not checked",
+        *(f"changed: {text}" for text in changed),
+        *(f"not checked: {text}" for text in unknown),
+        f"{folder}: {len(same)} as in the run, {len(changed)} changed, {len(unknown)} not checked",
     )
-    return 1 if found.changed else 0
+    return 1 if changed else 0
 
 
 def replay(

@@ -46,15 +46,16 @@ def train(config: ConfigFile, /, *overrides: Override, resume: bool = False) -> 
 
 def _train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Path:
     from nemo_uecr.config.load import load_as
+    from nemo_uecr.config.methods import objective
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.files import locked
     from nemo_uecr.nemo.launcher import train as launch
 
     loaded = load_as(NemoConfig, config, overrides)
-    equation = _equation(loaded)
-    logger.info(equation)
+    _note_unused(loaded)
+    logger.info(objective(loaded.config))
     with locked(Path(loaded.config.run.folder)):
-        return launch(loaded.config, resume=resume, origins=loaded.origins, objective=equation)
+        return launch(loaded.config, resume=resume, origins=loaded.origins)
 
 
 def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: StopRequest | None = None) -> Path:
@@ -66,14 +67,12 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
     from nemo_uecr.stopping import listening
 
     loaded = load_config(config, overrides)
-    equation = _equation(loaded)
+    _note_unused(loaded)
     require_extra("local")
     from nemo_uecr.local.run import train as run
     from nemo_uecr.study.demo import resolve
 
-    work = functools.partial(
-        run, loaded.config, resume=resume, origins=loaded.origins, objective=equation, locate=resolve
-    )
+    work = functools.partial(run, loaded.config, resume=resume, origins=loaded.origins, locate=resolve)
     if stop is not None:
         return work(stop=stop)
     try:
@@ -87,13 +86,12 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
         raise
 
 
-def _equation(loaded: Loaded[Any]) -> str:
-    """The objective; settings that the method does not use are logged."""
-    from nemo_uecr.config.methods import objective, unused_line
+def _note_unused(loaded: Loaded[Any]) -> None:
+    """Log the settings that the method does not use."""
+    from nemo_uecr.config.methods import unused_line
 
     if line := unused_line(loaded.config, loaded.origins):
         logger.info(line)
-    return objective(loaded.config)
 
 
 def demo(*overrides: Override, no_open: bool = False) -> None:

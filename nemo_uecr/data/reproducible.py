@@ -47,13 +47,14 @@ def installed(package: str) -> str | None:
         return None
 
 
-def statement(config: Config | NemoConfig, objective: str, versions: Mapping[str, str]) -> dict[str, Any]:
+def statement(config: Config | NemoConfig, versions: Mapping[str, str]) -> dict[str, Any]:
     """What the provenance of a run states in either back end: loss, versions, seeds and the numbers' conventions."""
     import nemo_uecr
+    from nemo_uecr.config.methods import objective
     from nemo_uecr.core.records import EPSILON, GAP_CLIP
 
     return {
-        "objective": objective,
+        "objective": objective(config),
         "versions": {"nemo_uecr": nemo_uecr.__version__, "python": platform.python_version(), **versions},
         "platform": platform.platform(),
         "seeds": {"run": config.run.seed, "evaluation": config.evaluation.seed},

@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -51,13 +50,13 @@ Finding = tuple[Literal["same", "changed", "unknown"], str]
 # --- what a run is made of
 
 
-def _statement(config: Config, objective: str, source: Mapping[str, object]) -> dict[str, Any]:
+def _statement(config: Config, source: Mapping[str, object]) -> dict[str, Any]:
     """Code, versions and conventions: what follows from the configuration and this environment."""
     drawing = {"temperature", "top_p", "top_k", "stop"}
     best = "best: highest mean of avg@k over the benchmarks; the earlier checkpoint of equal ones"
     last = "last: the checkpoint of the last step, whatever it scores"
     versions = {package: installed(package) or "not installed" for package in PACKAGES}
-    return statement(config, objective, versions) | {
+    return statement(config, versions) | {
         "arithmetic": arithmetic(),
         "decoding": {
             "rollout": config.rollout.model_dump(
@@ -163,12 +162,10 @@ def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
 # --- what it writes
 
 
-def write_run_files(
-    folder: Path, config: Config, *, objective: str, origins: Mapping[str, str], inputs: Mapping[str, str]
-) -> None:
+def write_run_files(folder: Path, config: Config, *, origins: Mapping[str, str], inputs: Mapping[str, str]) -> None:
     """The files that stand before the first step; a record that says something else than this one is kept beside it."""
     source, diff = package_source()
-    record = _statement(config, objective, source) | {
+    record = _statement(config, source) | {
         "config_sha256": hashlib.sha256(dump_config(config).encode()).hexdigest(),
         "sha256": dict(inputs),
         "command": sys.argv,
@@ -222,21 +219,12 @@ def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:
 # --- whether it is still so
 
 
-@dataclass(frozen=True)
-class Verification:
-    """The outcome: how much is as it was, what changed, and what could not be looked at."""
-
-    same: int
-    changed: tuple[str, ...]
-    unknown: tuple[str, ...]
-
-
-def verify_run(folder: Path, *, objective_of: Callable[[Config], str], locate: Locate) -> Verification:
-    """Check a run folder's files, its inputs and its environment against its record."""
+def verify_run(folder: Path, *, locate: Locate) -> dict[str, list[str]]:
+    """Check a run folder's files, its inputs and its environment against its record: findings by their kind."""
     if not (folder / PROVENANCE).is_file():
         raise RunFolderError(f"{folder} has no {PROVENANCE}; expected the run folder that `nemo-uecr train` wrote")
     record, config = read_object(folder / PROVENANCE), written_config(folder / "config.yaml")
-    now = _statement(config, objective_of(config), package_source()[0])
+    now = _statement(config, package_source()[0])
     findings: Iterable[Finding] = chain(
         _compare_files(folder),
         compare_inputs(record["sha256"], input_hashes(config, locate)),
@@ -245,7 +233,7 @@ def verify_run(folder: Path, *, objective_of: Callable[[Config], str], locate: L
     found: dict[str, list[str]] = {"same": [], "changed": [], "unknown": []}
     for kind, text in findings:
         found[kind].append(text)
-    return Verification(len(found["same"]), tuple(found["changed"]), tuple(found["unknown"]))
+    return found
 
 
 def _compare_files(folder: Path) -> Iterator[Finding]:

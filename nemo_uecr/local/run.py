@@ -55,14 +55,13 @@ def train(
     *,
     resume: bool,
     origins: Mapping[str, str],
-    objective: str,
     locate: Locate,
     stop: StopRequest,
 ) -> Path:
     """Run a configuration to its last step, or until ``stop`` asks it to save and end; returns the run folder.
 
-    ``resume`` continues from the newest checkpoint; ``origins``, where each value came from, and ``objective``, the
-    loss as one equation, are for the run folder; ``locate`` maps model and data names to what is on disk.
+    ``resume`` continues from the newest checkpoint; ``origins``, where each value came from, are for the run folder;
+    ``locate`` maps model and data names to what is on disk.
 
     Raises:
         RunFolderError: If the folder is in use, holds a run that was not asked to be resumed, or cannot be written.
@@ -93,7 +92,7 @@ def train(
             sample = sampler_of(config, models.student, locate, prompts, benchmarks)
             clients = open_clients(folder, config.telemetry, flat_values(config))
             progress = Progress(total=config.train.steps, style=config.telemetry.progress)
-            write_run_files(folder, config, objective=objective, origins=origins, inputs=inputs)
+            write_run_files(folder, config, origins=origins, inputs=inputs)
             if models.teachers is not None:
                 models.teachers.keep_probes(folder)
             _retire_failure(folder)

@@ -35,10 +35,10 @@ SAVING_S = 300
 PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "vllm", "ray")
 
 
-def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objective: str) -> Path:
+def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Path:
     """Run to the last step, from the newest checkpoint with ``resume``; returns the run folder.
 
-    ``origins``, where each value came from, and ``objective``, the loss as one equation, are for the run folder.
+    ``origins``, where each value came from, are for the run folder.
 
     Raises:
         UecrError: the run cannot be started as it is configured; nothing is written.
@@ -60,7 +60,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str], objec
     check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     log.info("NeMo-RL %s, method %s", version, config.method.name)
-    records = {"origins": origins, "objective": objective, "version": version}
+    records = {"origins": origins, "version": version}
     stop, completed = _run(config, native, evaluation, routes, records)
     report_early_end(stop, config, completed=completed)
     return folder
@@ -203,10 +203,10 @@ def begun_by_a_step(config: NemoConfig, completed_steps: Callable[[], int]) -> I
         raise
 
 
-def write_run_files(config: NemoConfig, *, origins: Mapping[str, str], objective: str, version: str) -> None:
+def write_run_files(config: NemoConfig, *, origins: Mapping[str, str], version: str) -> None:
     """Configuration, origins, tolerances and provenance, before the first step; ``version`` is NeMo-RL's."""
     versions = {package: installed(package) or "not installed in the driver's environment" for package in PACKAGES}
-    provenance = statement(config, objective, {"nemo_rl": version, **versions}) | {"command": sys.argv}
+    provenance = statement(config, {"nemo_rl": version, **versions}) | {"command": sys.argv}
     provenance["conventions"] |= config.conventions.model_dump()
     calls = [each for each in config.reward if isinstance(each, CallReward)]
     provenance["sha256"] = {f"reward {each.label}": file_sha256(Path(each.path)) for each in calls}

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
 
 from nemo_uecr.config.schema import TelemetryConfig
 from nemo_uecr.errors import ConfigError, DependencyError, first_line
@@ -24,20 +23,9 @@ TAG = "nemo_uecr.key"
 MLFLOW_VALUE = 500
 
 
-class Client(Protocol):
-    """Something besides the metrics file that is told of every step."""
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a step's metrics."""
-
-    def close(self, *, failed: bool) -> None:
-        """End the record."""
-
-
 def open_clients(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> list[Client]:
     """The clients that a run asks for; ``parameters`` are its resolved configuration, dotted keys."""
-    kinds: dict[str, Callable[[Path, TelemetryConfig, Mapping[str, object]], Client]]
-    kinds = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
+    kinds: dict[str, type[Client]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
     clients = []
     for name, kind in kinds.items():
         mode = getattr(wanted, name)
@@ -90,14 +78,29 @@ class TensorBoard:
         self._events.close()
 
 
-class Wandb:
+class _Service:
+    """A tracker that may fail: said once, and then left alone, since the metrics file has everything."""
+
+    _errors: type[Exception]
+    _alive = True
+
+    def _tell(self, request: Callable[[], object]) -> None:
+        if self._alive:
+            try:
+                request()
+            except self._errors as error:
+                self._alive = False
+                log.warning("%s fails (%s); the run goes on without it", type(self).__name__, error)
+
+
+class Wandb(_Service):
     """A Weights & Biases run; offline it is a folder that `wandb sync` uploads."""
 
     def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
         """Start or continue the run."""
         import wandb
 
-        self._errors, self._alive = wandb.errors.Error, True
+        self._errors = wandb.errors.Error
         self._run = wandb.init(
             project=wanted.project,
             name=folder.resolve().name,
@@ -110,20 +113,15 @@ class Wandb:
         )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step; W&B's own process retries where the service does not answer. A failing one is left alone."""
-        if self._alive:
-            try:
-                self._run.log(dict(metrics), step=step)
-            except self._errors as error:
-                self._alive = False
-                log.warning("W&B fails (%s); the run goes on without it", error)
+        """Log the step; W&B's own process retries where the service does not answer."""
+        self._tell(lambda: self._run.log(dict(metrics), step=step))
 
     def close(self, *, failed: bool) -> None:
         """Finish the run."""
         self._run.finish(exit_code=int(failed))
 
 
-class Mlflow:
+class Mlflow(_Service):
     """An MLflow run; offline it is a database in the run folder."""
 
     def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
@@ -132,7 +130,6 @@ class Mlflow:
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it reports every table that it creates
         self._entities, self._errors = mlflow.entities, mlflow.exceptions.MlflowException
-        self._alive = True
         offline = wanted.mlflow == "offline"
         address = f"sqlite:///{(folder / 'mlflow.db').resolve()}" if offline else os.environ.get("MLFLOW_TRACKING_URI")
         if not address:  # MLflow would write into the working folder
@@ -157,7 +154,7 @@ class Mlflow:
             self._client.log_batch(self._id, params=[self._entities.Param(*pair) for pair in values.items()])
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step; a failing server is reported once and left alone, since the metrics file has everything."""
+        """Log the step."""
         now = int(1000 * time.time())
         values = [self._entities.Metric(name, float(value), now, step) for name, value in metrics.items()]
         self._tell(lambda: self._client.log_batch(self._id, metrics=values))
@@ -166,10 +163,6 @@ class Mlflow:
         """Finish the run."""
         self._tell(lambda: self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED"))
 
-    def _tell(self, request: Callable[[], None]) -> None:
-        if self._alive:
-            try:
-                request()
-            except self._errors as error:
-                self._alive = False
-                log.warning("MLflow fails (%s); the run goes on without it", error)
+
+#: Something besides the metrics file that is told of every step.
+Client = TensorBoard | Wandb | Mlflow

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from nemo_uecr.checkpoint.convert import Request, convert, prepare
-from nemo_uecr.checkpoint.qwen3 import read_qwen3
-from nemo_uecr.checkpoint.reading import find_source
+from nemo_uecr.checkpoint.reading import find_source, read_qwen3
 from nemo_uecr.errors import CheckpointError, DataError, UecrError
 from tests.checkpoint.folders import model_folder, nemo_rl_step
 from tests.nemo_backend.tiny_qwen3 import LAYERS, ROPE, hf_config

@@ -179,7 +179,7 @@ def main(tokenizer: str, target: str) -> None:
         native(policy, *parts)
 
     with patch.object(loop, "grpo_train", checked_loop):
-        launcher.train(config, resume=False, origins={}, objective="")
+        launcher.train(config, resume=False, origins={})
     check_records(folder / "run")
     saved = sorted((folder / "run" / "batches").glob("*.safetensors"))
     report("ten training steps", passed=len(saved) == STEPS, detail=f"{len(saved)} steps left a batch")

@@ -144,7 +144,6 @@ def train_loaded(loaded: LoadedConfig, *, resume: bool, stop: StopRequest | None
         loaded.config,
         resume=resume,
         origins=loaded.origins,
-        objective="objective",
         locate=lambda name: name,
         stop=StopRequest() if stop is None else stop,
     )

@@ -220,7 +220,7 @@ def test_a_run_from_its_configuration_file(
             f"reward=[math, {{call: {tmp_path}/mine.py:level, weight: 0.5}}]",
         ],
     )  # fmt: skip
-    launcher.train(config, resume=False, origins={"run.seed": "a file"}, objective="loss = 0")
+    launcher.train(config, resume=False, origins={"run.seed": "a file"})
     saved = load_batch(tmp_path / "run" / "batches" / "step-000002.safetensors")
     assert ("teachers" in saved.header) == several
     rewarded = saved.tensors["task_reward"].view(2, 4)

@@ -32,7 +32,7 @@ def configuration(folder: Path, *changes: str) -> Any:
 
 def begin(folder: Path) -> None:
     loaded = load_as(NemoConfig, BASE, [*GRPO, f"run.folder={folder}"])
-    launcher.write_run_files(loaded.config, origins=loaded.origins, objective="loss = 0", version="0.7.0")
+    launcher.write_run_files(loaded.config, origins=loaded.origins, version="0.7.0")
 
 
 def test_without_nemo_rl_a_run_stops_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_without_nemo_rl_a_run_stops_in_one_line(tmp_path: Path, monkeypatch: py
     world(tmp_path)
     config = configuration(tmp_path / "run", f"data.train={tmp_path}/p.jsonl")
     with pytest.raises(UpstreamError, match=r"^NeMo-RL cannot be imported .*$"):
-        launcher.train(config, resume=False, origins={}, objective="")
+        launcher.train(config, resume=False, origins={})
 
 
 def test_a_begun_run_is_continued_only_when_asked_to_and_as_it_was(tmp_path: Path) -> None:
@@ -68,7 +68,8 @@ def test_the_folder_says_what_the_run_is(tmp_path: Path) -> None:
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("origins", "tolerances", "provenance")
     )
     assert (origins["run.folder"], tolerances["first_ratio"]) == ("override", 0.5)
-    assert (record["objective"], record["versions"]["nemo_rl"]) == ("loss = 0", "0.7.0")
+    assert record["objective"].startswith("loss = PG(A; ")
+    assert record["versions"]["nemo_rl"] == "0.7.0"
 
 
 def test_a_run_that_failed_before_its_first_step_can_be_begun_again(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_a_continued_run_counts_on_from_its_checkpoint(tmp_path: Path, monkeypat
     (tmp_path / "run").mkdir()
     evaluations = tmp_path / "run" / "evaluation.jsonl"
     evaluations.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 7, 14)))
-    records = {"origins": {}, "objective": "", "version": "0.7.0"}
+    records = {"origins": {}, "version": "0.7.0"}
     stop, completed = launcher._run(config, None, None, None, records)
     assert (found, completed, stop.asked) == ([7], 7, False)
     assert [json.loads(line)["step"] for line in evaluations.read_text().splitlines()] == [0, 7]
