@@ -65,9 +65,10 @@ def test_the_settings_are_those_of_a_run(tmp_path: Path) -> None:
     config = load_config(DEMO, ("method.alpha=0.75", "method.rho=0.25", "method.tau_delta=2", "method.std=sample"))
     (run / "config.yaml").write_text(dump_config(config.config))
     make_scores(scores, {0: 4}, problems=6, tokens=4, seed=0)
-    used = numbers_of("token-credit", scores, "--run", run)["settings"]
+    words = ("--run", run, "--replicates", 20)
+    used = numbers_of("token-credit", scores, *words)["settings"]
     assert [used[name] for name in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor")] == [0.75, 0.25, 2, 1, 0]
-    assert numbers_of("token-credit", scores, "--run", run, "--set", "rho=0.125")["settings"] == used | {"rho": 0.125}
+    assert numbers_of("token-credit", scores, *words, "--set", "rho=0.125")["settings"] == used | {"rho": 0.125}
 
 
 def test_pairs_for_a_judge_and_the_judges_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,7 +78,7 @@ def test_pairs_for_a_judge_and_the_judges_word(tmp_path: Path, capsys: pytest.Ca
     assert "3 pairs" in capsys.readouterr().out
     pairs = [json.loads(line)["pair"] for line in (judging / "pairs.jsonl").read_text().splitlines()]
     verdicts.write_text("".join(json.dumps({"pair": pair, "preferred": "first"}) + "\n" for pair in pairs))
-    found = numbers_of("signal", scores, "--judge", verdicts, "--key", judging / "key.jsonl")
+    found = numbers_of("signal", scores, "--judge", verdicts, "--key", judging / "key.jsonl", "--replicates", 20)
     assert found["judge"]["judgeable"] == 3
 
 
