@@ -84,14 +84,12 @@ def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
     """
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
     from nemo_uecr.evaluation.engines import check_engine, check_model, load_tokens
-    from nemo_uecr.evaluation.runner import check_settings
     from nemo_uecr.evaluation.runner import evaluate as run
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import check_writable
     from nemo_uecr.study.demo import locate, resolve
 
     settings, out = options.settings(), options.out
-    check_settings(settings)
     named = dict(map(label_of, models))
     if not named or len(named) < len(models):
         raise DataError("expected at least one model, and labels that differ: LABEL=MODEL")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.common import ConfigFile, Override, family, say
 from nemo_uecr.cli.train import train_local
-from nemo_uecr.errors import ConfigError, require_extra
+from nemo_uecr.errors import require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.stopping import StopRequest
@@ -77,8 +77,6 @@ def node(
     """What each node of a Slurm job runs: its part of the Ray cluster, and on the first node the driver."""
     from nemo_uecr.slurm.node import Job, run_node
 
-    name, names = os.environ.get("SLURMD_NODENAME", ""), tuple(nodes.split(","))
-    if name not in names:
-        raise ConfigError(f"SLURMD_NODENAME={name!r} is none of the job's nodes {nodes}; srun starts this command")
-    this = Job(job, name, names, gpus, cpus, port, register_s, heartbeat_s, silence_s)
+    name = os.environ["SLURMD_NODENAME"]
+    this = Job(job, name, tuple(nodes.split(",")), gpus, cpus, port, register_s, heartbeat_s, silence_s)
     return run_node(this, config, overrides, smoke=smoke)

@@ -112,11 +112,9 @@ def load_tokens(model: str) -> Tokens:
     Raises:
         DataError: There is no such model, it has no tokenizer, or one of the tokenizer's files is damaged.
     """
+    from transformers.utils import cached_file
+
     check_model_place(model)
-    try:
-        from transformers.utils import cached_file
-    except ImportError as missing:
-        raise DependencyError("evaluating needs transformers; pip install 'nemo-uecr[local]'") from missing
     # Without a network the hub's client logs every attempt; our error says it once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     local = models.only_here(model)

@@ -51,6 +51,11 @@ class Settings:
     dtype: str  # "float32" or "bfloat16"
     batch: int  # responses generated at once; a kill loses at most these
 
+    def __post_init__(self) -> None:
+        """Refuse several samples of greedy decoding, which would all be equal."""
+        if self.decoding.temperature == 0 and self.samples > 1:
+            raise DataError(f"greedy decoding gives {self.samples} equal samples; use --samples 1 or a temperature > 0")
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -79,7 +84,6 @@ def evaluate(
     Raises:
         RunFolderError: The folder holds samples that were drawn with other settings.
     """
-    check_settings(settings)
     engines.check_engine(settings.engine)
     with locked(folder, wait=LOCK_WAIT):
         record = _record(label, model, settings, benchmarks)
@@ -105,12 +109,6 @@ def evaluate(
                 replace_file(folder / SETTINGS, json.dumps(record, indent=1).encode())
             _generate(wanted, engine, settings, tokens, path)
         return samples.write_result(folder, record, samples.read_samples(path))
-
-
-def check_settings(settings: Settings) -> None:
-    """Refuse several samples of greedy decoding, which would all be equal."""
-    if settings.decoding.temperature == 0 and settings.samples > 1:
-        raise DataError(f"greedy decoding gives {settings.samples} equal samples; use --samples 1 or a temperature > 0")
 
 
 def wanted_samples(
