@@ -32,7 +32,6 @@ def score_logits(
     *,
     temperatures: tuple[float, ...],
     entropy: bool,
-    top1: bool = False,
     dropped: bool = False,
     valid_vocab: int | None = None,
     shard: VocabShard | None = None,
@@ -48,7 +47,6 @@ def score_logits(
         target_N: `[N]` int token ids of the whole vocabulary; the same on all ranks.
         temperatures: the temperatures T of the log-probabilities, all above 0.
         entropy: whether to return the entropy at temperature 1.
-        top1: whether to return if the target attains the largest logit.
         dropped: whether to return the probability, at temperature 1, that the columns from `valid_vocab` on would have.
         valid_vocab: number of real columns of the whole vocabulary; columns from there on are padding and carry no
             probability. None if all are real.
@@ -66,7 +64,7 @@ def score_logits(
         Teacher scores of the method: eq:teacher-token-reward (log-probability), eq:local-signal (entropy).
     """
     layout = StatisticsLayout(temperatures, entropy, dropped)
-    return _scores(logits_NV, target_N, layout, top1, valid_vocab, shard, None)
+    return _scores(logits_NV, target_N, layout, valid_vocab, shard, None)
 
 
 def token_scores(
@@ -94,7 +92,7 @@ def token_scores(
     """
     found = score_logits(*_chosen(logits, tokens, mask), temperatures=temperatures, entropy=entropy)
     logp = torch.stack([_placed(logp_N, tokens, mask) for logp_N in found.logp])
-    return TokenScores(logp, None if found.entropy is None else _placed(found.entropy, tokens, mask), None)
+    return TokenScores(logp, None if found.entropy is None else _placed(found.entropy, tokens, mask))
 
 
 def token_logp(
@@ -158,7 +156,6 @@ def _scores(
     logits_NV: Tensor,
     target_N: Tensor,
     layout: StatisticsLayout,
-    top1: bool,
     valid_vocab: int | None,
     shard: VocabShard | None,
     kept_WN: Tensor | None,
@@ -176,7 +173,7 @@ def _scores(
 
     return scores_by_chunk(
         statistics_of, target_N, layout,
-        top1=top1, columns=columns, valid_vocab=valid_vocab, shard=shard, kept_WN=kept_WN,
+        columns=columns, valid_vocab=valid_vocab, shard=shard, kept_WN=kept_WN,
     )  # fmt: skip
 
 
@@ -194,7 +191,7 @@ class _TokenLogp(torch.autograd.Function):
         kept_WN = None
         if recording and ctx.needs_input_grad[0]:  # 24 bytes a token
             kept_WN = logits_NV.new_empty((layout.width, logits_NV.shape[0]), dtype=torch.float64)
-        scores = _scores(logits_NV, target_N, layout, False, valid_vocab, shard, kept_WN)
+        scores = _scores(logits_NV, target_N, layout, valid_vocab, shard, kept_WN)
         if kept_WN is not None:
             ctx.save_for_backward(logits_NV, target_N, kept_WN)
         ctx.layout, ctx.valid_vocab, ctx.shard = layout, valid_vocab, shard

@@ -49,7 +49,6 @@ def score_hidden(
     *,
     temperatures: tuple[float, ...],
     entropy: bool,
-    top1: bool = False,
     valid_vocab: int | None = None,
     logits_dtype: torch.dtype | None = None,
     shard: VocabShard | None = None,
@@ -65,7 +64,6 @@ def score_hidden(
         target_N: `[N]` int token ids.
         temperatures: the temperatures T of the log-probabilities, all above 0.
         entropy: whether to return the entropy at temperature 1.
-        top1: whether to return if the target attains the largest logit.
         valid_vocab: number of real rows of the whole weight; rows from there on are padding.
         logits_dtype: precision a logit is kept in between product and statistics. None, the default, is the
             dtype of the hidden states, which gives the very logits an ordinary output layer gives to a
@@ -94,9 +92,7 @@ def score_hidden(
     def statistics_of(chunk: slice) -> Tensor:
         return _reduce_hidden(hidden_NH[chunk], real_VH, target_N[chunk], layout, first_column, tile)
 
-    return scores_by_chunk(
-        statistics_of, target_N, layout, top1=top1, columns=columns, valid_vocab=valid_vocab, shard=shard
-    )
+    return scores_by_chunk(statistics_of, target_N, layout, columns=columns, valid_vocab=valid_vocab, shard=shard)
 
 
 def tile_for(hidden_NH: Tensor, columns: int, logits_dtype: torch.dtype | None) -> Tile:

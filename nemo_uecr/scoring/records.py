@@ -26,14 +26,12 @@ class TokenScores:
     Attributes:
         logp: `[K, ...]` float32 log-probabilities in nats, one row a temperature, in the order asked.
         entropy: `[...]` float32, +H >= 0 in nats, of softmax(logits) at temperature 1; None if not asked.
-        top1: `[...]` bool, whether the target attains the largest logit (ties count); None if not asked.
         dropped: `[...]` float32, share of probability at temperature 1 that the padding columns had before they were
             cut; None if not asked.
     """
 
     logp: Tensor
     entropy: Tensor | None
-    top1: Tensor | None
     dropped: Tensor | None = None
 
 

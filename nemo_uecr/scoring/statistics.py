@@ -40,7 +40,6 @@ def scores_by_chunk(
     target_N: Tensor,
     layout: StatisticsLayout,
     *,
-    top1: bool,
     columns: int,
     valid_vocab: int | None,
     shard: VocabShard | None,
@@ -57,7 +56,6 @@ def scores_by_chunk(
     tokens, device = target_N.shape[0], target_N.device
     logp_KN = torch.empty(len(layout.temperatures), tokens, dtype=torch.float32, device=device)
     entropy_N = torch.empty(tokens, dtype=torch.float32, device=device) if layout.entropy else None
-    top1_N = torch.empty(tokens, dtype=torch.bool, device=device) if top1 else None
     dropped_N = torch.empty(tokens, dtype=torch.float32, device=device) if layout.dropped else None
     vocab = columns if shard is None and valid_vocab is None else valid_vocab
     chunks = chunks_of(target_N)
@@ -75,15 +73,13 @@ def scores_by_chunk(
         if entropy_N is not None:
             sum_n = merged_Wn[layout.sum_row(1.0)]
             entropy_N[chunk] = sum_n.log() - merged_Wn[layout.weighted_row] / sum_n
-        if top1_N is not None:
-            top1_N[chunk] = gap_n == 0.0
         if dropped_N is not None:
             kept_n = merged_Wn[MAX_ROW] + merged_Wn[layout.sum_row(1.0)].log()
             dropped_N[chunk] = (merged_Wn[-1] - kept_n).sigmoid()
             merged_Wn = merged_Wn[:-1]  # -inf where there is no padding
         # Last, as a GPU is waited for only here.
         check_statistics(merged_Wn, logp_KN[:, chunk], target_N[chunk], chunk.start, vocab)
-    return TokenScores(logp_KN, entropy_N, top1_N, dropped_N)
+    return TokenScores(logp_KN, entropy_N, dropped_N)
 
 
 def merge_shards(stats_RWN: Tensor, layout: StatisticsLayout) -> Tensor:

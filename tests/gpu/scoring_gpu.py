@@ -72,7 +72,7 @@ def check_logits() -> dict[str, float]:
                 logits, target = peaked(65, vocab, log_z)
                 logits = logits.to(dtype)
                 poison()
-                scores = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True, top1=True)
+                scores = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
                 worst = 0.0
                 for row, temperature in enumerate((1.0, 0.7)):
                     logp, entropy = exact(logits, target, temperature)
@@ -80,9 +80,6 @@ def check_logits() -> dict[str, float]:
                     if row == 0:
                         assert scores.entropy is not None
                         worst = max(worst, float((scores.entropy - entropy).abs().max()))
-                top = logits.gather(1, target.unsqueeze(1)).squeeze(1) == logits.amax(1)
-                assert scores.top1 is not None
-                assert torch.equal(scores.top1, top), "top-1 differs"
                 errors[f"{vocab} {dtype} log Z {log_z}"] = worst
                 assert worst <= BOUND, (vocab, dtype, log_z, worst)
     return errors

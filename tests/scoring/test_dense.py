@@ -23,11 +23,9 @@ def test_hand_values() -> None:
     # H = (1/8) ln 8 + (1/4) ln 4 + (5/8) ln 1.6 = 0.2599302 + 0.3465736 + 0.2937523 = 0.9002561.
     # At T = 1/2 the weights are squared, 1, 4, 25: ln(4/30) = -2.0149030.
     logits = torch.tensor([[0.0, math.log(2.0), math.log(5.0)]])
-    scores = score_logits(logits, torch.tensor([1]), temperatures=(0.5, 1.0), entropy=True, top1=True)
+    scores = score_logits(logits, torch.tensor([1]), temperatures=(0.5, 1.0), entropy=True)
     torch.testing.assert_close(scores.logp, torch.tensor([[-2.0149030], [-1.3862944]]), rtol=0, atol=2e-7)
-    assert scores.top1 is not None
     torch.testing.assert_close(scores.entropy, torch.tensor([0.9002561]), rtol=0, atol=2e-7)
-    assert scores.top1.tolist() == [False]
 
 
 @pytest.mark.usefixtures("reduction")
@@ -60,8 +58,8 @@ def test_error_against_float64(vocab: int, dtype: torch.dtype, log_z: float) -> 
 def test_padding_columns_change_no_bit(filler: float) -> None:
     logits, target = peaked_logits(9, 1000, 12.0, seed=5)
     padded = torch.cat([logits, torch.full((9, 24), filler)], 1)
-    plain = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True, top1=True)
-    masked = score_logits(padded, target, temperatures=(1.0, 0.7), entropy=True, top1=True, valid_vocab=1000)
+    plain = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+    masked = score_logits(padded, target, temperatures=(1.0, 0.7), entropy=True, valid_vocab=1000)
     assert torch.equal(plain.logp, masked.logp)
     assert torch.equal(plain.entropy, masked.entropy)
 
@@ -109,15 +107,6 @@ def test_masked_columns_weigh_nothing_at_any_temperature(temperature: float, mas
     _, entropy = float64_scores(logits, target, 1.0)
     assert (scores.logp[0] - logp).abs().max() <= 1e-6
     assert (scores.entropy - entropy).abs().max() <= 1e-6
-
-
-@pytest.mark.usefixtures("reduction")
-def test_top1_counts_ties_and_no_near_ties() -> None:
-    near = 2.5 - 2.0**-22  # one step below 2.5 in float32
-    logits = torch.tensor([[1.0, 3.0, 3.0], [4.0, 1.0, 2.0], [2.5, 0.0, near], [near, 0.0, 2.5]])
-    scores = score_logits(logits, torch.tensor([2, 2, 2, 2]), temperatures=(1.0,), entropy=False, top1=True)
-    assert scores.top1 is not None
-    assert scores.top1.tolist() == [True, False, False, True]
 
 
 @pytest.mark.usefixtures("reduction")

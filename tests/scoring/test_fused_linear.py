@@ -29,15 +29,13 @@ def problem(tokens: int, vocab: int, dtype: torch.dtype) -> tuple[Tensor, Tensor
 @pytest.mark.parametrize(("tokens", "vocab"), [(3, 50), (257, 40_000)])
 def test_float32_against_float64(tokens: int, vocab: int) -> None:
     hidden, weight, target = problem(tokens, vocab, torch.float32)
-    scores = score_hidden(hidden, weight, target, temperatures=(1.0, 0.7), entropy=True, top1=True)
+    scores = score_hidden(hidden, weight, target, temperatures=(1.0, 0.7), entropy=True)
     logits = hidden.double() @ weight.double().T
     for row, temperature in enumerate((1.0, 0.7)):
         logp, entropy = float64_scores(logits, target, temperature)
         assert (scores.logp[row] - logp).abs().max() <= 1e-5
         if row == 0:
             assert (scores.entropy - entropy).abs().max() <= 1e-5
-    assert scores.top1 is not None
-    assert torch.equal(scores.top1, logits.argmax(1) == target)
 
 
 def test_default_precision_gives_the_logits_of_an_ordinary_output_layer() -> None:
@@ -92,22 +90,20 @@ def fused_shard(rank: int, size: int, problem_: tuple[Tensor, ...], widths: list
         shard=VocabShard(start, None),
         temperatures=(1.0, 0.7),
         entropy=True,
-        top1=True,
         valid_vocab=valid,
     )
-    return scores.logp, scores.entropy, scores.top1
+    return scores.logp, scores.entropy
 
 
 @pytest.mark.parametrize(("widths", "valid"), [([2500, 2503], None), ([2600, 2600, 300], 5003)])
 def test_over_shards(on_ranks: Callable[..., list[Any]], widths: list[int], valid: int | None) -> None:
     hidden, weight, target = problem(300, 5003, torch.float32)
     padded = torch.cat([weight, torch.full((sum(widths) - 5003, HIDDEN), 9.0)])
-    whole = score_hidden(hidden, weight, target, temperatures=(1.0, 0.7), entropy=True, top1=True)
+    whole = score_hidden(hidden, weight, target, temperatures=(1.0, 0.7), entropy=True)
     results = on_ranks(len(widths), fused_shard, (hidden, padded, target), widths, valid)
-    for logp, entropy, top1 in results:
+    for logp, entropy in results:
         assert (logp - whole.logp).abs().max() <= 1e-5
         assert (entropy - whole.entropy).abs().max() <= 1e-5
-        assert torch.equal(top1, whole.top1)
         assert torch.equal(logp, results[0][0])
 
 

@@ -42,7 +42,7 @@ stats = torch.full((case["shards"], layout.width, tokens), float("nan"))
 for r in range(case["shards"]):
     reduce_with_triton(logits[:, bounds[r] : bounds[r + 1]], target, layout, bounds[r], stats[r])
 merged = merge_shards(stats, layout)
-scores = scores_by_chunk(lambda chunk: merged, target, layout, top1=True, columns=vocab, valid_vocab=None, shard=None)
+scores = scores_by_chunk(lambda chunk: merged, target, layout, columns=vocab, valid_vocab=None, shard=None)
 errors = []
 for k, temperature in enumerate(case["temperatures"]):
     exact = torch.log_softmax(logits.double() / temperature, 1).gather(1, target[:, None])[:, 0]
@@ -51,8 +51,7 @@ if case["entropy"]:
     log_p = torch.log_softmax(logits.double(), 1)
     exact = -torch.special.xlogy(log_p.exp(), log_p.exp()).sum(1)
     errors.append(float((scores.entropy - exact).abs().max()))
-top1 = logits.float().gather(1, target[:, None])[:, 0] == logits.float().amax(1)
-print(json.dumps([max(errors), bool((scores.top1 == top1).all())]))
+print(max(errors))
 """
 
 PLAIN = {
@@ -85,6 +84,4 @@ def test_kernel_in_the_interpreter_against_float64(case: str) -> None:
     command = [sys.executable, "-c", PROGRAM, json.dumps(PLAIN | CASES[case])]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    error, top1_agrees = json.loads(done.stdout.splitlines()[-1])
-    assert error <= 5e-6
-    assert top1_agrees
+    assert float(done.stdout.splitlines()[-1]) <= 5e-6
