@@ -229,9 +229,7 @@ def conflict_rate(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
 
 def margin(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
     """[A] ``M_g(alpha) = min_c U_c - max_w U_w``; the group is fully safe where it exceeds the tie tolerance."""
-    lowest_A = (1.0 + alpha_A[:, None] * correct_C).min(axis=1)
-    highest_A = (alpha_A[:, None] * wrong_W).max(axis=1)
-    margin_A: Array = lowest_A - highest_A
+    margin_A: Array = (1.0 + alpha_A * correct_C.min()) - alpha_A * wrong_W.max()
     return margin_A
 
 
