@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException
@@ -81,8 +82,7 @@ class UrlTeacher(Teacher):
 
     def terms(self, step: int) -> dict[str, str]:
         """The server, what it says that it serves, and that its weights are known from their scores alone."""
-        root = str(self.first["root"])
-        return {"url": self.asked.url, "model": self.asked.model_name, "root": root, "witness": "bracket"}
+        return {"url": self.asked.url, "model": self.asked.model_name, "root": self.first["root"], "witness": "bracket"}
 
     def check(self, views: Sequence[Prompt], response: int) -> None:
         """Refuse a server that is not there, reads too little, counts other columns, or is not the run's own.
@@ -97,11 +97,8 @@ class UrlTeacher(Teacher):
                 "and one generated token"
             )
         found = self.look()
-        try:  # the first id that the student does not have is out of vocabulary, or without probability
+        with suppress(RefusedError):  # the student's first missing id is out of vocabulary, or without probability
             self._scores([0, self.columns])
-        except RefusedError:
-            pass
-        else:
             raise self._error(
                 f"counts more than the student's {self.columns} output columns; serve it by vLLM with the plugin and "
                 f"UECR_TEACHER_TOKENS={self.columns}"
@@ -236,13 +233,13 @@ class UrlTeacher(Teacher):
         request = Request(place, data, {"Content-Type": "application/json"})
         for wait in (*RETRY_S, None):
             try:
-                code, text = _sent(request)
-                if code == HTTPStatus.OK:
-                    return json.loads(text)
-                reason = f"HTTP {code}: {' '.join(text.split()):.300}"
-                if code < HTTPStatus.INTERNAL_SERVER_ERROR and code != HTTPStatus.TOO_MANY_REQUESTS:
-                    raise self._error(f"refuses a request: {reason}", RefusedError)
-            except (OSError, HTTPException, json.JSONDecodeError) as error:
+                with urlopen(request, timeout=TIMEOUT_S) as reply:
+                    return json.loads(reply.read())
+            except HTTPError as error:
+                reason = f"HTTP {error.code}: {' '.join(error.read().decode(errors='replace').split()):.300}"
+                if error.code < HTTPStatus.INTERNAL_SERVER_ERROR and error.code != HTTPStatus.TOO_MANY_REQUESTS:
+                    raise self._error(f"refuses a request: {reason}", RefusedError) from error
+            except (OSError, HTTPException, ValueError) as error:
                 reason = first_line(error)
             if wait is not None:
                 log.warning("the teacher at %s did not answer (%s); asking again in %g s", self.asked.url, reason, wait)
@@ -254,15 +251,6 @@ class UrlTeacher(Teacher):
     def _error(self, text: str, kind: type[ScoreError] = ScoreError) -> ScoreError:
         """An error that names the server."""
         return kind(f"teacher {self.asked.model_name!r} at {self.asked.url} {text}")
-
-
-def _sent(request: Request) -> tuple[int, str]:
-    """Status and body of an answer, whatever the status."""
-    try:
-        with urlopen(request, timeout=TIMEOUT_S) as reply:
-            return int(reply.status), reply.read().decode(errors="replace")
-    except HTTPError as error:
-        return error.code, error.read().decode(errors="replace")
 
 
 def entropy_bracket(best_logp: Sequence[float], columns: int) -> tuple[float, float]:
