@@ -109,11 +109,10 @@ def _fit(
     from nemo_uecr.plan.fit import climb, fit_text, typed
     from nemo_uecr.plan.records import GPUS, as_json
 
-    if run.backend != "local" or device == "cpu" or memory is not None:
-        got = "--memory" if memory is not None else "--device cpu" if device == "cpu" else f"backend: {run.backend}"
-        raise ConfigError(
-            f"--fit: got {got}; expected a local run on a GPU, without --memory; of a NeMo-RL run, plan says what fits"
-        )
+    if run.backend != "local":
+        raise ConfigError(f"--fit: got backend: {run.backend}, expected local; without --fit, plan says what would fit")
+    if device == "cpu" or memory is not None:
+        raise ConfigError(f"--fit {size:g} is a GPU and its memory; leave out --memory and --device cpu")
     room = int(size * 1e9)  # as cards are sold; in GiB some have more
     gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - room))
     gpu = replace(gpu, name=f"GPU of {size:g} GB with the rates of the {gpu.name}", memory=room)

@@ -72,7 +72,7 @@ def test_a_shipped_configuration_is_found_from_anywhere_but_not_before_ones_own(
         ("run:\n  seed: 1\n  seed: 2\n", "found duplicate key seed"),
         ("run:\n\tseed: 1\n", "line 2"),
         ("a: !!python/object:os.system x\n", "could not determine a constructor for the tag"),
-        ("defaults: nowhere.yaml\n", "nowhere.yaml: cannot be read as YAML: No such file or directory"),
+        ("defaults: nowhere.yaml\n", "nowhere.yaml: cannot be read: No such file or directory"),
         ("defaults: config.yaml\n", "a file cannot inherit itself"),
         ("defaults: [{model: small}]\n", "expected a file name or a list of file names"),
         (f"defaults: {DEMO}\ntrain: {{learning_rat: 1.0}}\n", "the nearest known key is train.learning_rate"),
