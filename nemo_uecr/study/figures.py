@@ -92,40 +92,6 @@ def draw_differences(folder: Path, name: str, summaries: Sequence[Comparison]) -
         figure.suptitle(f"{summaries[0].title}: {note}", fontsize=9)
 
 
-def draw_sensitivity(folder: Path, study: StudyConfig, panels: Sequence[Comparison]) -> None:
-    """Final average by value of each setting, and its paired difference to the shipped value, which is marked."""
-    size = (0.8 + 2.3 * len(panels), 5.0)
-    with _panels(folder / "sensitivity", *size, 2, len(panels), sharey="row", sharex="col") as (_, rows):
-        for column, panel in enumerate(panels):
-            arms = [line.arm for line in panel.lines]
-            default, values = arms.index(panel.reference), study.sensitivity[panel.name].points
-            flat = Mean(0.0, 0.0, 0.0, len(panel.pairs))
-            gaps = [flat if line.against is None else negated(line.against.difference) for line in panel.lines]
-            _whiskers(rows[0][column], [line.final for line in panel.lines], default)
-            _whiskers(rows[1][column], gaps, default)
-            rows[1][column].axhline(0.0, color="0.5", linewidth=0.9)
-            rows[1][column].set_xticks(range(len(arms)), [f"{values[arm]:g}" for arm in arms])
-            rows[1][column].set_xlim(-0.5, len(arms) - 0.5)
-            rows[1][column].set_xlabel(panel.title)
-            rows[0][column].set_title(f"{panel.variant}, {len(panel.pairs)} pairs", fontsize=9)
-        rows[0][0].set_ylabel("held-out average, %")
-        rows[1][0].set_ylabel("minus the shipped value, points")
-
-
-def negated(mean: Mean) -> Mean:
-    """Arm minus reference, from reference minus arm."""
-    return Mean(-mean.mean, -mean.high, -mean.low, mean.pairs)
-
-
-def _whiskers(axes: Axes, means: Sequence[Mean], marked: int) -> None:
-    """Means with their intervals, joined in order; the marked one in another colour."""
-    axes.plot(range(len(means)), [mean.mean for mean in means], color="0.6", linewidth=1.0)
-    for place, mean in enumerate(means):
-        colour = "C1" if place == marked else "C0"
-        axes.plot([place, place], [mean.low, mean.high], color=colour, linewidth=2)
-        axes.plot([place], [mean.mean], "o", color=colour, markersize=6)
-
-
 def draw_costs(folder: Path, costs: Sequence[Cost]) -> None:
     """Seconds of a step by phase, one bar an arm, one panel a variant."""
     variants = list(dict.fromkeys(cost.variant for cost in costs))

@@ -55,17 +55,22 @@ def model_folder(study: StudyConfig, name: str) -> Path:
     return task_folder(study) / "models" / name
 
 
-def student_name(pair: int, *, selection: bool) -> str:
+def student_name(level: str, pair: int, *, selection: bool) -> str:
     """Name of the student of a pair; the students that learning rates are chosen on are others."""
-    return f"{'selection' if selection else 'student'}-{pair:03d}"
+    prefix = "" if level == "student" else f"{level}_"
+    return f"{prefix}{'selection' if selection else 'student'}-{pair:03d}"
 
 
 def every_model(study: StudyConfig) -> dict[str, ModelConfig]:
     """Every model of the study by name, missing or not."""
-    task = study.task
-    models = {"teacher": task.teacher} | ({} if task.bad_teacher is None else {"bad_teacher": task.bad_teacher})
-    models |= {student_name(pair, selection=False): task.student for pair in range(study.pair_count)}
-    return models | {student_name(pair, selection=True): task.student for pair in range(study.selection.pairs)}
+    described = {"teacher": study.task.teacher, "student": study.task.student} | study.task.models
+    teachers = dict.fromkeys(arm.teacher for arm in study.arms.values() if arm.teacher != "student")
+    models = {teacher: described[teacher] for teacher in teachers}
+    for level in dict.fromkeys(map(study.level, study.variants)):
+        for pairs, selection in ((study.pair_count, False), (study.selection.pairs, True)):
+            names = (student_name(level, pair, selection=selection) for pair in range(pairs))
+            models |= dict.fromkeys(names, described[level])
+    return models
 
 
 # Runs
@@ -79,10 +84,11 @@ def every_cell(study: StudyConfig) -> list[Cell]:
 
 
 def selection_cells(study: StudyConfig) -> list[Cell]:
-    """Runs that choose a learning rate for every arm that has its own, in every variant."""
+    """Runs that choose a learning rate for every arm that has its own, in every variant that takes no other's."""
     return [
         _cell(study, name, variant, pair, rate, selection=True)
         for variant in study.variants
+        if study.rates_in(variant) == variant
         for name in study.tuned(variant)
         for rate in study.candidates(variant)
         for pair in range(study.selection.pairs)
@@ -95,7 +101,7 @@ def table_cells(study: StudyConfig, rates: Mapping[tuple[str, str], float]) -> l
     `rates` has the learning rate by (variant, arm) of every arm with a choice of its own.
     """
     return [
-        _cell(study, name, variant, pair, rates[variant, arm.learning_rate_of or name], selection=False)
+        _cell(study, name, variant, pair, rates[study.rates_in(variant), arm.learning_rate_of or name], selection=False)
         for stage in sorted({arm.stage for arm in study.arms.values()})
         for pair in range(study.pair_count)
         for variant in study.variants
@@ -108,7 +114,7 @@ def _cell(study: StudyConfig, name: str, variant: str, pair: int, rate: float, *
     arm = study.arms[name]
     parent = Path(study.folder) / ("selection" if selection else "runs") / variant / name
     folder = (parent / f"lr-{rate!r}" if selection else parent) / f"pair-{pair:03d}"
-    student = student_name(pair, selection=selection)
+    student = student_name(study.level(variant), pair, selection=selection)
     benchmarks = held_out(study, "validation" if selection else "bench")
     own = (  # the keys of OWN
         f"run.folder={folder}",

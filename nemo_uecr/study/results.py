@@ -50,9 +50,9 @@ def read_results(study: StudyConfig, cells: Iterable[Cell]) -> list[RunResult]:
     was told to leave it out (`evaluation.at_start=false`) the one of another run of the pair stands in. A pair whose
     evaluation before training is not there yet is left out.
     """
-    runs = list(finished_runs(study, cells))
-    before = {cell.pair: run.evaluations[0] for cell, run in runs if run.evaluations[0]["step"] == 0}
-    return [_result(cell, run, before[cell.pair]) for cell, run in runs if cell.pair in before]
+    runs = [(cell, run, (study.level(cell.variant), cell.pair)) for cell, run in finished_runs(study, cells)]
+    before = {student: run.evaluations[0] for _, run, student in runs if run.evaluations[0]["step"] == 0}
+    return [_result(cell, run, before[student]) for cell, run, student in runs if student in before]
 
 
 def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
@@ -153,7 +153,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A table, or a panel of the figure of settings, in one variant."""
+    """A table in one variant."""
 
     name: str  # its key in the study file
     title: str
@@ -173,19 +173,6 @@ def tables(study: StudyConfig, results: Sequence[RunResult]) -> list[Comparison]
             arms = _finished_arms(study, results, variant, table.arms)
             if table.reference in arms:
                 found.append(_compared(study, name, table.title, variant, table.reference, arms))
-    return found
-
-
-def settings(study: StudyConfig, results: Sequence[RunResult]) -> list[Comparison]:
-    """Every panel of settings in every variant: its arms by value, on the pairs that all of them have."""
-    found = []
-    for variant in study.variants:
-        for name, panel in study.sensitivity.items():
-            arms = _finished_arms(study, results, variant, sorted(panel.points, key=panel.points.__getitem__))
-            pairs = _common_pairs(arms)
-            if panel.default in arms and len(arms) > 1 and pairs:
-                arms = {arm: {pair: runs[pair] for pair in pairs} for arm, runs in arms.items()}
-                found.append(_compared(study, name, panel.title, variant, panel.default, arms))
     return found
 
 

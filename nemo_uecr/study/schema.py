@@ -62,7 +62,8 @@ class TaskConfig(RecipeConfig):
     #: The training problems' levels are drawn from these; one that stands twice is drawn twice as often.
     train_levels: list[Literal[1, 2, 3, 4, 5]] = Field(default=[1, 2, 3, 4, 5], min_length=1)
     validation_problems: Problems  # a level of the sets on which learning rates are chosen
-    bad_teacher: ModelConfig | None  # for arms that ask for it
+    #: Other teachers, for the arms that name them, and other student levels, for `students`.
+    models: dict[Name, ModelConfig] = Field(default_factory=dict)
 
 
 class SelectionConfig(Section):
@@ -71,6 +72,7 @@ class SelectionConfig(Section):
     learning_rates: Rates  # candidates
     #: Other candidates in the variants that are named here; several updates a batch want lower rates.
     learning_rates_in: dict[Text, Rates] = Field(default_factory=dict)
+    same_as: dict[Text, Text] = Field(default_factory=dict)  # variants that take the rates chosen in another one
     pairs: Count  # students, each with its own seed, that every candidate runs on
     overrides: Overrides = Field(default_factory=list)  # of these runs alone
 
@@ -80,7 +82,7 @@ class ArmConfig(Section):
 
     overrides: Overrides
     pairs: Annotated[int, Field(ge=2)]  # runs on the first so many; each is a student and a seed of its own
-    teacher: Literal["teacher", "bad_teacher", "student"]  # what scores; "student" is the initial one itself
+    teacher: Name  # what scores: teacher, one of task.models, or "student", the initial one itself
     learning_rate_of: Text | None  # the arm whose chosen rate it uses; null: it has a choice of its own
     variants: Annotated[list[Text], Field(min_length=1)] | None = None  # that it runs in; null: all
     stage: Count = 1  # runs of stage 1 come before those of stage 2, and so on; within a stage pairs come first
@@ -92,14 +94,6 @@ class TableConfig(Section):
     title: Text
     reference: Text
     arms: Annotated[list[Text], Field(min_length=2)]
-
-
-class SensitivityConfig(Section):
-    """A panel of the sensitivity figure: arms that differ in one setting."""
-
-    title: Text  # what the horizontal axis is called
-    default: Text  # arm with the shipped value, which the others are compared with
-    points: Annotated[dict[Text, float], Field(min_length=2)]  # value by arm, the default among them
 
 
 class StudyConfig(Section):
@@ -118,16 +112,24 @@ class StudyConfig(Section):
     variants: Annotated[dict[Name, Overrides], Field(min_length=1)]
     arms: Annotated[dict[Name, ArmConfig], Field(min_length=1)]
     tables: Annotated[dict[Name, TableConfig], Field(min_length=1)]
-    sensitivity: dict[Text, SensitivityConfig] = Field(default_factory=dict)
+    students: dict[Text, Name] = Field(default_factory=dict)  # student level by variant; elsewhere task.student
+    #: Panels of the map by title, each with its rows: a variant by label. The tables are the columns.
+    map: dict[Text, dict[Text, Text]] = Field(default_factory=dict)
     confidence: Share  # level of the intervals
 
     @model_validator(mode="after")
     def _names_exist(self) -> Self:
         _known("selection.learning_rates_in", self.selection.learning_rates_in, self.variants)
+        same_as = self.selection.same_as
+        _known("selection.same_as", same_as, self.variants)
+        _known("selection.same_as", same_as.values(), self.variants.keys() - same_as)
+        _known("students", self.students, self.variants)
+        _known("students", self.students.values(), self.task.models)
+        for panel in self.map.values():
+            _known("map", panel.values(), self.variants)
         for name, arm in self.arms.items():
             _known(f"arms.{name}.variants", arm.variants or (), self.variants)
-            if arm.teacher == "bad_teacher" and self.task.bad_teacher is None:
-                raise ValueError(f"arms.{name}.teacher: got bad_teacher, but task.bad_teacher is null; describe one")
+            _known(f"arms.{name}.teacher", [arm.teacher], ("teacher", "student", *self.task.models))
             if arm.learning_rate_of is not None:
                 where = set(self.variants_of(arm))  # the other arm must choose a rate of its own in all of them
                 choosing = [other for other in self.arms if all(other in self.tuned(variant) for variant in where)]
@@ -135,9 +137,6 @@ class StudyConfig(Section):
         for name, table in self.tables.items():
             _known(f"tables.{name}.arms", table.arms, self.arms)
             _known(f"tables.{name}.reference", [table.reference], table.arms)
-        for name, panel in self.sensitivity.items():
-            _known(f"sensitivity.{name}.points", panel.points, self.arms)
-            _known(f"sensitivity.{name}.default", [panel.default], panel.points)
         return self
 
     def candidates(self, variant: str) -> list[float]:
@@ -153,6 +152,14 @@ class StudyConfig(Section):
         return [
             name for name, arm in self.arms.items() if arm.learning_rate_of is None and variant in self.variants_of(arm)
         ]
+
+    def rates_in(self, variant: str) -> str:
+        """The variant whose chosen learning rates a variant takes."""
+        return self.selection.same_as.get(variant, variant)
+
+    def level(self, variant: str) -> str:
+        """Student level of a variant."""
+        return self.students.get(variant, "student")
 
     @property
     def pair_count(self) -> int:

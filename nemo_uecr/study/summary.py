@@ -32,7 +32,6 @@ DIFFERENCE_NOTE = (
     "difference, pair by pair, compares them."
 )
 CURVES_NOTE = "On the pairs that all arms of the first table have."
-SETTINGS_NOTE = "Each setting is compared on the pairs that all its values have; the shipped value is bold."
 RATES_NOTE = "Chosen by: highest mean validation average after the last step; of equal ones the lower rate."
 COST_NOTE = (
     "Means over the runs of an arm, whose phases were timed while other runs shared the machine; evaluation and saving "
@@ -72,7 +71,7 @@ def write_summary(
     """
     root, done = Path(study.folder), {run.cell.folder for run in runs}
     missing = [cell for cell in cells if cell.folder not in done]
-    compared, panels = results.tables(study, runs), results.settings(study, runs)
+    compared = results.tables(study, runs)
     seconds = results.costs(study, runs, COST_BASELINE)
     content = {
         "study": study.model_dump(mode="json"),
@@ -80,11 +79,10 @@ def write_summary(
         "runs": [asdict(run) | {"folder": str(run.cell.folder)} for run in runs],
         "missing": [f"{cell.variant} {cell.arm} pair {cell.pair}" for cell in missing],
         "tables": [asdict(table) for table in compared],
-        "sensitivity": [asdict(panel) for panel in panels],
         "costs": [asdict(cost) for cost in seconds],
     }
     replace_file(root / "results.json", json.dumps(content, indent=1, default=str).encode())
-    parts = list(_parts(study, compared, panels, choices, seconds, runs))
+    parts = list(_parts(study, compared, choices, seconds, runs))
     for part in parts:
         if part.table is not None:
             for kind, write in FORMATS.items():
@@ -99,12 +97,11 @@ def write_summary(
 def _parts(
     study: StudyConfig,
     compared: Sequence[Comparison],
-    panels: Sequence[Comparison],
     choices: Sequence[Choice],
     seconds: Sequence[Cost],
     runs: Sequence[RunResult],
 ) -> Iterator[Part]:
-    """Every table with its differences and its figure, the first one's curves, settings, learning rates, costs."""
+    """Every table with its differences and its figure, the first one's curves, learning rates, costs."""
     folder = Path(study.folder) / "figures"
     for name in study.tables:
         found = [table for table in compared if table.name == name]
@@ -133,10 +130,6 @@ def _parts(
     if evaluated:
         figures.draw_curves(folder, evaluated, rewarded, reference=study.tables[first].reference)
         yield Part("curves", "Learning curves", CURVES_NOTE, None, "figures/curves.png")
-    if panels:
-        figures.draw_sensitivity(folder, study, panels)
-        values = sensitivity_table(study, panels)
-        yield Part("sensitivity", "Settings and degenerate groups", SETTINGS_NOTE, values, "figures/sensitivity.png")
     yield Part("learning-rates", "Learning rates", RATES_NOTE, selection_table(choices), "")
     if seconds:
         figures.draw_costs(folder, seconds)
@@ -240,26 +233,6 @@ def cost_table(costs: Sequence[Cost]) -> Table:
         seconds = [cost.seconds.get(phase) for phase in phases] + [cost.step_seconds]
         body.append(_entries(cost.variant, cost.arm, *(_number(s, 3) for s in seconds), _number(cost.ratio, 2)))
     return Table(("variant", "arm", *phases, "step, s", f"step / {COST_BASELINE}"), tuple(body))
-
-
-def sensitivity_table(study: StudyConfig, panels: Sequence[Comparison]) -> Table:
-    """Every value of every setting, and what it changes against the default."""
-    level = f"{100 * study.confidence:g}%"
-    head = ("variant", "setting", "value", "arm", "pairs", f"after [{level}]", f"minus default [{level}]")
-    body = [
-        _entries(
-            panel.variant,
-            panel.title,
-            Entry(f"{study.sensitivity[panel.name].points[line.arm]:g}", rank=int(line.arm == panel.reference)),
-            line.arm,
-            str(len(panel.pairs)),
-            _mean(line.final),
-            NOTHING if line.against is None else _mean(figures.negated(line.against.difference), sign="+"),
-        )
-        for panel in panels
-        for line in panel.lines
-    ]
-    return Table(head, tuple(body))
 
 
 def _entries(*given: Entry | str) -> tuple[Entry, ...]:
