@@ -6,15 +6,13 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import Mean
+from nemo_uecr.study.map import SIGNIFICANT, MapCell
 from nemo_uecr.study.results import Comparison, Cost
 from nemo_uecr.study.schema import StudyConfig
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 STYLE = {
     "figure.constrained_layout.use": True, "savefig.dpi": 130, "legend.frameon": False, "axes.grid": True,
@@ -90,6 +88,36 @@ def draw_differences(folder: Path, name: str, summaries: Sequence[Comparison]) -
             axes.set_xlabel(f"{summary.reference} minus arm, points")
         note = "arms with their number of pairs; blue where the interval leaves out 0"
         figure.suptitle(f"{summaries[0].title}: {note}", fontsize=9)
+
+
+def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell], baseline: str) -> None:
+    """A box a cell: coloured where one method leads, paler without significance, grey where others are level."""
+    from matplotlib.patches import Rectangle
+
+    methods, columns = list(cells[0].scores), [table.title for table in study.tables.values()]
+    across = (len(study.map) + 1) // 2
+    with _panels(folder / "map", 1.6 + 5.2 * min(2, len(study.map)), 0.9 + 2.6 * across, across, 2) as (figure, panels):
+        for axes, (title, rows) in zip(panels.flat, study.map.items(), strict=False):
+            axes.set(title=title, xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
+            axes.set_xticks(range(len(columns)), columns)
+            axes.set_yticks(range(len(rows)), rows)
+            axes.grid(visible=False)
+            for cell in (cell for cell in cells if cell.panel == title):
+                place = (columns.index(cell.column), list(rows).index(cell.row))
+                alone, more = len(cell.level) == 1, len(cell.level) - 3
+                style = {"alpha": 1.0 if cell.lead.p < SIGNIFICANT else 0.35} if alone else {}
+                colour = f"C{sorted(methods).index(cell.level[0])}" if alone else "0.92"
+                axes.add_patch(Rectangle((place[0] - 0.48, place[1] - 0.46), 0.96, 0.92, color=colour, **style))
+                names = [*cell.level[:3], f"and {more} more"] if more > 1 else cell.level
+                head = "next" if cell.level[0] == baseline else f"over {baseline}"
+                gain = f"{head}: {cell.gain.difference.mean:+.1f}{'*' if cell.gain.p < SIGNIFICANT else ''}"
+                weight = "bold" if alone else "normal"
+                axes.text(*place, "\n".join([*names, gain]), ha="center", va="center", fontsize=8, weight=weight)
+        note = (
+            "coloured: one method leads (pale: before correction only); grey: not told apart, the best first; "
+            f"points over {baseline} of the best, * where Holm's p < {SIGNIFICANT}"
+        )
+        figure.suptitle(f"{note}; {min(cell.lead.difference.pairs for cell in cells)} pairs or more", fontsize=9)
 
 
 def draw_costs(folder: Path, costs: Sequence[Cost]) -> None:

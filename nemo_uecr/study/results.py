@@ -194,7 +194,7 @@ def _finished_arms(study: StudyConfig, results: Sequence[RunResult], variant: st
 
 
 def _compared(study: StudyConfig, name: str, title: str, variant: str, reference: str, arms: ByArm) -> Comparison:
-    pairs = _common_pairs(arms)
+    pairs = common_pairs(arms)
     finals = {arm: {pair: run.final for pair, run in runs.items()} for arm, runs in arms.items()}
     against = {
         arm: paired_difference(finals[reference], found, confidence=study.confidence, seed=study.task.seed)
@@ -225,7 +225,7 @@ def _compared(study: StudyConfig, name: str, title: str, variant: str, reference
     return Comparison(name, title, variant, reference, pairs, initial, sets, tuple(lines))
 
 
-def _common_pairs(arms: ByArm) -> tuple[int, ...]:
+def common_pairs(arms: ByArm) -> tuple[int, ...]:
     """Pairs that every arm has; none if they are too few for an interval."""
     pairs = sorted(set.intersection(*(set(runs) for runs in arms.values()))) if arms else []
     return tuple(pairs) if len(pairs) >= LEAST_PAIRS else ()

@@ -15,11 +15,12 @@ from nemo_uecr.files import replace_file
 from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Mean
 from nemo_uecr.study import figures, results
 from nemo_uecr.study.grid import Cell
+from nemo_uecr.study.map import MapCell, map_cells
 from nemo_uecr.study.results import Choice, Comparison, Cost, Line, RunResult
 from nemo_uecr.study.schema import StudyConfig
 
-#: The arm whose step the others' cost is a ratio to.
-COST_BASELINE = "grpo"
+#: The arm whose step the others' cost is a ratio to, and that the best of the others in the map is compared with.
+BASELINE = "grpo"
 #: The table whose arms stand with the parts of the method that they have.
 ABLATION = "ablation"
 LEAD = (
@@ -32,6 +33,10 @@ DIFFERENCE_NOTE = (
     "difference, pair by pair, compares them."
 )
 CURVES_NOTE = "On the pairs that all arms of the first table have."
+MAP_NOTE = (
+    "Level with the best: the interval of the paired difference holds 0. p is of paired t tests, Holm-corrected over "
+    "the cells; the leader was chosen on the same runs."
+)
 RATES_NOTE = "Chosen by: highest mean validation average after the last step; of equal ones the lower rate."
 COST_NOTE = (
     "Means over the runs of an arm, whose phases were timed while other runs shared the machine; evaluation and saving "
@@ -72,17 +77,19 @@ def write_summary(
     root, done = Path(study.folder), {run.cell.folder for run in runs}
     missing = [cell for cell in cells if cell.folder not in done]
     compared = results.tables(study, runs)
-    seconds = results.costs(study, runs, COST_BASELINE)
+    mapped = map_cells(study, runs, BASELINE)
+    seconds = results.costs(study, runs, BASELINE)
     content = {
         "study": study.model_dump(mode="json"),
         "selection": [asdict(choice) for choice in choices],
         "runs": [asdict(run) | {"folder": str(run.cell.folder)} for run in runs],
         "missing": [f"{cell.variant} {cell.arm} pair {cell.pair}" for cell in missing],
         "tables": [asdict(table) for table in compared],
+        "map": [asdict(cell) for cell in mapped],
         "costs": [asdict(cost) for cost in seconds],
     }
     replace_file(root / "results.json", json.dumps(content, indent=1, default=str).encode())
-    parts = list(_parts(study, compared, choices, seconds, runs))
+    parts = list(_parts(study, mapped, compared, choices, seconds, runs))
     for part in parts:
         if part.table is not None:
             for kind, write in FORMATS.items():
@@ -96,13 +103,17 @@ def write_summary(
 
 def _parts(
     study: StudyConfig,
+    mapped: Sequence[MapCell],
     compared: Sequence[Comparison],
     choices: Sequence[Choice],
     seconds: Sequence[Cost],
     runs: Sequence[RunResult],
 ) -> Iterator[Part]:
-    """Every table with its differences and its figure, the first one's curves, learning rates, costs."""
+    """The map, every table with its differences and its figure, the first one's curves, learning rates, costs."""
     folder = Path(study.folder) / "figures"
+    if mapped:
+        figures.draw_map(folder, study, mapped, BASELINE)
+        yield Part("map", "Map", MAP_NOTE, map_table(study, mapped), "figures/map.png")
     for name in study.tables:
         found = [table for table in compared if table.name == name]
         for table in found:
@@ -211,6 +222,31 @@ def difference_table(summary: Comparison, *, confidence: float) -> Table:
     return Table(head, tuple(map(row, summary.lines)))
 
 
+def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
+    """The best of every cell, what is level with it, and its lead."""
+    level = f"{100 * study.confidence:g}%"
+    head = (
+        "cell", "pairs", "best", "level with it", "after", f"minus second [{level}]", "p (Holm)",
+        f"best other minus {BASELINE} [{level}]", "p (Holm)", f"reference minus best other [{level}]", "p (Holm)",
+    )  # fmt: skip
+    body = [
+        _entries(
+            f"{cell.row}, {cell.panel}, {cell.column}",
+            str(cell.lead.difference.pairs),
+            cell.level[0],
+            ", ".join(cell.level[1:]) or NOTHING,
+            _number(cell.scores[cell.level[0]].mean, 1),
+            *(
+                entry
+                for gap in (cell.lead, cell.gain, cell.reference)
+                for entry in (_mean(gap.difference, sign="+"), Entry(_number(gap.p, 3)))
+            ),
+        )
+        for cell in cells
+    ]
+    return Table(head, tuple(body))
+
+
 def selection_table(choices: Sequence[Choice]) -> Table:
     """The validation averages of every candidate rate, the chosen one marked."""
     rates = sorted({rate for choice in choices for rate in choice.averages})
@@ -232,7 +268,7 @@ def cost_table(costs: Sequence[Cost]) -> Table:
     for cost in costs:
         seconds = [cost.seconds.get(phase) for phase in phases] + [cost.step_seconds]
         body.append(_entries(cost.variant, cost.arm, *(_number(s, 3) for s in seconds), _number(cost.ratio, 2)))
-    return Table(("variant", "arm", *phases, "step, s", f"step / {COST_BASELINE}"), tuple(body))
+    return Table(("variant", "arm", *phases, "step, s", f"step / {BASELINE}"), tuple(body))
 
 
 def _entries(*given: Entry | str) -> tuple[Entry, ...]:

@@ -23,11 +23,11 @@ def tiny_model(*, steps: int, tokens_per_batch: int) -> ModelConfig:
     )
 
 
-def made_results(finals: dict[str, dict[int, float]]) -> list[RunResult]:
+def made_results(finals: dict[str, dict[int, float]], variant: str = "one_update") -> list[RunResult]:
     """Results of one variant by arm and pair."""
     return [
         RunResult(
-            Cell(arm, "one_update", pair, 1e-4, (), Path(f"runs/one_update/{arm}/pair-{pair:03d}"), False),
+            Cell(arm, variant, pair, 1e-4, (), Path(f"runs/{variant}/{arm}/pair-{pair:03d}"), False),
             initial=0.0,
             final=final,
             curve=((0, 0.0), (2, final)),
@@ -52,7 +52,6 @@ def study_file(folder: Path, **changes: object) -> Path:
     content["variants"] = {"one_update": []}
     content["arms"].pop("own_teacher")
     content["tables"]["main"]["arms"] = ["grpo", "uecr"]
-    content["sensitivity"] = {"alpha": {"title": "alpha", "default": "uecr", "points": {"grpo": 0.0, "uecr": 1.0}}}
     for model in ("student", "teacher"):
         content["task"][model]["course"] |= {"steps": 4, "tokens_per_batch": 200}
     content["overrides"] += ["rollout.max_response_tokens=6", "evaluation.max_tokens=6"]

@@ -11,7 +11,7 @@ import yaml
 from nemo_uecr.config.load import flat_values, load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ConfigError, RunFolderError
-from nemo_uecr.study.grid import Cell, model_folder, selection_cells, table_cells
+from nemo_uecr.study.grid import Cell, every_model, model_folder, selection_cells, table_cells
 from nemo_uecr.study.results import best_rates, rates_of
 from nemo_uecr.study.runner import forecast, progress_table, time_left
 from nemo_uecr.study.schema import StudyConfig, load_study
@@ -84,6 +84,18 @@ def test_selection_shares_no_student_seed_or_problem_with_the_tables(
     assert {c.train.learning_rate for c in chosen} == {2e-4, 4e-4}
 
 
+def test_variants_share_chosen_rates_and_have_their_own_students(study: StudyConfig) -> None:
+    rates = study.selection.model_copy(update={"same_as": {"four_updates": "one_update"}})
+    task = study.task.model_copy(update={"models": {"weak": study.task.student}})
+    changed = study.model_copy(update={"selection": rates, "task": task, "students": {"four_updates": "weak"}})
+    assert {cell.variant for cell in selection_cells(changed)} == {"one_update"}
+    cells = table_cells(changed, {("one_update", "uecr"): 3e-4})
+    assert {cell.learning_rate for cell in cells} == {3e-4}
+    four = next(cell for cell in cells if (cell.variant, cell.arm, cell.pair) == ("four_updates", "uecr", 1))
+    assert f"student.model_name={model_folder(changed, 'weak_student-001')}" in four.overrides
+    assert {"student-001", "weak_student-001", "selection-000", "weak_selection-000"} < every_model(changed).keys()
+
+
 def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> None:
     three = study.model_copy(
         update={"selection": study.selection.model_copy(update={"learning_rates": [1e-4, 2e-4, 4e-4], "pairs": 2})}
@@ -108,7 +120,7 @@ def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> 
         ({"tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "nobody"]}}}, "got 'nobody'"),
         (
             {"arms": {"uecr": {"overrides": [], "pairs": 2, "teacher": "bad_teacher", "learning_rate_of": None}}},
-            "arms.uecr.teacher: got bad_teacher, but task.bad_teacher is null",
+            "arms.uecr.teacher: got 'bad_teacher', expected one of teacher, student",
         ),
     ],
 )

@@ -1,14 +1,14 @@
-"""Averages that stand side by side are over the same pairs: tables and settings, by hand."""
+"""Averages that stand side by side are over the same pairs: tables and the map, by hand."""
 
 from __future__ import annotations
 
 import pytest
 
 from nemo_uecr.config.load import load_config
-from nemo_uecr.evaluation.tables import NOTHING
-from nemo_uecr.study.results import settings, tables
-from nemo_uecr.study.schema import SensitivityConfig, load_study
-from nemo_uecr.study.summary import difference_table, sensitivity_table, sets_table
+from nemo_uecr.study.map import map_cells, method
+from nemo_uecr.study.results import tables
+from nemo_uecr.study.schema import StudyConfig, load_study
+from nemo_uecr.study.summary import difference_table, sets_table
 from tests.study.made import SMALL, made_results
 
 pytest.importorskip("scipy", reason="the study extra is not installed")
@@ -30,29 +30,42 @@ def test_sets_are_over_common_pairs_and_differences_over_all() -> None:
     assert [line[1].text for line in gaps.lines] == ["3", "2", "3"]
 
 
-def test_panel_by_hand() -> None:
-    rho = SensitivityConfig(title="rho", default="uecr", points={"uecr": 0.5, "grpo": 0.9, "own_teacher": 0.1})
-    study = load_study(SMALL).model_copy(update={"sensitivity": {"rho": rho}})
-    finals = {"uecr": {0: 10.0, 1: 20.0, 2: 90.0}, "grpo": {0: 13.0, 1: 25.0}, "own_teacher": {0: 1.0, 1: 2.0, 3: 50.0}}
-    (panel,) = settings(study, made_results(finals))
-    assert (panel.variant, panel.pairs) == ("one_update", (0, 1))
-    assert [line.arm for line in panel.lines] == ["own_teacher", "uecr", "grpo"]  # by value
-    assert [line.final.mean for line in panel.lines] == [1.5, 15.0, 19.0]  # pair 2 and 3 are not common
-    # grpo's gaps 3 and 5: mean 4, s = sqrt(2), s / sqrt(2) = 1, t(0.975, 1) = 12.7062
-    shown = sensitivity_table(study, [panel]).lines
-    assert [(line[2].text, line[2].rank, line[6].text) for line in shown] == [
-        ("0.1", 0, "-13.5"), ("0.5", 1, NOTHING), ("0.9", 0, "+4.0"),
-    ]  # fmt: skip
-    assert shown[2][6].interval == "-8.7, +16.7"
+def test_map_by_hand() -> None:
+    study = load_study(SMALL)
+    tables = {"main": study.tables["main"].model_copy(update={"arms": ["grpo", "uecr", "own_teacher"]})}
+    study = study.model_copy(
+        update={"tables": tables, "map": {"panel": {"row": "one_update", "later": "four_updates"}}}
+    )
+    finals = {
+        "uecr": {0: 11.0, 1: 22.0, 2: 33.0, 3: 90.0},
+        "grpo": {0: 10.0, 1: 20.0, 2: 30.0},
+        "own_teacher": {0: 11.5, 1: 21.0, 2: 32.0},
+    }
+    (cell,) = map_cells(study, made_results(finals), "grpo")  # nothing ran in the other variant
+    assert (cell.row, cell.column) == ("row", "Machinery only")
+    assert {arm: score.mean for arm, score in cell.scores.items()} == {"uecr": 22.0, "own_teacher": 21.5, "grpo": 20.0}
+    assert cell.level == ("uecr", "own_teacher", "grpo")  # 2 +- 4.303 / sqrt(3) holds 0
+    assert cell.lead.difference.mean == cell.reference.difference.mean == 0.5
+    assert cell.gain.difference.mean == cell.over_baseline["uecr"].mean == 2.0
+    assert cell.gain.p == pytest.approx(0.0742, abs=5e-5)  # t = 2 sqrt(3), two degrees of freedom
+    others = made_results(finals | {"grpo": {0: 50.0, 1: 60.5, 2: 71.0}}, "four_updates")
+    first, second = map_cells(study, [*made_results(finals), *others], "grpo")
+    assert (second.row, second.level) == ("later", ("grpo",))
+    assert second.reference.difference.mean == second.gain.difference.mean == -38.5
+    assert first.reference.p == pytest.approx(0.4226, abs=5e-5)  # -0.5, 1, 1: t = 1
+    assert second.reference.p == pytest.approx(1.12e-4, abs=1e-6)  # t = -77 sqrt(3), p = 5.6e-5, the smaller of two
 
 
-def test_values_of_the_shipped_panels_are_those_that_the_runs_use() -> None:
-    study = load_study(SMALL.parent / "main.yaml")
-    assert set(study.sensitivity) == {"alpha", "rho", "tau_delta", "tau_entropy", "std_floor"}
-    for key, panel in study.sensitivity.items():
-        for name, value in panel.points.items():
-            overrides = (*study.overrides, *study.arms[name].overrides, "run.folder=unused")
-            method = load_config(study.config, overrides).config.method
-            used = key == "std_floor" or key in method.entry.settings
-            assert value == (getattr(method, key) if used else 0.0)
-        assert "uecr" in panel.points
+def test_shipped_map_has_every_method_in_every_cell() -> None:
+    study = load_study(SMALL.parent / "map.yaml")
+    variants = [variant for rows in study.map.values() for variant in rows.values()]
+    assert sorted(variants) == sorted(study.variants)
+    for table in study.tables.values():
+        methods = [load_method(study, arm) for arm in table.arms]
+        assert methods == [method(arm) for arm in table.arms]
+        assert len(set(methods)) == 9
+
+
+def load_method(study: StudyConfig, arm: str) -> str:
+    overrides = (*study.overrides, *study.arms[arm].overrides, "run.folder=unused")
+    return load_config(study.config, overrides).config.method.name

@@ -1,0 +1,91 @@
+"""The map of a study: which arm leads in which table and variant, and where nothing can be told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nemo_uecr.stats import Mean, holm, mean_interval
+from nemo_uecr.study.results import RunResult, common_pairs, runs_by_arm
+from nemo_uecr.study.schema import StudyConfig
+
+#: Corrected p below which a cell is coloured, and a gain has a star.
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A paired difference; `p` is of the paired t test, Holm-corrected over the cells of the map."""
+
+    difference: Mean
+    p: float
+
+
+@dataclass(frozen=True)
+class MapCell:
+    """One table in one variant, on the pairs that all its arms have; methods are arms without what follows a dot."""
+
+    table: str
+    column: str  # the table's title
+    variant: str
+    panel: str
+    row: str
+    scores: dict[str, Mean]  # after the last step by method, best first
+    over_baseline: dict[str, Mean]  # method minus baseline
+    level: tuple[str, ...]  # the best and those whose difference to it has an interval with 0
+    lead: Gap  # the best minus the second
+    gain: Gap  # the best of the others minus the baseline
+    reference: Gap  # the table's reference minus the best of the others
+
+
+def map_cells(study: StudyConfig, runs: Sequence[RunResult], baseline: str) -> list[MapCell]:
+    """The cells of the map whose arms all have at least two common pairs."""
+    found = list[MapCell]()
+    for panel, rows in study.map.items():
+        for row, variant in rows.items():
+            by_arm = runs_by_arm(runs, variant)
+            for name, table in study.tables.items():
+                arms = {arm: by_arm.get(arm, {}) for arm in table.arms}
+                if pairs := common_pairs(arms):
+                    finals = {method(arm): [arms[arm][pair].final for pair in pairs] for arm in arms}
+                    found.append(_cell(study, name, panel, row, variant, finals, baseline))
+    for key in ("lead", "gain", "reference"):
+        gaps: list[Gap] = [getattr(cell, key) for cell in found]
+        corrected = holm([gap.p for gap in gaps])
+        found = [replace(cell, **{key: replace(gap, p=p)}) for cell, gap, p in zip(found, gaps, corrected, strict=True)]
+    return found
+
+
+def _cell(
+    study: StudyConfig, name: str, panel: str, row: str, variant: str, finals: dict[str, list[float]], baseline: str
+) -> MapCell:
+    from scipy import stats
+
+    table = study.tables[name]
+    means = {arm: mean_interval(values, confidence=study.confidence) for arm, values in finals.items()}
+    ranked = sorted(means, key=lambda arm: -means[arm].mean)
+    best, second, reference = ranked[0], ranked[1], method(table.reference)
+
+    def gap(one: str, other: str) -> Gap:
+        differences = [a - b for a, b in zip(finals[one], finals[other], strict=True)]
+        p = float(stats.ttest_1samp(differences, 0.0).pvalue)
+        return Gap(mean_interval(differences, confidence=study.confidence), p)
+
+    return MapCell(
+        table=name,
+        column=table.title,
+        variant=variant,
+        panel=panel,
+        row=row,
+        scores={arm: means[arm] for arm in ranked},
+        over_baseline={arm: gap(arm, baseline).difference for arm in ranked if arm != baseline},
+        level=(best, *(arm for arm in ranked[1:] if gap(best, arm).difference.low <= 0)),
+        lead=gap(best, second),
+        gain=gap(second if best == baseline else best, baseline),
+        reference=gap(reference, second if best == reference else best),
+    )
+
+
+def method(arm: str) -> str:
+    """An arm without what tells its teacher."""
+    return arm.partition(".")[0]
