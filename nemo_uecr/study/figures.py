@@ -105,9 +105,9 @@ def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell], baselin
             for cell in (cell for cell in cells if cell.panel == title):
                 place = (columns.index(cell.column), list(rows).index(cell.row))
                 alone, more = len(cell.level) == 1, len(cell.level) - 3
-                style = {"alpha": 1.0 if cell.lead.p < SIGNIFICANT else 0.35} if alone else {}
+                alpha = 0.35 if alone and cell.lead.p >= SIGNIFICANT else 1.0
                 colour = f"C{sorted(methods).index(cell.level[0])}" if alone else "0.92"
-                axes.add_patch(Rectangle((place[0] - 0.48, place[1] - 0.46), 0.96, 0.92, color=colour, **style))
+                axes.add_patch(Rectangle((place[0] - 0.48, place[1] - 0.46), 0.96, 0.92, color=colour, alpha=alpha))
                 names = [*cell.level[:3], f"and {more} more"] if more > 1 else cell.level
                 head = "next" if cell.level[0] == baseline else f"over {baseline}"
                 gain = f"{head}: {cell.gain.difference.mean:+.1f}{'*' if cell.gain.p < SIGNIFICANT else ''}"

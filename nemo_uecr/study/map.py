@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from nemo_uecr.stats import Mean, holm, mean_interval
 from nemo_uecr.study.results import RunResult, common_pairs, runs_by_arm
@@ -51,8 +52,9 @@ def map_cells(study: StudyConfig, runs: Sequence[RunResult], baseline: str) -> l
                     found.append(_cell(study, name, panel, row, variant, finals, baseline))
     for key in ("lead", "gain", "reference"):
         gaps: list[Gap] = [getattr(cell, key) for cell in found]
-        corrected = holm([gap.p for gap in gaps])
-        found = [replace(cell, **{key: replace(gap, p=p)}) for cell, gap, p in zip(found, gaps, corrected, strict=True)]
+        for place, p in enumerate(holm([gap.p for gap in gaps])):
+            corrected: dict[str, Any] = {key: replace(gaps[place], p=p)}
+            found[place] = replace(found[place], **corrected)
     return found
 
 
