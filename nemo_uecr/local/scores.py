@@ -80,14 +80,7 @@ def score(
 ) -> Scores:
     """Log-probability of every response token at each temperature, and the entropy at temperature 1, in one forward.
 
-    Args:
-        model: the policy, the teacher or the reference.
-        sequences: prompts and responses.
-        micro_rows: rows of each forward pass.
-        temperatures: K temperatures.
-        entropy: whether to return the full-vocabulary entropy.
-        rank: whether to return the token's rank among the logits, 1 the largest.
-        places: tokens whose most likely ids to return, and among which columns.
+    With ``rank`` also its rank among the logits, 1 the largest; with ``places`` the most likely ids there.
 
     Returns:
         The scores; a token whose logits are not finite stays NaN. Of a teacher that is cut to its student's output
@@ -102,9 +95,9 @@ def score(
         check_sampled(sequences.token_ids(), sequences.mask_BT & asked_B.unsqueeze(1), model.tokenizer)
     shape = (len(sequences.responses), sequences.width)
     logp = tuple(torch.full(shape, torch.nan) for _ in temperatures)
-    entropy_BT = torch.full(shape, torch.nan) if entropy else None
+    asked = {"entropy": entropy, "dropped": dropped}
+    others = {name: torch.full(shape, torch.nan) for name, wanted in asked.items() if wanted}
     rank_BT = torch.zeros(shape, dtype=torch.int32) if rank else None
-    dropped_BT = torch.full(shape, torch.nan) if dropped else None
     top_NK = None if places is None else places.no_ids()
     scorer = partial(
         score_logits,
@@ -118,19 +111,17 @@ def score(
             place = (rows[row_N[tokens]], column_N[tokens])
             for target_BT, values_N in zip(logp, found.logp, strict=True):
                 target_BT[place] = values_N.cpu()
-            if entropy_BT is not None and found.entropy is not None:
-                entropy_BT[place] = found.entropy.cpu()
+            for name, target_BT in others.items():
+                target_BT[place] = getattr(found, name).cpu()
             if rank_BT is not None:  # of equal logits every one has the better rank
                 own_N1 = logits_NV.gather(1, micro.target_N[tokens].to(model.device).unsqueeze(1))
                 above_N = (logits_NV[:, : model.shared] > own_N1).sum(dim=1, dtype=torch.int32)
                 rank_BT[place] = 1 + above_N.cpu()
-            if dropped_BT is not None and found.dropped is not None:
-                dropped_BT[place] = found.dropped.cpu()
             if places is not None and top_NK is not None:
                 number_n = places.number_BT[place]
                 own_n = (number_n >= 0).nonzero().squeeze(1)
                 top_NK[number_n[own_n]] = places.top_ids(logits_NV[own_n.to(logits_NV.device)]).cpu()
-    return Scores(logp, entropy_BT, rank_BT, dropped_BT, top_NK)
+    return Scores(logp, others.get("entropy"), rank_BT, others.get("dropped"), top_NK)
 
 
 def _finite_scores(

@@ -30,27 +30,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Survey:
-    """What was drawn.
+    """What was drawn."""
 
-    Attributes:
-        batch: the student's responses in groups of the run's size, the groups of a problem side by side.
-        teacher: the teachers' own responses to the same problems, as many to each; None where a server samples.
-        columns: output columns of the models that are here, by name.
-    """
-
-    batch: StepBatch
+    batch: StepBatch  # the student's responses in groups of the run's size, the groups of a problem side by side
+    # The teachers' own responses to the same problems, as many to each; None where a server samples.
     teacher: tuple[Sequences, Sequence[Outcome]] | None
-    columns: dict[str, int]
+    columns: dict[str, int]  # output columns of the models that are here, by name
 
 
 def survey(config: Config, *, problems: int, groups: int, locate: Locate) -> Survey:
     """Draw so many groups of the student's responses to each problem, and half a group of its teacher's.
 
-    Args:
-        config: the resolved configuration; its teachers score whatever its method reads.
-        problems: how many of the training problems, the first ones that the run would draw.
-        groups: groups a problem.
-        locate: maps model and data names to what is on disk.
+    The problems are the first ones that the run would draw. Its teachers score them, whatever its method reads.
     """
     scoring = config.method.model_copy(update={"name": "puu"})
     loss = config.loss.model_copy(update={"reference_kl": 0.0})
