@@ -101,8 +101,8 @@ def test_ratio_that_is_not_one_at_the_first_update(tmp_path: Path, monkeypatch: 
 
     real = trainer.score
 
-    def wrong_temperature(model, sequences, rows, *, temperatures, entropy):  # type: ignore[no-untyped-def]
-        return real(model, sequences, rows, temperatures=tuple(t + 0.01 for t in temperatures), entropy=entropy)
+    def wrong_temperature(*read, temperatures, **asked):  # type: ignore[no-untyped-def]
+        return real(*read, temperatures=tuple(t + 0.01 for t in temperatures), **asked)
 
     monkeypatch.setattr(trainer, "score", wrong_temperature)
     with pytest.raises(InvariantError, match=r"ratio of the first update is off 1 by .*tolerances\.first_ratio=1e-05"):
