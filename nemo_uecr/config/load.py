@@ -433,7 +433,7 @@ def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str,
     )
     for key in sorted(ours.keys() | theirs.keys()):
         if ours.get(key) != theirs.get(key) and not key.startswith(FREE_KEYS):
-            before, now = (f"{values.get(key, 'no such key')!r:.60}" for values in (theirs, ours))
+            before, now = (f"{values[key]!r:.60}" if key in values else "no such key" for values in (theirs, ours))
             raise CheckpointError(
                 f"{where} was written with {key}={before}, this run has {now}; resume with the same configuration or "
                 "choose another run.folder"

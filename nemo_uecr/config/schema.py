@@ -327,8 +327,10 @@ def check_routing(config: AnyConfig) -> None:
         raise ValueError(f"teachers.{unnamed[0]}.model_name: got null, expected a model; leave the name out")
     if routing is None and len(config.teachers) > 1:
         raise ValueError(f"routing: missing, but there are teachers {names}; write routing.key=COLUMN")
-    if routing is not None and (not config.teachers or routing.default not in (None, *config.teachers)):
-        raise ValueError(f"routing.default: got {routing.default}, expected one of teachers: {names or 'none'}")
+    if routing is not None and not config.teachers:
+        raise ValueError(f"routing: got key {routing.key}, but one teacher; name several: teachers.NAME.model_name=...")
+    if routing is not None and routing.default not in (None, *config.teachers):
+        raise ValueError(f"routing.default: got {routing.default}, expected one of teachers: {names}")
 
 
 def teacher_models(config: AnyConfig) -> dict[str, str]:

@@ -112,14 +112,13 @@ def teacher_name(problem: Problem, routing: RoutingConfig | None, names: Iterabl
 
 def check_routing(problems: Sequence[Problem], routing: RoutingConfig | None, names: Iterable[str]) -> None:
     """Refuse, at start, problems without a teacher or without the column; say which teachers no problem names."""
-    scored = Counter(teacher_name(problem, routing, names) for problem in problems)
     if routing is None:
         return
     if not any(routing.key in problem.columns for problem in problems):
         raise DataError(
-            f"routing.key: no problem has a column {routing.key!r}, and all would go to {routing.default}; the first "
-            f"has {', '.join(problems[0].columns)}"
+            f"routing.key: no problem has a column {routing.key!r}; the first has {', '.join(problems[0].columns)}"
         )
+    scored = Counter(teacher_name(problem, routing, names) for problem in problems)
     if idle := [name for name in names if not scored[name]]:
         log.warning("no problem is routed to %s; problems by teacher: %s", ", ".join(idle), dict(scored))
 

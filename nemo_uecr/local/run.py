@@ -78,6 +78,7 @@ def train(
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
             models = load_models(config, None if start is None else start[0], locate)
             prompts, benchmarks = encoded_problems(config, models, locate)
+            rewards.check_columns(sorted({name for prompt in prompts for name in prompt.problem.columns}))
             inputs = input_hashes(config, locate)  # after loading: a model of the hub is then on this machine
             check_same_inputs(folder, inputs)
             optimizer = build_optimizer(models.student, config)

@@ -23,6 +23,8 @@ from typing import Any
 from nemo_uecr.verifier.process import outlive_requests_to_stop, serve
 
 TRL, VERL = {"prompts", "completions", "completion_ids"}, {"solution_str"}
+#: What a TRL function gets beside the problems' columns.
+GIVEN = TRL | {"trainer_state", "log_extra", "log_metric"}
 #: Frames and characters of a traceback that are passed on.
 FRAMES, TRACEBACK = 4, 4_000
 Record = Mapping[str, Any]
@@ -48,6 +50,9 @@ class UserReward:
         self._args, self._messages = args, messages
         parameters = inspect.signature(self._function).parameters
         self._names = set(parameters)
+        plain = (each for each in parameters.values() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
+        asked = {each.name for each in plain if each.default is each.empty} - args.keys() - GIVEN
+        self.columns = sorted(asked) if not TRL.isdisjoint(parameters) else []  # that the problems must have
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         self.batched = not TRL.isdisjoint(self._names)
         if self.batched == (not VERL.isdisjoint(self._names)):
@@ -69,8 +74,10 @@ class UserReward:
                 found = asyncio.run(found)
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything
             return {"failed": _traceback(error)}
+        if isinstance(found, Mapping) and "score" not in found:
+            return {"refused": f"returned a dict with {', '.join(map(str, found))}, expected a key score", "row": 0}
         if not self.batched:
-            found = [found.get("score") if isinstance(found, Mapping) else found]
+            found = [found["score"] if isinstance(found, Mapping) else found]
         values: list[Any] = list(found) if hasattr(found, "__iter__") else [found]
         if len(values) != len(samples):
             return {"refused": f"returned {len(values)} rewards for {len(samples)} responses", "row": 0}
@@ -124,7 +131,7 @@ def main(pipe: Connection, settings: Record, orphan_limit: int) -> None:
         said = str(error) if isinstance(error, UnusableError) else _traceback(error)
         serve(pipe, {"error": said}, lambda request: None, orphan_limit=orphan_limit)
         return
-    serve(pipe, {"batched": reward.batched}, reward.judge, orphan_limit=orphan_limit)
+    serve(pipe, {"batched": reward.batched, "columns": reward.columns}, reward.judge, orphan_limit=orphan_limit)
 
 
 if __name__ == "__main__":

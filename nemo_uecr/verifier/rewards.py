@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -96,6 +96,7 @@ class FunctionReward(ChildProcess):
             self.close()
             raise ConfigError(f"reward.call: {settings.call} cannot be used:\n{hello['error']}")
         self._batched: bool = hello["batched"]
+        self.columns: list[str] = hello["columns"]
 
     def judge(self, samples: Sequence[Sample], *, step: int) -> list[float | Failure | None]:
         """The function's rewards, in order.
@@ -148,6 +149,12 @@ class Rewards:
         self._settings, self._correct_at, self._pool = settings, correct_at, pool
         calls = (cast("CallReward", each) for each in settings if hasattr(each, "call"))
         self._functions = {each.label: FunctionReward(each) for each in calls}
+
+    def check_columns(self, there: Collection[str]) -> None:
+        """Refuse a function with a parameter that is no column of the problems."""
+        for label, function in self._functions.items():
+            if lost := sorted(set(function.columns) - set(there)):
+                raise ConfigError(f"reward {label} asks for {lost[0]}; the problems have {', '.join(there)}")
 
     def judge(self, samples: Sequence[Sample], *, step: int) -> list[Outcome]:
         """R^task of every response, in order.

@@ -186,7 +186,7 @@ def test_a_function_that_fails_only_on_a_batch_is_told(judge: Judge, caplog: pyt
         ("not_a_number", r"nan.*row 1"),
         ("a_text", r"'1.0'.*row 0"),
         ("one_for_all", "1 rewards for 2"),
-        ("no_score", "None, expected a finite number"),
+        ("no_score", "a dict with .*, expected a key score"),
     ],
 )
 def test_what_is_no_reward_ends_the_run(judge: Judge, name: str, said: str) -> None:
@@ -202,3 +202,12 @@ def test_a_function_that_cannot_be_used_is_refused_at_once(judge: Judge, tmp_pat
         judge(samples("a"), "verl", args={"bonsu": 1})
     with pytest.raises(ConfigError, match="no such file"):
         Rewards([CallReward(call=f"{tmp_path}/none.py:f")], correct_at=0.5, pool=SHARED)
+
+
+def test_a_column_that_no_problem_has_is_found_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text(SOURCE)
+    calls = [CallReward(call=f"{tmp_path}/r.py:{name}") for name in ("trl", "verl")]
+    with closing(Rewards(calls, correct_at=0.5, pool=SHARED)) as asked:
+        asked.check_columns(["id", "hint"])
+        with pytest.raises(ConfigError, match="reward trl asks for hint; the problems have id, task"):
+            asked.check_columns(["id", "task"])
