@@ -99,17 +99,15 @@ def load_map() -> list[Cell]:
 
 
 def region(where: Mapping[str, Share | None], cells: Sequence[Cell]) -> list[Cell]:
-    """The cells that a run may be in.
+    """The cells that a run may be in: the nearest, and those hardly further away."""
+    nearest = min(distance(where, cell) for cell in cells)
+    return [cell for cell in cells if distance(where, cell) <= nearest + MARGIN]
 
-    distance = sum over the known axes of how far the cell lies outside the run's interval
-    """
 
-    def distance(cell: Cell) -> float:
-        known = [(share, cell.where[axis]) for axis, share in where.items() if share is not None]
-        return sum(max(share["low"] - value, value - share["high"], 0.0) for share, value in known)
-
-    nearest = min(map(distance, cells))
-    return [cell for cell in cells if distance(cell) <= nearest + MARGIN]
+def distance(where: Mapping[str, Share | None], cell: Cell) -> float:
+    """Sum over the known axes of how far the cell lies outside the run's interval."""
+    known = [(share, cell.where[axis]) for axis, share in where.items() if share is not None]
+    return sum(max(share["low"] - value, value - share["high"], 0.0) for share, value in known)
 
 
 def largest_regret(method: str, cells: Sequence[Cell]) -> float:
@@ -121,6 +119,11 @@ def chosen(cells: Sequence[Cell]) -> str:
     """The method with the smallest largest regret; of equal ones the one that reads fewest scores."""
     common = sorted(set.intersection(*(set(cell.means) for cell in cells)))
     return min(common, key=lambda method: (largest_regret(method, cells), len(REGISTRY[method].scores)))
+
+
+def method_for(where: Mapping[str, Share | None], cells: Sequence[Cell]) -> str:
+    """The advised method."""
+    return ALONE if _teacher(where).value == REFUSED else chosen(region(where, cells))
 
 
 # What the numbers mean
@@ -188,8 +191,8 @@ def _whole(share: float | None) -> str:
 def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
     """The region of the map, and what to choose there."""
     here, method, train, numbers = region(facts.where, cells), facts.config.method, facts.config.train, facts.numbers
-    unknown = ", ".join(axis for axis, share in facts.where.items() if share is None)
-    teacher = _teacher(facts)
+    unknown = ", ".join(axis for axis, share in facts.where.items() if share is None) or "nothing"
+    away = min(distance(facts.where, cell) for cell in here)
     alpha, safe, noise = 1.0 if method.alpha is None else method.alpha, numbers["safe_alpha"], numbers["noise"]
     weight = Line("alpha", f"{alpha:g}", "a wrong response rarely passes a right one", "the map: 0.3, 1 and 3 alike")
     if safe is not None and safe <= alpha:
@@ -202,9 +205,14 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
         )
     warmup = f"{train.warmup_steps or math.ceil(train.steps / 6)} steps"
     return [
-        Line("region", "; ".join(cell.name for cell in here), f"unknown: {unknown or 'nothing'}", CAVEAT),
-        teacher,
-        _method(method.name, ALONE if teacher.value == REFUSED else chosen(here), here),
+        Line(
+            "region",
+            "; ".join(cell.name for cell in here),
+            f"{_whole(away)} outside the map; unknown: {unknown}",
+            CAVEAT,
+        ),
+        _teacher(facts.where),
+        _method(method.name, method_for(facts.where, cells), here),
         weight,
         Line("warm-up", warmup, "the map's runs took a sixth of their steps", "no other was measured"),
         floor,
@@ -212,8 +220,8 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
     ]
 
 
-def _teacher(facts: Facts) -> Line:
-    sides = {_side(facts.where["lead"], 0.0), _side(facts.where["order"], 0.5)}
+def _teacher(where: Mapping[str, Share | None]) -> Line:
+    sides = {_side(where["lead"], 0.0), _side(where["order"], 0.5)}
     if 1 in sides:
         reason = "it solves less than the student, or its scores contradict the verdicts"
         return Line("teacher", REFUSED, reason, "a 95% interval says so")

@@ -1,16 +1,18 @@
 """The facts behind advice: from responses that are drawn for it, or from a run's saved batch.
 
-Shape legend: B = responses, K = problems, T = tokens.
+Shape legend: B = responses, K = problems.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nemo_uecr.audit.advice import Facts
 from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
@@ -25,67 +27,136 @@ from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import ScoredBatch, Settings
 from nemo_uecr.data.batch_file import load_batch, scored_batch
+from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError
-from nemo_uecr.local.survey import Survey
+from nemo_uecr.local.batch import samples_of
+from nemo_uecr.local.manifest import Locate
+from nemo_uecr.local.rollout import draw
+from nemo_uecr.local.run import encoded_problems, load_models, placement_of, sampler_of
+from nemo_uecr.local.sequences import Prompt, Response, Sequences
+from nemo_uecr.local.step_metrics import Stopwatch
+from nemo_uecr.local.teachers import ModelTeacher, Teachers
+from nemo_uecr.local.trainer import Rollouts
 from nemo_uecr.stats import ClusterBootstrap, Share, pass_at_k
-from nemo_uecr.telemetry.metrics import method_metrics
+from nemo_uecr.telemetry.metrics import agreement_metrics, method_metrics
 from nemo_uecr.telemetry.run_folder import read_run
+from nemo_uecr.verifier.pool import SHARED
+from nemo_uecr.verifier.rewards import Rewards
+
+log = logging.getLogger(__name__)
 
 REPLICATES, SEED = 2000, 0
-#: Group sizes for which the share of equal verdicts is counted, where there are as many responses to each problem.
+#: Groups of the run's size that are drawn for each problem, so that twice that size can be judged as well.
+GROUPS = 2
+#: Group sizes for which equal verdicts are counted, where there are as many responses to each problem.
 SIZES = (2, 4, 8, 16, 32, 64)
-#: Of a saved batch these stand in the step's record alone; of what was drawn they are in the batch.
-#: Taken from a step's metrics.
-MEASURED = (
-    "outcome/gap_mean_right", "outcome/gap_mean_wrong", "teacher/entropy_mean", "response/length_mean",
-)  # fmt: skip
-RECORDED = ("response/truncated_share", "teacher/top1_agreement", "teacher/top20_overlap")
-
-
-def facts_of_survey(config: Config, found: Survey, *, noise_stated: bool) -> Facts:
-    """Facts from responses that were drawn for advice."""
-    batch = found.batch
-    problem_B = numbered([prompt.problem.id for prompt in batch.sequences.prompts])
-    teacher_B = cut = None
-    if found.teacher is not None:
-        own, outcomes = found.teacher
-        teacher_B = np.asarray([outcome.correct for outcome in outcomes])
-        cut = float(np.mean([response.truncated for response in own.responses]))
-    known: dict[str, float | None] = {
-        "teacher/top1_agreement": None,
-        "teacher/top20_overlap": None,
-        "response/truncated_share": float(batch.truncated().double().mean()),
-        "teacher/truncated_share": cut,
-    }
-    return _facts(config, batch.scored, batch.correct(), problem_B, teacher_B, known, found.columns, noise_stated)
+#: Names of a step's metrics: from the scores, and what a saved batch has in the step's record alone.
+SCORED = ("outcome/gap_mean_right", "outcome/gap_mean_wrong", "teacher/entropy_mean", "response/length_mean")
+RECORDED = ("response/truncated_share", "teacher/top1_agreement", "teacher/top20_overlap", "teacher/truncated_share")
 
 
 def facts_of_run(folder: Path) -> Facts:
-    """Facts from the first batch that a run saved: those of its student before training where step 1 is there."""
+    """Facts from the first batch that a run saved: of the student before training, where that is step 1's."""
     run = read_run(folder)
     if not run.batches:
         raise DataError(
             f"{folder} has no saved batch; expected a run with telemetry.save_batch_every > 0. "
             f"Draw instead: nemo-uecr advise {folder / 'config.yaml'}"
         )
-    first = run.batches[0]
-    texts = saved_texts(first.tensors)
-    record = next((step for step in run.steps if step["step"] == first.step), {})
-    known = {name: record.get(name) for name in RECORDED} | {"teacher/truncated_share": None}
-    correct_B = torch.tensor([text["verdict"] == "correct" for text in texts])
-    batch = scored_batch(load_batch(first.tensors), first.tensors)
-    stated = run.origins.get("method.scoring_noise") != "default"
-    problem_B = numbered([text["problem"] for text in texts])
-    return _facts(written_config(folder / "config.yaml"), batch, correct_B, problem_B, None, known, {}, stated)
+    files = run.batches[0]
+    texts = saved_texts(files.tensors)
+    record = next((step for step in run.steps if step["step"] == files.step), {})
+    return _facts(
+        written_config(folder / "config.yaml"),
+        scored_batch(load_batch(files.tensors), files.tensors),
+        np.asarray([text["verdict"] == "correct" for text in texts]),
+        problem_B=numbered([text["problem"] for text in texts]),
+        teacher_B=None,
+        numbers={name: record.get(name) for name in RECORDED},
+        columns={},
+        noise_stated=run.origins.get("method.scoring_noise") != "default",
+    )
+
+
+def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stated: bool) -> Facts:
+    """Facts from responses to the first problems that a run would draw; nothing is trained.
+
+    The teachers score whatever the configured method reads, and answer half as often as a group is large.
+    """
+    asked, size = config, config.rollout.responses_per_prompt
+    entropy = all(getattr(teacher, "entropy", "") != "none" for teacher in (config.teacher, *config.teachers.values()))
+    scoring = config.method.model_copy(update={"name": "uecr" if entropy else "puu"})
+    loss = config.loss.model_copy(update={"reference_kl": 0.0})
+    config = config.model_copy(update={"method": scoring, "loss": loss})
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    models = load_models(config, None, locate)
+    prompts, _ = encoded_problems(config, models, locate)
+    count, each = min(problems, len(prompts)), GROUPS * size
+    rollout = config.rollout.model_copy(update={"prompts_per_step": count, "responses_per_prompt": each})
+    config = config.model_copy(update={"rollout": rollout})
+    teacher_B, columns = None, {"student": models.student.vocabulary}
+    numbers: dict[str, float | None] = dict.fromkeys(RECORDED)
+    with closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)) as rewards:
+        placement, sample = placement_of(config, models, None), sampler_of(config, models.student, locate, prompts, {})
+        rollouts = Rollouts(config, models, placement, sample, rewards, prompts, Path(config.run.folder))
+        log.info("advise: %d responses of the student to %d problems", count * each, count)
+        batch, fault = rollouts.rollout(1, Stopwatch())
+        if fault is not None:
+            raise fault.error(models.student, batch.sample_ids[fault.row])
+        batch.check_scores()
+        if models.teachers is not None and batch.teacher is not None:
+            asks = [prompt for prompt in batch.sequences.prompts[::each] for _ in range(size // 2)]
+            own = own_responses(rollouts, models.teachers, asks)
+            if own is not None:
+                judged = rewards.judge(samples_of(0, Sequences(asks, own), config.data), step=0)
+                teacher_B = np.asarray([outcome.correct for outcome in judged])
+                numbers["teacher/truncated_share"] = float(np.mean([response.truncated for response in own]))
+            if batch.student.top_NK is not None and batch.teacher.top_NK is not None:
+                numbers |= agreement_metrics(batch.student.top_NK, batch.teacher.top_NK, [])
+            here = {name: each for name, each in models.teachers.by_name.items() if isinstance(each, ModelTeacher)}
+            columns |= {name: teacher.model.vocabulary for name, teacher in here.items()}
+    return _facts(
+        asked,
+        replace(batch.scored, group_B=torch.arange(count * each) // size),
+        batch.correct().numpy(),
+        problem_B=np.repeat(np.arange(count), each),
+        teacher_B=teacher_B,
+        numbers=numbers | {"response/truncated_share": float(batch.truncated().double().mean())},
+        columns=columns,
+        noise_stated=noise_stated,
+    )
+
+
+def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prompt]) -> list[Response] | None:
+    """Each problem's teacher answers what it reads in its place; None where one is a server's."""
+    config, reading = rollouts.config, teachers.reading(Sequences(prompts, ()), None)
+    responses: dict[int, Response] = {}
+    for name in dict.fromkeys(reading.names):
+        teacher = teachers.by_name[name]
+        if not isinstance(teacher, ModelTeacher):
+            return None
+        rows = [row for row, own in enumerate(reading.names) if own == name]
+        log.info("advise: %d responses of the %s", len(rows), teacher.model.name)
+        rollouts.placement.need(*teacher.members)
+        views = [reading.sequences.prompts[row] for row in rows]
+        seeds = [derive(config.run.seed, "advise", row) for row in rows]
+        size = config.rollout.microbatch_responses
+        drawn, fault = draw(teacher.model, views, seeds, rollouts.decoding, microbatch=size)
+        if fault is not None:
+            raise fault.error(teacher.model, f"problem {views[fault.row].problem.id}")
+        responses |= zip(rows, drawn, strict=True)
+    return [responses[row] for row in range(len(prompts))]
 
 
 def _facts(
     config: Config,
     batch: ScoredBatch,
-    correct_B: Tensor,
+    right_B: Array,
+    *,
     problem_B: Array,
     teacher_B: Array | None,
-    known: Mapping[str, float | None],
+    numbers: Mapping[str, float | None],
     columns: Mapping[str, int],
     noise_stated: bool,
 ) -> Facts:
@@ -93,40 +164,38 @@ def _facts(
     method, scored = config.method, batch.teacher_logp_BT is not None
     settings = Settings(**method.core_settings() | {"alpha": 1.0 if method.alpha is None else method.alpha})
     advantages = METHODS["puu" if scored else "grpo"].compute(batch, settings, detail=True)
+    correct_B = torch.from_numpy(right_B)
     metrics = method_metrics(
         batch, advantages, settings, {}, correct_B=correct_B, truncated_B=correct_B, noise=method.scoring_noise
     )
     sampler = ClusterBootstrap.draw(problem_B, replicates=REPLICATES, seed=SEED)
-    groups, right_B, everything = Groups.of(batch.group_B), correct_B.numpy(), np.ones(len(problem_B), dtype=bool)
-    by_problem = [right_B[problem_B == problem] for problem in range(sampler.clusters)]
+    problem_K, groups = np.arange(sampler.clusters), Groups.of(batch.group_B)
+    rewards = [right_B[problem_B == problem].astype(float) for problem in problem_K]
     sizes = sorted({*SIZES, config.rollout.responses_per_prompt})
-    rewards = [rows.astype(float) for rows in by_problem]
-    where: dict[str, Share | None] = {
-        "student": sampler.mean(right_B, everything, problem_B),
-        "lead": None,
-        "order": None,
-        "degenerate": sampler.mean(groups.flat(batch.task_reward_B).numpy(), everything, problem_B),
-    }
-    numbers = dict(known) | {name: metrics.get(name) for name in MEASURED} | {"spread": None, "safe_alpha": None}
+
+    def mean(value: Array, of: Array) -> Share:
+        return sampler.mean(value, np.ones(len(value), dtype=bool), of)
+
+    flat_B = groups.flat(batch.task_reward_B).numpy()
+    where = {"student": mean(right_B, problem_B), "lead": None, "order": None, "degenerate": mean(flat_B, problem_B)}
+    found = {**numbers, **{name: metrics.get(name) for name in SCORED}, "spread": None, "safe_alpha": None}
     if advantages.teacher_reward_B is not None:
         table = table_of(right_B, batch.group_B.numpy(), np.zeros_like(problem_B), problem_B)
         reward_B = advantages.teacher_reward_B.numpy()
-        numbers["spread"] = float(groups.std(groups.centre(advantages.teacher_reward_B), sample=False).mean())
+        found["spread"] = float(groups.std(groups.centre(advantages.teacher_reward_B), sample=False).mean())
         if table.mixed_P.any():
             where["order"] = sampler.mean(1.0 - conflicts(table, reward_B), table.mixed_P, table.problem_P)
             ties = [tie_point(correct_C, wrong_W) for _, correct_C, wrong_W in table.mixed(reward_B)]
-            numbers["safe_alpha"] = float(np.quantile(ties, SHARE, method="inverted_cdf"))
+            found["safe_alpha"] = float(np.quantile(ties, SHARE, method="inverted_cdf"))
     teacher = None
     if teacher_B is not None:
         theirs_K = teacher_B.reshape(sampler.clusters, -1).mean(axis=1)
-        problem_K = np.arange(sampler.clusters)
-        all_K = problem_K >= 0
-        teacher = sampler.mean(theirs_K, all_K, problem_K)
-        where["lead"] = sampler.mean(theirs_K - [rows.mean() for rows in by_problem], all_K, problem_K)
+        teacher = mean(theirs_K, problem_K)
+        where["lead"] = mean(theirs_K - [rows.mean() for rows in rewards], problem_K)
     return Facts(
         where=where,
         teacher=teacher,
-        numbers=numbers | {"noise": method.scoring_noise if noise_stated else None},
+        numbers=found | {"noise": method.scoring_noise if noise_stated else None},
         equal={
             size: (1.0 - pass_at_k([1.0 - rows for rows in rewards], size), 1.0 - pass_at_k(rewards, size))
             for size in sizes

@@ -261,33 +261,27 @@ def advise(
 def advised(source: str, overrides: Sequence[str], *, problems: int, out: Path | None) -> list[str]:
     """Write the advice; the same in lines for a terminal."""
     require_extra("local", "data")
-    from nemo_uecr.audit import advice
+    from nemo_uecr.audit.advice import advice, advice_lines, load_map, measured_lines
     from nemo_uecr.audit.output import write_audit
 
-    facts = _facts(source, overrides, problems)
+    facts, cells = _facts(source, overrides, problems), load_map()
     folder = out or Path(facts.config.run.folder) / "audits" / "advise"
-    write_audit(folder, advice.advice(facts, advice.load_map()))
-    lines = [f"{line.name:<27} {line.value:<20} {line.meaning}" for line in advice.measured_lines(facts)]
-    for line in advice.advice_lines(facts, advice.load_map()):
+    write_audit(folder, advice(facts, cells))
+    lines = [f"{line.name:<27} {line.value:<21} {line.meaning}" for line in measured_lines(facts)]
+    for line in advice_lines(facts, cells):
         lines += [f"{line.name:<12}{line.value}", f"{'':<12}{line.meaning} ({line.sure})"]
     return [*lines, f"advice: {folder}"]
 
 
 def _facts(source: str, overrides: Sequence[str], problems: int) -> Facts:
-    from nemo_uecr.audit.advise import facts_of_run, facts_of_survey
+    from nemo_uecr.audit.advise import facts_of_config, facts_of_run
     from nemo_uecr.config.load import load_config
     from nemo_uecr.files import read_object
-    from nemo_uecr.local.survey import survey
     from nemo_uecr.study.demo import resolve
 
-    if Path(source).is_dir():
-        if overrides:
-            raise ConfigError(
-                f"{overrides[0]}: a finished run is read as it was; expected a configuration file to change"
-            )
+    if Path(source).is_dir() and not overrides:
         return facts_of_run(Path(source))
-    loaded = load_config(source, overrides)
-    found = survey(loaded.config, problems=problems, groups=2, locate=resolve)
-    beside = Path(source).with_name("origins.json")  # a run's configuration states every default
-    origins = {**loaded.origins, **(read_object(beside) if beside.is_file() else {})}
-    return facts_of_survey(loaded.config, found, noise_stated=origins.get("method.scoring_noise") != "default")
+    loaded, beside = load_config(source, overrides), Path(source).with_name("origins.json")
+    origins = {**loaded.origins, **(read_object(beside) if beside.is_file() else {})}  # a run's file states defaults
+    stated = origins.get("method.scoring_noise") != "default"
+    return facts_of_config(loaded.config, problems=problems, locate=resolve, noise_stated=stated)

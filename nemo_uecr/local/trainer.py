@@ -53,22 +53,16 @@ class Models:
 
 
 @dataclass
-class Trainer:
-    """One run from a position to its last step."""
+class Rollouts:
+    """The part of a step that trains nothing: it draws, judges and scores."""
 
     config: Config  # the resolved configuration
     models: Models  # the models it names
-    optimizer: torch.optim.Optimizer  # the student's
     placement: Placement  # which of their weights are on the device
     sample: Sampler | VllmSampler  # draws responses from the student as it is
     rewards: Rewards  # judge them
     prompts: Sequence[Prompt]  # encoded training problems
-    benchmarks: Mapping[str, Sequence[Prompt]]  # encoded problems of each benchmark
     folder: Path  # run folder
-    log: StepLog  # takes the metrics of every step
-    checkpoints: Checkpoints  # the run's checkpoints
-    position: Position  # where the run stands; it moves on with every step
-    stop: StopRequest  # read after each step
 
     @property
     def method(self) -> Method:
@@ -76,67 +70,18 @@ class Trainer:
         return METHODS[self.config.method.name]
 
     @property
+    def decoding(self) -> Decoding:
+        """How training draws."""
+        rollout = self.config.rollout
+        return Decoding(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_response_tokens, rollout.stop)
+
+    @property
     def _sampling(self) -> tuple[str, ...]:
         """What a draw needs on the device; with an adapter vLLM has a base of its own."""
         return () if self.config.rollout.engine == "vllm" and self.config.student.lora_rank else ("student",)
 
-    def run(self) -> None:
-        """Train to the last step.
-
-        Raises:
-            RunStopped: If the run was asked to end; the step under way is finished and saved.
-        """
-        config = self.config
-        saving = 0.0
-        with self.log:
-            if self.position.step == 0 and config.evaluation.at_start and self.benchmarks:
-                self._evaluate(0)
-            for step in range(self.position.step + 1, config.train.steps + 1):
-                metrics = self.step(step) | {"time/save_s": saving}
-                self.log.step(step, metrics)
-                # After the record: a checkpoint of a step must never exist without the step's record.
-                started = time.perf_counter()
-                asked = self.stop.asked
-                self._save_checkpoint(step, asked=asked)
-                saving = time.perf_counter() - started
-                if asked and step < config.train.steps:
-                    raise RunStopped(
-                        f"stopped by {self.stop.reason} after step {step} of {config.train.steps}; "
-                        f"{self.checkpoints.path(step)} is complete. Run again with --resume to continue"
-                    )
-
-    def step(self, step: int) -> dict[str, float]:
-        """Take one training step; returns its metrics."""
-        watch = Stopwatch()
-        batch, fault = self._rollout(step, watch)
-        settings = method_settings(self.config, step=step, state=self.position.method_state)
-        try:
-            if fault is not None:
-                raise fault.error(self.models.student, batch.sample_ids[fault.row])
-            batch.check_scores()
-            gap = self._rollout_gap(batch)
-            with watch.phase("advantage"):
-                advantages = self.method.compute(batch.scored, settings, detail=True)
-                tolerances = self.config.tolerances
-                residuals = check_identities(self.method, batch.scored, settings, advantages, tolerances.model_dump())
-            with watch.phase("update"):
-                self.placement.need("student", "optimizer")
-                outcome = self._update(batch, advantages)
-                self.optimizer.zero_grad(set_to_none=True)  # the other phases have the memory
-            with watch.phase("advantage"):
-                check_ratios(outcome, batch.sample_ids, tolerances)
-                metrics = gap | step_metrics(batch, advantages, residuals, outcome, settings, self.config)
-                check_record(step, metrics)
-        except (InvariantError, ScoreError) as error:
-            leave_failure(self.folder, batch, self.config.method, settings, error)
-            if batch.unscored is not None and self.position.step not in (0, *self.checkpoints.steps()):
-                self._save_checkpoint(self.position.step, asked=True)  # the student is as that step left it
-            raise
-        self._keep(step, batch, settings, advantages)
-        self._advance(step, outcome, advantages.state or {}, watch)
-        return metrics | watch.metrics(int(batch.scored.mask_BT.sum()))
-
-    def _rollout(self, step: int, watch: Stopwatch) -> tuple[StepBatch, Fault | None]:
+    def rollout(self, step: int, watch: Stopwatch) -> tuple[StepBatch, Fault | None]:
+        """A step's batch, and the first fault of its draw."""
         config = self.config
         rollout, seed = config.rollout, config.run.seed
         indices = step_indices(
@@ -147,13 +92,10 @@ class Trainer:
             shuffle=config.data.shuffle,
         )
         prompts = [self.prompts[index] for index in indices for _ in range(rollout.responses_per_prompt)]
-        decoding = Decoding(
-            rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_response_tokens, rollout.stop
-        )
         with watch.phase("rollout"):
             self.placement.need(*self._sampling)
             seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
-            responses, fault = self.sample(prompts, seeds, decoding)
+            responses, fault = self.sample(prompts, seeds, self.decoding)
         sequences = Sequences(prompts, responses)
         samples = samples_of(step, sequences, config.data)
         with watch.phase("verify"):
@@ -207,6 +149,74 @@ class Trainer:
                 sequences.token_ids(), sequences.mask_BT, config.method.turn_separator, models.student.tokenizer
             ),
         )
+
+
+@dataclass
+class Trainer(Rollouts):
+    """One run from a position to its last step."""
+
+    optimizer: torch.optim.Optimizer  # the student's
+    benchmarks: Mapping[str, Sequence[Prompt]]  # encoded problems of each benchmark
+    log: StepLog  # takes the metrics of every step
+    checkpoints: Checkpoints  # the run's checkpoints
+    position: Position  # where the run stands; it moves on with every step
+    stop: StopRequest  # read after each step
+
+    def run(self) -> None:
+        """Train to the last step.
+
+        Raises:
+            RunStopped: If the run was asked to end; the step under way is finished and saved.
+        """
+        config = self.config
+        saving = 0.0
+        with self.log:
+            if self.position.step == 0 and config.evaluation.at_start and self.benchmarks:
+                self._evaluate(0)
+            for step in range(self.position.step + 1, config.train.steps + 1):
+                metrics = self.step(step) | {"time/save_s": saving}
+                self.log.step(step, metrics)
+                # After the record: a checkpoint of a step must never exist without the step's record.
+                started = time.perf_counter()
+                asked = self.stop.asked
+                self._save_checkpoint(step, asked=asked)
+                saving = time.perf_counter() - started
+                if asked and step < config.train.steps:
+                    raise RunStopped(
+                        f"stopped by {self.stop.reason} after step {step} of {config.train.steps}; "
+                        f"{self.checkpoints.path(step)} is complete. Run again with --resume to continue"
+                    )
+
+    def step(self, step: int) -> dict[str, float]:
+        """Take one training step; returns its metrics."""
+        watch = Stopwatch()
+        batch, fault = self.rollout(step, watch)
+        settings = method_settings(self.config, step=step, state=self.position.method_state)
+        try:
+            if fault is not None:
+                raise fault.error(self.models.student, batch.sample_ids[fault.row])
+            batch.check_scores()
+            gap = self._rollout_gap(batch)
+            with watch.phase("advantage"):
+                advantages = self.method.compute(batch.scored, settings, detail=True)
+                tolerances = self.config.tolerances
+                residuals = check_identities(self.method, batch.scored, settings, advantages, tolerances.model_dump())
+            with watch.phase("update"):
+                self.placement.need("student", "optimizer")
+                outcome = self._update(batch, advantages)
+                self.optimizer.zero_grad(set_to_none=True)  # the other phases have the memory
+            with watch.phase("advantage"):
+                check_ratios(outcome, batch.sample_ids, tolerances)
+                metrics = gap | step_metrics(batch, advantages, residuals, outcome, settings, self.config)
+                check_record(step, metrics)
+        except (InvariantError, ScoreError) as error:
+            leave_failure(self.folder, batch, self.config.method, settings, error)
+            if batch.unscored is not None and self.position.step not in (0, *self.checkpoints.steps()):
+                self._save_checkpoint(self.position.step, asked=True)  # the student is as that step left it
+            raise
+        self._keep(step, batch, settings, advantages)
+        self._advance(step, outcome, advantages.state or {}, watch)
+        return metrics | watch.metrics(int(batch.scored.mask_BT.sum()))
 
     def _rollout_gap(self, batch: StepBatch) -> dict[str, float]:
         if not isinstance(self.sample, VllmSampler):

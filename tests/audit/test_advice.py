@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from dataclasses import replace
 from typing import Any
 
@@ -86,3 +87,20 @@ def test_the_shipped_map_names_methods_and_axes_that_there_are() -> None:
         assert each.where.keys() == FACTS.where.keys()
         assert {"grpo", each.reference} <= each.means.keys() <= REGISTRY.keys()
         assert each.leads.keys() <= each.means.keys() - {each.reference}
+
+
+def test_hits_are_counted_on_cells_that_the_advice_did_not_see() -> None:
+    tool = runpy.run_path(str(SHIPPED.parents[1] / "tools" / "advice_map.py"))
+    kinds = {
+        "good": (0.3, {"atod": 52, "uecr": 49, "grpo": 46}, ["atod"]),
+        "wrong": (-0.2, {"grpo": 50, "uecr": 49, "atod": 20}, ["grpo", "uecr"]),
+    }
+    cells, places = [], {}
+    for variant in ("plain", "noise"):
+        for teacher, (lead, means, level) in kinds.items():
+            scores = {name: {"mean": mean, "pairs": 5} for name, mean in means.items()}
+            names = {"variant": variant, "column": teacher, "row": variant, "panel": ""}
+            cells.append({**names, "scores": scores, "over_baseline": {}, "level": level})
+            places[tool["name_of"](cells[-1])] = [dict(placed(lead=share(lead)).where)]
+    found = tool["hits"](cells, places)
+    assert found == {"advice": 1.0, "always atod": 0.5, "always uecr": 0.5, "always grpo": 0.5}
