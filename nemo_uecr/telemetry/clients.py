@@ -81,6 +81,7 @@ class TensorBoard:
 class _Service:
     """A tracker that may fail: said once, and then left alone, since the metrics file has everything."""
 
+    _name: str
     _errors: type[Exception]
     _alive = True
 
@@ -90,11 +91,13 @@ class _Service:
                 request()
             except self._errors as error:
                 self._alive = False
-                log.warning("%s fails (%s); the run goes on without it", type(self).__name__, error)
+                log.warning("%s fails (%s); the run goes on without it", self._name, error)
 
 
 class Wandb(_Service):
     """A Weights & Biases run; offline it is a folder that `wandb sync` uploads."""
+
+    _name = "Weights & Biases"
 
     def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
         """Start or continue the run."""
@@ -123,6 +126,8 @@ class Wandb(_Service):
 
 class Mlflow(_Service):
     """An MLflow run; offline it is a database in the run folder."""
+
+    _name = "MLflow"
 
     def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
         """Start or continue the run."""
