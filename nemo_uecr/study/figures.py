@@ -95,12 +95,12 @@ def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell], baselin
     from matplotlib.patches import Rectangle
 
     methods, columns = list(cells[0].scores), [table.title for table in study.tables.values()]
-    across = (len(study.map) + 1) // 2
-    with _panels(folder / "map", 1.6 + 5.2 * min(2, len(study.map)), 0.9 + 2.6 * across, across, 2) as (figure, panels):
+    wide, high = min(2, len(study.map)), (len(study.map) + 1) // 2
+    with _panels(folder / "map", 1.6 + 5.2 * wide, 1.1 + 2.6 * high, high, wide) as (figure, panels):
         for axes, (title, rows) in zip(panels.flat, study.map.items(), strict=False):
             axes.set(title=title, xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
-            axes.set_xticks(range(len(columns)), columns)
-            axes.set_yticks(range(len(rows)), rows)
+            axes.set_xticks(range(len(columns)), columns, fontsize=9)
+            axes.set_yticks(range(len(rows)), rows, fontsize=9)
             axes.grid(visible=False)
             for cell in (cell for cell in cells if cell.panel == title):
                 place = (columns.index(cell.column), list(rows).index(cell.row))
@@ -114,7 +114,7 @@ def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell], baselin
                 weight = "bold" if alone else "normal"
                 axes.text(*place, "\n".join([*names, gain]), ha="center", va="center", fontsize=8, weight=weight)
         note = (
-            "coloured: one method leads (pale: before correction only); grey: not told apart, the best first; "
+            "coloured: one method leads (pale: before correction only); grey: not told apart, the best first;\n"
             f"points over {baseline} of the best, * where Holm's p < {SIGNIFICANT}"
         )
         figure.suptitle(f"{note}; {min(cell.lead.difference.pairs for cell in cells)} pairs or more", fontsize=9)
