@@ -235,9 +235,9 @@ def _method(now: str, name: str, here: Sequence[Cell]) -> Line:
     """The advised method beside the configured one."""
     reason = f"at most {largest_regret(name, here)} points below the region's best"
     if now != name and all(now in cell.means for cell in here):
-        reason += f"; {now}: {largest_regret(now, here)}"
+        reason += f"; {now} at most {largest_regret(now, here)}"
     leads = [(cell.leads[name], cell.reference) for cell in here if name in cell.leads]
-    told = [f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] to {other}" for (mean, low, high), other in leads]
+    told = [f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] over {other}" for (mean, low, high), other in leads]
     return Line("method", name, reason, "; ".join([*told, f"{min(cell.pairs for cell in here)} pairs"]))
 
 
