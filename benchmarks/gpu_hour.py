@@ -81,7 +81,7 @@ def parts(out: Path, models: Path, device: str) -> list[Part]:
     """Every part: first what the others need, last what may take the longest."""
     same = "--out", str(out), "--models", str(models), "--device", device
     own = "-m", "benchmarks.gpu_hour"
-    cases = ("dense", "fused") if device == "cuda" else ("dense/ours/bfloat16", "dense/plain/bfloat16", "--quick")
+    cases = ("dense",) if device == "cuda" else ("dense/ours/bfloat16", "dense/plain/bfloat16", "--quick")
     rivals = "-m", "benchmarks.scoring", "--device", device, "--json", str(out / "rivals.json"), "--cases", *cases
     kernels = "tests/gpu/scoring_gpu.py", "--json", str(out / "kernels.json")
     nemo_rl = "tests/gpu/one_gpu.py", str(models / "student"), str(out / "nemo_rl")
@@ -102,7 +102,7 @@ def _rows(name: str, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
         keys = ("wall_s", "peak_extra_mb", "error_logp")
         return {case: {key: values.get(key) for key in keys} for case, values in found["cases"].items()}
     if "speed" in found:
-        figures = {"largest error, nats": max(found["errors"].values()), **found["fused"], **found["speed"]}
+        figures = {"largest error, nats": max(found["errors"].values()), **found["speed"]}
         return {figure: {"measured": value} for figure, value in figures.items()}
     return {name: found}
 

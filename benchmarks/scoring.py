@@ -6,7 +6,7 @@ Each case runs in processes of its own, once a round, so that all share the mach
 processor time counts, on a GPU the least wall time. Another project's code is imported from where it is installed and
 is absent otherwise; NEMO_RL_SOURCE names a source tree of NeMo-RL.
 
-Legend: N tokens, V vocabulary columns (of this rank's shard), H hidden.
+Legend: N tokens, V vocabulary columns (of this rank's shard).
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from benchmarks.measure import MEBI, collectives_begun, least_seconds, outputs_o
 from nemo_uecr.cli.common import write_json
 from nemo_uecr.data.reproducible import installed
 from nemo_uecr.scoring.dense import score_logits
-from nemo_uecr.scoring.fused_linear import score_hidden, tile_for
 from nemo_uecr.scoring.records import TokenScores, VocabShard
 
 Run = Callable[[], tuple[Tensor, Tensor] | None]
-PACKAGES = ("torch", "trl", "verl", "liger-kernel", "areal", "megatron-core", "triton", "transformers")
+PACKAGES = ("torch", "trl", "verl", "areal", "megatron-core", "triton", "transformers")
 CHECKED_TOKENS = 16
 SMALL_TOKENS = 2
 GPU_TOKENS = 4096
@@ -51,7 +50,6 @@ class Case:
     option: str = ""
     tokens: int = 256
     vocab: int = 151_936
-    hidden: int = 2560
     log_z: float = 25.0
     threads: int = 1
     native: str = "1"
@@ -88,10 +86,7 @@ def cases() -> list[Case]:
         found += [Case("sharded/nemo_rl", dtype, chunk, tokens=512) for chunk in ("1024", "64", "16")]
         found += [Case("sharded/areal", dtype, chunk, tokens=512) for chunk in ("1024", "16")]
     found += [Case("dense/ours", "float32", log_z=8.0)]
-    found += [Case(kind, "float32", threads=2) for kind in ("dense/ours", "dense/plain")]
-    heads = {"ours": [""], "product": ["whole", "tiled"], "plain": [""], "trl": ["32768", "4096"], "liger": [""]}
-    heads["verl"] = ["512", "128"]
-    return found + [Case(f"fused/{head}", "bfloat16", option) for head, options in heads.items() for option in options]
+    return found + [Case(kind, "float32", threads=2) for kind in ("dense/ours", "dense/plain")]
 
 
 RIVAL_CHUNKS = (("trl", "128", "8"), ("verl", "2048", "8"))
@@ -99,11 +94,10 @@ RIVAL_CHUNKS = (("trl", "128", "8"), ("verl", "2048", "8"))
 
 @dataclass(frozen=True)
 class Inputs:
-    """One problem; `rows_N` are logits [N, V], or hidden states [N, H] with their `weight_VH`."""
+    """One problem; `rows_N` are logits [N, V]."""
 
     rows_N: Tensor
     target_N: Tensor
-    weight_VH: Tensor
     first_column: int
 
     def first(self, tokens: int) -> Inputs:
@@ -112,16 +106,9 @@ class Inputs:
 
 
 def made_inputs(case: Case, rank: int) -> Inputs:
-    """Logits with a few likely tokens a row and a log-partition of `log_z`; or factors whose product has std 2.5."""
+    """Logits with a few likely tokens a row and a log-partition of `log_z`."""
     torch.manual_seed(1)
     dtype, tokens, vocab = getattr(torch, case.dtype), case.tokens, case.vocab
-    if case.kind.startswith("fused"):
-        rows = torch.randn(tokens, case.hidden).to(dtype)
-        weight = torch.empty(vocab, case.hidden, dtype=dtype)
-        for start in range(0, vocab, 8192):
-            block = weight[start : start + 8192]
-            block.copy_(torch.randn(block.shape) * (2.5 / case.hidden**0.5))
-        return Inputs(rows, torch.randint(0, vocab, (tokens,)), weight, 0)
     logits = torch.randn(tokens, vocab).mul_(2.0)
     likely = torch.randint(0, vocab, (tokens, 8))
     logits.scatter_(1, likely, torch.rand(tokens, 8) * 6.0 + 14.0)
@@ -129,7 +116,7 @@ def made_inputs(case: Case, rank: int) -> Inputs:
         row += case.log_z - torch.logsumexp(row, 0)
     target = torch.where(torch.arange(tokens) % 2 == 0, likely[:, 0], torch.randint(0, vocab, (tokens,)))
     start, stop = vocab * rank // case.ranks, vocab * (rank + 1) // case.ranks
-    return Inputs(logits[:, start:stop].to(dtype).contiguous(), target, torch.empty(0), start)
+    return Inputs(logits[:, start:stop].to(dtype).contiguous(), target, start)
 
 
 def plain(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,10 +134,6 @@ def _ours(x: Inputs, option: str) -> Run:
     temperatures = (1.0, 0.7) if option == "two" else (1.0,)
     shard = VocabShard(x.first_column, None) if dist.is_initialized() else None
     return lambda: _pair(score_logits(x.rows_N, x.target_N, temperatures=temperatures, entropy=True, shard=shard))
-
-
-def _ours_fused(x: Inputs, option: str) -> Run:
-    return lambda: _pair(score_hidden(x.rows_N, x.weight_VH, x.target_N, temperatures=(1.0,), entropy=True))
 
 
 def _trl(x: Inputs, option: str) -> Run:
@@ -186,48 +169,6 @@ def _areal(x: Inputs, option: str) -> Run:
     return lambda: areal.gather_logprobs_entropy(x.rows_N, x.target_N, tp_group=group, chunk_size=int(option))
 
 
-def bare_product(x: Inputs, option: str) -> Run:
-    """The matrix product alone, whole or in this package's tiles, into a buffer that is there already."""
-    tokens, vocab = x.rows_N.shape[0], x.weight_VH.shape[0]
-    columns = tile_for(x.rows_N, vocab, None).columns if option == "tiled" else vocab
-    buffer = torch.empty(tokens * columns, dtype=x.rows_N.dtype, device=x.rows_N.device)
-
-    def run() -> None:
-        for start in range(0, vocab, columns):
-            part = x.weight_VH[start : start + columns]
-            torch.mm(x.rows_N, part.T, out=buffer[: tokens * part.shape[0]].view(tokens, -1))
-
-    return run
-
-
-def _trl_fused(x: Inputs, option: str) -> Run:
-    head = importlib.import_module("trl.kernels").ChunkedLogProbFunction
-    given = (x.rows_N, x.weight_VH, None, x.target_N, 1.0, int(option), None, 1.0, ("entropy",))
-    return lambda: head.apply(*given)[:2]
-
-
-def _liger_fused(x: Inputs, option: str) -> Run:
-    liger = importlib.import_module("liger_kernel.ops.fused_linear_scaled_cross_entropy")
-    head = liger.LigerFusedLinearScaledCrossEntropyFunction
-
-    def run() -> tuple[Tensor, Tensor]:
-        nll, entropy, *_ = head.apply(x.rows_N, x.weight_VH, x.target_N, 1.0, -100, 1, True)
-        return -nll.float(), entropy.float()
-
-    return run
-
-
-def _verl_fused(x: Inputs, option: str) -> Run:
-    verl = importlib.import_module("verl.utils.experimental.torch_functional")
-    head = verl.FusedLinearForPPO(chunk_size=int(option))
-
-    def run() -> tuple[Tensor, Tensor]:
-        logp, entropy = head(x.rows_N.unsqueeze(0), x.weight_VH, x.target_N.unsqueeze(0), 1.0)
-        return logp[0].float(), entropy[0].float()
-
-    return run
-
-
 BUILDERS: dict[str, Callable[[Inputs, str], Run]] = {
     "dense/ours": _ours,
     "dense/plain": lambda x, option: lambda: plain(x.rows_N, x.target_N),
@@ -236,12 +177,6 @@ BUILDERS: dict[str, Callable[[Inputs, str], Run]] = {
     "sharded/ours": _ours,
     "sharded/nemo_rl": _nemo_rl,
     "sharded/areal": _areal,
-    "fused/ours": _ours_fused,
-    "fused/product": bare_product,
-    "fused/plain": lambda x, option: lambda: plain(x.rows_N @ x.weight_VH.T, x.target_N),
-    "fused/trl": _trl_fused,
-    "fused/liger": _liger_fused,
-    "fused/verl": _verl_fused,
 }
 
 
@@ -265,9 +200,7 @@ def measure(case: Case, rank: int) -> dict[str, Any]:
     found["collectives"] = collectives_begun() - begun
     if outcome is not None and case.ranks == 1:
         some = inputs.first(CHECKED_TOKENS)
-        fused = case.kind.startswith("fused")
-        logits = some.rows_N.double() @ some.weight_VH.double().T if fused else some.rows_N.double()
-        log_p = torch.log_softmax(logits, -1)
+        log_p = torch.log_softmax(some.rows_N.double(), -1)
         exact = log_p.gather(1, some.target_N.unsqueeze(1)).squeeze(1), -(log_p.exp() * log_p).sum(-1)
         for name, value, true in zip(("error_logp", "error_entropy"), outcome, exact, strict=True):
             found[name] = float((value[:CHECKED_TOKENS] - true).abs().max())
@@ -284,7 +217,7 @@ def run_case(case: Case) -> dict[str, Any]:
                 "benchmarks.scoring", words, threads=case.threads, ranks=case.ranks, environment=environment
             )
         except subprocess.CalledProcessError as error:
-            if case.kind.split("/")[1] in ("ours", "plain", "product"):
+            if case.kind.split("/")[1] in ("ours", "plain"):
                 raise
             return {"absent": f"failed, exit code {error.returncode}"}  # another project's fault loses not the rest
     found: list[dict[str, Any]] = [json.loads(output.splitlines()[-1]) for output in outputs]
@@ -326,7 +259,7 @@ def main() -> None:
         here = [case for case in chosen if case.ranks == case.threads == 1 and case.native == "1"]
         chosen = [replace(case, device="cuda", tokens=GPU_TOKENS) for case in here]
     if args.quick:
-        chosen = [replace(case, tokens=32, vocab=20_011, hidden=128, repetitions=2) for case in chosen]
+        chosen = [replace(case, tokens=32, vocab=20_011, repetitions=2) for case in chosen]
     results: dict[Case, dict[str, Any]] = {}
     for _ in range(1 if args.quick or args.device == "cuda" else 2):
         for case in chosen:

@@ -9,7 +9,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-python3}
 package="nemo-uecr[local,lora,lowbit,triton,verify,test]"
-read -ra others <<<"${PACKAGES-vllm trl liger-kernel}"
+read -ra others <<<"${PACKAGES-vllm trl}"
 out='' wheels='' given=()
 
 while [ $# -gt 0 ]; do

@@ -160,7 +160,7 @@ def _scores(
     shard: VocabShard | None,
     kept_WN: Tensor | None,
 ) -> TokenScores:
-    check_tokens("logits_NV", logits_NV, target_N)
+    check_tokens(logits_NV, target_N)
     columns = logits_NV.shape[1]
     real_NV = logits_NV[:, : real_columns(columns, valid_vocab, shard)]
     first_column = 0 if shard is None else shard.first_column

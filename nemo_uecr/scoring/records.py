@@ -92,17 +92,17 @@ class StatisticsLayout:
         return 2 + len(self.sum_temperatures)
 
 
-def check_tokens(name: str, rows: Tensor, target_N: Tensor) -> None:
-    """Check the `[N, *]` float tensor `rows` (logits or hidden states) against the `[N]` integer targets."""
-    if rows.dim() != 2 or rows.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+def check_tokens(logits_NV: Tensor, target_N: Tensor) -> None:
+    """Check shapes and dtypes of logits and targets."""
+    if logits_NV.dim() != 2 or logits_NV.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ScoreError(
-            f"{name} has shape {tuple(rows.shape)} and is {rows.dtype}, expected two dimensions (flatten the tokens) "
-            "of float32, bfloat16 or float16"
+            f"logits_NV has shape {tuple(logits_NV.shape)} and is {logits_NV.dtype}, expected two dimensions (flatten "
+            "the tokens) of float32, bfloat16 or float16"
         )
-    if target_N.shape != rows.shape[:1] or target_N.dtype not in (torch.int64, torch.int32):
+    if target_N.shape != logits_NV.shape[:1] or target_N.dtype not in (torch.int64, torch.int32):
         raise ScoreError(
-            f"target_N has shape {tuple(target_N.shape)} and is {target_N.dtype}, expected ({rows.shape[0]},), "
-            f"an int64 or int32 token id for each row of {name}"
+            f"target_N has shape {tuple(target_N.shape)} and is {target_N.dtype}, expected ({logits_NV.shape[0]},), "
+            "an int64 or int32 token id for each row of logits_NV"
         )
 
 

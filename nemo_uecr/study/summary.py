@@ -1,8 +1,7 @@
-"""Tables and figures of a study as files: Markdown, HTML and LaTeX from the same numbers."""
+"""A study's summary.md, results.json, figures, and tables in Markdown, HTML and LaTeX."""
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -43,18 +42,6 @@ COST_NOTE = (
     "are left out. Arms took turns, so that the load fell on all alike."
 )
 ENDINGS = {"markdown": "md", "latex": "tex", "html": "html"}
-#: Paragraph, heading and image of a page.
-BLOCKS = {
-    "markdown": ("{}", "### {}", "![{}]({})"),
-    "html": ("<p>{}</p>", "<h2>{}</h2>", '<img alt="{}" src="{}">'),
-}
-HTML_HEAD = (
-    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Study</title><style>'
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse;margin:1em 0}td,th{border-bottom:1px solid #ccc;padding:.2em .7em;text-align:right}"
-    "td:first-child,th:first-child{text-align:left}small{color:#666}img{max-width:100%}"
-    "</style></head><body>\n"
-)
 
 
 class Part(NamedTuple):
@@ -70,7 +57,7 @@ class Part(NamedTuple):
 def write_summary(
     study: StudyConfig, choices: Sequence[Choice], cells: Sequence[Cell], runs: Sequence[RunResult]
 ) -> Path:
-    """Write results.json, tables/, figures/, summary.html and summary.md, whose path is returned.
+    """Write results.json, tables/, figures/ and summary.md, whose path is returned.
 
     `cells` are the runs that the tables want, `runs` those that are finished.
     """
@@ -95,9 +82,7 @@ def write_summary(
             for kind, write in FORMATS.items():
                 replace_file(root / "tables" / f"{part.name}.{ENDINGS[kind]}", write(part.table).encode())
     lead = [LEAD, *([_missing_line(missing, len(cells))] if missing else [])]
-    page = HTML_HEAD + "\n".join(_blocks("html", lead, parts)) + "\n</body></html>\n"
-    replace_file(root / "summary.html", page.encode())
-    replace_file(root / "summary.md", ("\n\n".join(_blocks("markdown", lead, parts)) + "\n").encode())
+    replace_file(root / "summary.md", ("\n\n".join(_blocks(lead, parts)) + "\n").encode())
     return root / "summary.md"
 
 
@@ -155,20 +140,18 @@ def _missing_line(missing: Sequence[Cell], wanted: int) -> str:
     return f"Not finished: {len(missing)} of {wanted} runs, by variant, arm and pair: {shown}."
 
 
-def _blocks(kind: str, lead: Sequence[str], parts: Sequence[Part]) -> Iterator[str]:
-    """The pieces of a page; its figures are beside it."""
-    paragraph, heading, image = BLOCKS[kind]
-    escape = html.escape if kind == "html" else str
-    yield from (paragraph.format(escape(text)) for text in lead)
+def _blocks(lead: Sequence[str], parts: Sequence[Part]) -> Iterator[str]:
+    """The paragraphs of summary.md."""
+    yield from lead
     for part in parts:
         if part.title:
-            yield heading.format(escape(part.title))
+            yield f"### {part.title}"
         if part.note:
-            yield paragraph.format(escape(part.note))
+            yield part.note
         if part.table:
-            yield FORMATS[kind](part.table).rstrip()
+            yield FORMATS["markdown"](part.table).rstrip()
         if part.figure:
-            yield image.format(escape(part.title or part.name), escape(part.figure))
+            yield f"![{part.title or part.name}]({part.figure})"
 
 
 # Tables

@@ -25,14 +25,11 @@ from torch import Tensor
 
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import score_logits, token_logp
-from nemo_uecr.scoring.fused_linear import CUDA_TILE_TOKENS, score_hidden
 from nemo_uecr.scoring.records import NonFiniteScoreError
 
-VOCAB, HIDDEN = 151_936, 2560
+VOCAB = 151_936
 TIMED_TOKENS = 8192
 BOUND = 5e-6
-FUSED_BOUND = 2e-5
-WORKSPACE_LIMIT = 256 * 2**20
 CUDA = torch.device("cuda")
 
 
@@ -124,37 +121,6 @@ def check_refusals() -> None:
     raise AssertionError("a target outside the vocabulary went unseen")
 
 
-def check_hidden() -> dict[str, float]:
-    """The fused head against float64, with its transient memory."""
-    hidden = torch.randn(CUDA_TILE_TOKENS + 100, HIDDEN, device=CUDA).bfloat16()
-    weight = (torch.randn(VOCAB, HIDDEN, device=CUDA) * (2.5 / HIDDEN**0.5)).bfloat16()
-    target = torch.randint(0, VOCAB, (hidden.shape[0],), device=CUDA)
-    poison()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    kept = score_hidden(hidden, weight, target, temperatures=(1.0,), entropy=True, logits_dtype=torch.float32)
-    chunk = CUDA_TILE_TOKENS * VOCAB * 2  # one chunk of bfloat16 logits
-    wide_workspace = torch.cuda.max_memory_allocated() - before - chunk
-    assert wide_workspace <= WORKSPACE_LIMIT, f"float32: {wide_workspace / 2**20:.0f} MiB beyond one chunk"
-    some = slice(hidden.shape[0] - 32, hidden.shape[0])
-    logp, entropy = exact(hidden[some].double() @ weight.double().T, target[some], 1.0)
-    assert kept.entropy is not None
-    error = max(float((kept.logp[0, some] - logp).abs().max()), float((kept.entropy[some] - entropy).abs().max()))
-    assert error <= FUSED_BOUND, error
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    score_hidden(hidden, weight, target, temperatures=(1.0,), entropy=True)
-    workspace = torch.cuda.max_memory_allocated() - before - chunk
-    assert workspace <= WORKSPACE_LIMIT, f"{workspace / 2**20:.0f} MiB beyond one chunk of logits"
-    return {
-        "float32 logits error": error,
-        "workspace_mib": workspace / 2**20,
-        "workspace_mib_float32": wide_workspace / 2**20,
-    }
-
-
 def milliseconds(run: Callable[[], Any], repetitions: int = 20) -> float:
     """Median time between events, after warm-up."""
     for _ in range(5):
@@ -171,7 +137,7 @@ def milliseconds(run: Callable[[], Any], repetitions: int = 20) -> float:
 
 
 def measure() -> dict[str, float]:
-    """Goal h: bandwidth of the statistics, rate of head and statistics, and the pair of NeMo-RL."""
+    """Goal h: bandwidth of the statistics, and the pair of NeMo-RL."""
     logits, target = peaked(TIMED_TOKENS, VOCAB, 15.0)
     logits = logits.bfloat16()
     size = logits.numel() * logits.element_size()
@@ -189,21 +155,7 @@ def measure() -> dict[str, float]:
     pair = nemo_rl_pair(logits, target)
     if pair is not None:
         found["nemo_rl_pair_over_ours"] = milliseconds(pair, repetitions=5) / one
-    return found | measure_head(target)
-
-
-def measure_head(target: Tensor) -> dict[str, float]:
-    hidden = torch.randn(TIMED_TOKENS, HIDDEN, device=CUDA).bfloat16()
-    weight = (torch.randn(VOCAB, HIDDEN, device=CUDA) * (2.5 / HIDDEN**0.5)).bfloat16()
-    buffer = torch.empty(TIMED_TOKENS, VOCAB, device=CUDA, dtype=torch.bfloat16)
-    product = milliseconds(lambda: torch.mm(hidden, weight.T, out=buffer))
-    head = milliseconds(lambda: score_hidden(hidden, weight, target, temperatures=(1.0,), entropy=True))
-    operations = 2.0 * TIMED_TOKENS * VOCAB * HIDDEN
-    return {
-        "product_tflop_s": operations / product / 1e9,
-        "head_and_statistics_tflop_s": operations / head / 1e9,
-        "head_over_matrix_rate": product / head,
-    }
+    return found
 
 
 def nemo_rl_pair(logits: Tensor, target: Tensor) -> Callable[[], Any] | None:
@@ -245,7 +197,6 @@ def main() -> int:
         with torch.no_grad():
             result["errors"] = check_logits()
             check_refusals()
-            result["fused"] = check_hidden()
         check_bits_and_gradient()
         say("correct")
         with torch.no_grad():

@@ -19,7 +19,6 @@ import ctypes, sys, torch
 import torch.distributed as dist
 from benchmarks.measure import MEBI, peak_resident, reset_peak
 from nemo_uecr.scoring.dense import score_logits, token_logp
-from nemo_uecr.scoring.fused_linear import score_hidden
 from nemo_uecr.scoring.records import VocabShard
 
 def mark():
@@ -34,16 +33,8 @@ SCORING = (
     START
     + """
 options = {"temperatures": (1.0, 0.7), "entropy": True}
-if kind.startswith("fused"):
-    hidden, rows = (256, 40_000) if kind == "fused" else (2560, 4000)
-    inputs = (torch.randn(tokens, hidden).bfloat16(), torch.randn(rows, hidden).bfloat16() * 0.1)
-    score, small = score_hidden, inputs  # the matrix library keeps memory of its own from the first such call on
-    if kind == "fused in float32":
-        options["logits_dtype"] = torch.float32
-else:
-    columns = 64 if kind == "many" else 151_936
-    inputs = (torch.randn(tokens, columns),)
-    score, small = score_logits, (inputs[0][:2],)
+columns = 64 if kind == "many" else 151_936
+logits = torch.randn(tokens, columns)
 target = torch.randint(0, 64, (tokens,))
 gathered = 0
 if len(sys.argv) > 3:
@@ -51,9 +42,9 @@ if len(sys.argv) > 3:
     dist.init_process_group("gloo", init_method="file://" + sys.argv[4], rank=rank, world_size=2)
     options["shard"] = VocabShard(rank * columns, None)
     gathered = 2 * 20 * tokens
-score(*small, torch.zeros(small[0].shape[0], dtype=torch.long), **options)
+score_logits(logits[:2], torch.zeros(2, dtype=torch.long), **options)
 before = mark()
-scores = score(*inputs, target, **options)
+scores = score_logits(logits, target, **options)
 outputs = scores.logp.nbytes + scores.entropy.nbytes
 print((peak_resident() - before - outputs - gathered) / MEBI)
 if gathered:
@@ -103,8 +94,6 @@ def test_transient_memory_of_training_is_bounded() -> None:
         ("wide", 96, "1"),
         pytest.param("wide", 96, "0", marks=pytest.mark.slow),
         ("many", 300_000, "1"),
-        pytest.param("fused", 1200, "1", marks=pytest.mark.slow),
-        pytest.param("fused in float32", 1200, "1", marks=pytest.mark.slow),
     ],
 )
 def test_transient_memory_is_bounded(kind: str, tokens: int, native: str) -> None:
