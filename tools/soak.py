@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.files import file_sha256
+from nemo_uecr.slurm.replicas import MEASURED
 from nemo_uecr.stopping import STOPPED
 
 #: What a signal may make a command return: the second is before Python listens.
@@ -71,12 +72,12 @@ def disturbed(words: Sequence[str], folder: Path, seconds: float, rng: random.Ra
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What must be equal: records without times, samples in any order, weights and optimizer."""
+    """What must be equal: records without what is measured in time and memory, samples in any order, weights and optimizer."""
     run, evaluated = folder / "run", next((folder / "evaluations").glob("*/samples.jsonl"))
 
     def records(name: str) -> list[dict[str, Any]]:
         lines = map(json.loads, (run / name).read_text(encoding="utf-8").splitlines())
-        return [{key: line[key] for key in line if "time/" not in key and key != "seconds"} for line in lines]
+        return [{key: line[key] for key in line if not key.startswith((*MEASURED, "seconds"))} for line in lines]
 
     found: dict[str, Any] = {name: records(name) for name in ("metrics.jsonl", "evaluation.jsonl")}
     for path in sorted((run / "checkpoints").glob("step-*/*")):
