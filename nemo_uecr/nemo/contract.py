@@ -34,6 +34,7 @@ class Scores:
     logp: tuple[Tensor, ...]  # K of [B, S], nats
     entropy_BS: Tensor | None  # +H in nats, None if not asked
     dropped_BS: Tensor | None = None  # probability of the columns that did not count, None if not asked
+    top_BK: Tensor | None = None  # likeliest token ids at the witnessed token, best first
 
 
 def score(scorer: Any, data: Any, request: ScoreRequest, *, name: str) -> Scores:
@@ -62,7 +63,7 @@ def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[s
     """Accept an answer only if it is about these tokens, these temperatures and this vocabulary.
 
     Args:
-        answer: columns by name, ``row_hash`` [B] and ``witness`` [B, 2 K + 3].
+        answer: columns by name, ``row_hash`` [B], ``witness`` [B, 2 K + 3] and ``top_ids``.
         request: what was asked.
         tokens: ``input_ids`` [B, S] and ``input_lengths`` [B] of the batch.
         scorer: who answered, for messages.
@@ -77,7 +78,7 @@ def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[s
         )
     _check_witness(answer, request, tokens["input_lengths"], scorer)
     logp = tuple(answer[f"logp_{index}"] for index in range(len(request.temperatures)))
-    return Scores(logp, answer.get("entropy"), answer.get("dropped"))
+    return Scores(logp, answer.get("entropy"), answer.get("dropped"), answer["top_ids"])
 
 
 def _check_witness(answer: Mapping[str, Any], request: ScoreRequest, lengths_B: Tensor, scorer: str) -> None:

@@ -105,10 +105,12 @@ def score_by_turns(
         teacher.load()
         found = score(teacher, type(data)(own), request(teacher.columns), name=names[rows[0]])
         teacher.offload()
-        for key, own_BS in (("logp", found.logp[0]), ("H", found.entropy_BS), ("dropped", found.dropped_BS)):
-            if own_BS is not None:  # NaN stays where nothing is dropped
-                whole.setdefault(key, torch.full(data["input_ids"].shape, torch.nan))[rows] = own_BS
-    return Scores((whole["logp"],), whole.get("H"), whole.get("dropped"))
+        asked = {"H": found.entropy_BS, "dropped": found.dropped_BS, "top": found.top_BK}
+        for key, own in ({"logp": found.logp[0]} | asked).items():
+            if own is not None:  # NaN stays where nothing is dropped
+                empty = torch.nan if own.is_floating_point() else -1
+                whole.setdefault(key, own.new_full((len(names), *own.shape[1:]), empty))[rows] = own
+    return Scores((whole["logp"],), whole.get("H"), whole.get("dropped"), whole.get("top"))
 
 
 def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:

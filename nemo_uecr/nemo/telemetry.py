@@ -18,7 +18,8 @@ from nemo_uecr.errors import InvariantError
 from nemo_uecr.nemo.contract import BatchFactsError
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import PREFIX
-from nemo_uecr.telemetry.metrics import described, method_metrics, teacher_metrics
+from nemo_uecr.nemo.two_temperatures import witnessed_token
+from nemo_uecr.telemetry.metrics import agreement_metrics, described, method_metrics, teacher_metrics
 from nemo_uecr.telemetry.sinks import append_record, read_records, truncate_records
 
 #: What a method carries from step to step, in the run folder.
@@ -78,6 +79,7 @@ def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) 
             noise=context.config.method.scoring_noise,
         ),
         **teacher_metrics(batch, outcome.advantages, context.scores.teachers),
+        **_agreement(context, data["input_lengths"]),
         **_policy(context, result),
         **context.components(),
         "count/prompts": float(_groups(context)),
@@ -128,6 +130,17 @@ def resumed_state(folder: Path, *, step: int) -> dict[str, float]:
     truncate_records(folder / METHOD_STATE, last_step=step)
     records = read_records(folder / METHOD_STATE)[0]
     return {name: value for name, value in records[-1].items() if name != "step"} if records else {}
+
+
+def _agreement(context: StepContext, lengths_B: Tensor) -> dict[str, float]:
+    """At the witnessed tokens that are trained: one a response, in its middle."""
+    scores, outcome = context.scores, context.outcome
+    if scores.teacher is None or scores.teacher.top_BK is None or scores.student.top_BK is None:
+        return {}
+    column_B = witnessed_token(lengths_B)
+    kept_B = outcome.advantages.trained(outcome.batch.mask_BT).gather(1, column_B.unsqueeze(1)).squeeze(1)
+    names = [name for name, kept in zip(scores.teachers, kept_B.tolist(), strict=False) if kept]
+    return agreement_metrics(scores.student.top_BK[kept_B], scores.teacher.top_BK[kept_B], names)
 
 
 def _policy(context: StepContext, result: Any) -> dict[str, float]:

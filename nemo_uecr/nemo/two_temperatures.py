@@ -6,10 +6,11 @@ because nothing predicts the first token.
 
 Each answer carries a row hash and a witness, which `contract` compares where the scores are used. The witness is a
 second look at one token a response: its whole row of logits, divided by the temperature and normalised by torch alone.
-A worker that divides by another temperature, filters, counts other columns or shifts its scores is found out.
+A worker that divides by another temperature, filters, counts other columns or shifts its scores is found out. The same
+row gives the likeliest token ids, which show how far student and teacher agree.
 
 Shape legend: B = responses (of the worker or of a micro-batch), S = tokens of prompt and response (padded), N = tokens
-scored, K = temperatures, V = vocabulary columns of this rank, W = 2 K + 3 numbers of a witness.
+scored, K = temperatures or likeliest tokens, V = vocabulary columns of this rank, W = 2 K + 3 numbers of a witness.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
+from nemo_uecr.core.agreement import TOP
 from nemo_uecr.scoring.dense import score_logits
 from nemo_uecr.scoring.records import VocabShard
 
@@ -89,14 +91,14 @@ def score_tokens(
 ) -> dict[str, Tensor] | None:
     """Answer a request about ``input_ids`` [B, S] and ``input_lengths`` [B] from one forward.
 
-    Every rank of the last stage has the same answer, earlier ones None: the [B, S] columns in nats on the CPU, and for
-    the score contract ``row_hash`` [B] and ``witness`` [B, W].
+    Every rank of the last stage has the same answer, earlier ones None: the [B, S] columns in nats on the CPU, for the
+    score contract ``row_hash`` [B] and ``witness`` [B, W], and ``top_ids`` [B, K] at the witnessed token.
     """
     parts = forward(data, lambda logits, micro: score_columns(logits, micro, request, parallel))
     if not parts:
         return None
     width = data["input_ids"].shape[1]
-    answer = {name: torch.cat([part[name] for part in parts]) for name in ("row_hash", "witness")}
+    answer = {name: torch.cat([part[name] for part in parts]) for name in ("row_hash", "witness", "top_ids")}
     for name in request.columns:
         answer[name] = torch.cat([pad(part[name], (0, width - part[name].shape[1])) for part in parts])
     return answer
@@ -110,7 +112,7 @@ def score_columns(
 
     Returns:
         [B, S] float32 columns by name on the CPU, 0 where there is no real token to score; ``row_hash`` [B] of the
-        token ids that were scored, and ``witness`` [B, W].
+        token ids that were scored, ``witness`` [B, W] and ``top_ids`` [B, K].
     """
     context = parallel.context
     cp_rank, cp_size = (0, 1) if context is None else (dist.get_rank(context), dist.get_world_size(context))
@@ -124,12 +126,12 @@ def score_columns(
         values = _score_chunk(logits_TV[found.logits_row_N[chunk]], found.target_N[chunk], request, parallel.tensor)
         for name, value_N in zip(request.columns, values, strict=True):
             columns[name][found.batch_N[chunk], found.column_N[chunk] + 1] = value_N
-    seen_BW = _witness(logits_TV, found, micro, request, parallel.tensor)
+    seen_BW, top_BK = _witness(logits_TV, found, micro, request, parallel.tensor)
     if context is not None:
-        for shared in (*columns.values(), seen_BW):  # every position is one rank's; the others hold 0
+        for shared in (*columns.values(), seen_BW, top_BK):  # every position is one rank's; the others hold 0
             dist.all_reduce(shared, group=context)
     return {name: column.cpu() for name, column in columns.items()} | {
-        "row_hash": row_hash(micro.ids_BS, micro.lengths_B).cpu(), "witness": seen_BW.cpu(),
+        "row_hash": row_hash(micro.ids_BS, micro.lengths_B).cpu(), "witness": seen_BW.cpu(), "top_ids": top_BK.cpu(),
     }  # fmt: skip
 
 
@@ -196,8 +198,12 @@ def witnessed_token(lengths_B: Tensor) -> Tensor:
 
 def _witness(
     logits_TV: Tensor, found: Predictions, micro: MicroBatch, request: ScoreRequest, group: dist.ProcessGroup | None
-) -> Tensor:
-    """[B, W] log-probability at each temperature, entropy and dropped mass at 1, columns counted, the temperatures."""
+) -> tuple[Tensor, Tensor]:
+    """[B, W] log-probability at each temperature, entropy and dropped mass at 1, columns counted, the temperatures.
+
+    With them the [B, K] ids of the largest logits, best first.
+    """
+    top_BK = micro.lengths_B.new_zeros(micro.lengths_B.shape[0], min(TOP, request.vocabulary), dtype=torch.long)
     values_BW = torch.zeros(micro.lengths_B.shape[0], 2 * len(request.temperatures) + 3, device=logits_TV.device)
     position_B = witnessed_token(micro.lengths_B).to(found.batch_N) - 1
     here = (found.column_N == position_B[found.batch_N]).nonzero().squeeze(1)
@@ -214,4 +220,5 @@ def _witness(
         used = row_V.new_tensor(request.temperatures, dtype=torch.float64)
         numbers = torch.stack([*logp, entropy, dropped, row_V.isfinite().sum().double()])
         values_BW[found.batch_N[place]] = torch.cat([numbers, used]).float()
-    return values_BW
+        top_BK[found.batch_N[place]] = row_V.topk(top_BK.shape[1]).indices
+    return values_BW, top_BK

@@ -37,6 +37,7 @@ def test_every_method_trains(method: str, tmp_path: Path) -> None:
     # NeMo-RL logs three numbers of its own under `advantages/`, which is another prefix than ours.
     assert named <= set(METRICS), sorted(named - set(METRICS))
     assert ("teacher/gap_mean" in last) == METHODS[method].needs_teacher
+    assert ("teacher/top20_overlap" in last) == METHODS[method].needs_teacher
 
 
 def test_a_teacher_with_more_columns_trains_as_one_with_the_students() -> None:

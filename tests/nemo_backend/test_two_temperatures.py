@@ -43,6 +43,10 @@ def assert_expected(found: dict[str, Tensor], logits_BSV: Tensor, micro: MicroBa
         logp, entropy = expected(logits_BSV, micro, temperature)
         torch.testing.assert_close(found[name], logp, atol=2e-6, rtol=0)
     torch.testing.assert_close(found["entropy"], entropy, atol=2e-6, rtol=0)
+    for row, length in enumerate(micro.lengths_B.tolist()):
+        if length > 1:  # what predicts the middle token
+            ranked = logits_BSV[row, length // 2 - 1].argsort(descending=True)
+            assert torch.equal(found["top_ids"][row], ranked[: found["top_ids"].shape[1]])
 
 
 @pytest.mark.parametrize("padding", [0, 3], ids=["real columns", "padded vocabulary"])
