@@ -72,7 +72,7 @@ def disturbed(words: Sequence[str], folder: Path, seconds: float, rng: random.Ra
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """What must be equal: records without what is measured in time and memory, samples in any order, weights and optimizer."""
+    """What must be equal: records without times and memory, samples in any order, weights and optimizer."""
     run, evaluated = folder / "run", next((folder / "evaluations").glob("*/samples.jsonl"))
 
     def records(name: str) -> list[dict[str, Any]]:
