@@ -106,10 +106,10 @@ def score_by_turns(
         found = score(teacher, type(data)(own), request(teacher.columns), name=names[rows[0]])
         teacher.offload()
         asked = {"H": found.entropy_BS, "dropped": found.dropped_BS, "top": found.top_BK}
-        for key, own in ({"logp": found.logp[0]} | asked).items():
-            if own is not None:  # NaN stays where nothing is dropped
-                empty = torch.nan if own.is_floating_point() else -1
-                whole.setdefault(key, own.new_full((len(names), *own.shape[1:]), empty))[rows] = own
+        for key, part in ({"logp": found.logp[0]} | asked).items():
+            if part is not None:  # NaN stays where nothing is dropped
+                empty = torch.nan if part.is_floating_point() else -1
+                whole.setdefault(key, part.new_full((len(names), *part.shape[1:]), empty))[rows] = part
     return Scores((whole["logp"],), whole.get("H"), whole.get("dropped"), whole.get("top"))
 
 
