@@ -1,13 +1,13 @@
 # NeMo-RL's own image with this project beside it. The image has torch, Ray, vLLM and Megatron, each in the environment
 # of its kind of worker; nothing of that is installed again or changed.
 #
-#   docker build --tag nemo-uecr:0.1.0 .
-#   docker run --rm --gpus all --shm-size 16g nemo-uecr:0.1.0 nemo-uecr doctor
+#   docker build --tag nemo-uecr:0.2.0 .
+#   docker run --rm --gpus all --shm-size 16g nemo-uecr:0.2.0 nemo-uecr doctor
 FROM nvcr.io/nvidia/nemo-rl:v0.7.0
 
 LABEL org.opencontainers.image.title="nemo-uecr" \
       org.opencontainers.image.description="UECR-GRPO inside NVIDIA NeMo-RL" \
-      org.opencontainers.image.version="0.2.0.dev0" \
+      org.opencontainers.image.version="0.2.0" \
       org.opencontainers.image.licenses="Apache-2.0"
 
 COPY pyproject.toml README.md LICENSE CITATION.cff /opt/nemo-uecr/

@@ -24,7 +24,7 @@ __all__ = [
     "unified_advantage",
 ]  # fmt: skip
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "core.ecr": ("ecr_residual",),
