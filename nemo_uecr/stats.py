@@ -14,8 +14,6 @@ from math import comb, nan
 
 import numpy as np
 
-from nemo_uecr.errors import DataError
-
 Array = np.ndarray
 
 #: Two-sided 95 %.
@@ -56,12 +54,7 @@ def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
     Args:
         rewards: one row a problem, n verdicts each (1 correct, 0 not).
         k: from 1 to n.
-
-    Raises:
-        DataError: A problem has fewer than k samples, or there is none.
     """
-    if not rewards or any(len(row) < k for row in rewards):
-        raise DataError(f"pass@{k} needs at least {k} samples of every problem")
     shares = []
     for row in rewards:
         correct = sum(reward > 0 for reward in row)
@@ -86,7 +79,7 @@ def score_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]]) -> Inter
     """
     from scipy import stats
 
-    rows = [_matrix(rewards) for rewards in benchmarks.values()]
+    rows = [np.asarray(rewards, dtype=np.float64) for rewards in benchmarks.values()]
     sets, problems = len(rows), sum(len(row) for row in rows)
     average = float(np.mean([row.mean() for row in rows]))
     variance = 0.0
@@ -102,13 +95,6 @@ def score_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]]) -> Inter
     centre = (average + t**2 / (2 * effective)) / (1 + t**2 / effective)
     half = t / (1 + t**2 / effective) * (average * (1 - average) / effective + (t / (2 * effective)) ** 2) ** 0.5
     return Interval(average, float(min(max(centre - half, 0.0), average)), float(max(min(centre + half, 1.0), average)))
-
-
-def _matrix(rewards: Sequence[Sequence[float]]) -> Array:
-    lengths = {len(row) for row in rewards}
-    if len(lengths) != 1 or 0 in lengths:
-        raise DataError(f"samples per problem are {sorted(lengths)}; expected the same number k >= 1 for every problem")
-    return np.asarray(rewards, dtype=np.float64)
 
 
 # Two evaluations on the same problems
@@ -298,12 +284,7 @@ class Paired:
 
 
 def mean_interval(values: Sequence[float], *, confidence: float) -> Mean:
-    """Mean with Student's t interval; pairs are independent, each has a student and a seed of its own.
-
-    Args:
-        values: one a pair, at least two.
-        confidence: level, for example 0.95.
-    """
+    """Mean with Student's t interval over at least two pairs, each of a student and a seed of its own."""
     from scipy import stats
 
     data = np.asarray(values, dtype=np.float64)
@@ -316,13 +297,9 @@ def mean_interval(values: Sequence[float], *, confidence: float) -> Mean:
 def paired_difference(
     reference: Mapping[int, float], arm: Mapping[int, float], *, confidence: float, seed: int
 ) -> Paired:
-    """Reference minus arm on the pairs that both have; a pair with equal values is no win of either.
+    """Reference minus arm, values by pair, on the pairs that both have; equal values are no win of either.
 
-    Args:
-        reference: value by pair.
-        arm: value by pair.
-        confidence: level of the interval.
-        seed: of the sign changes where there are too many to try all.
+    ``seed`` draws the sign changes where there are too many to try all.
     """
     from scipy import stats
 

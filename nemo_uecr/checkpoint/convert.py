@@ -54,7 +54,6 @@ class Request:
 
     ckpt: Path
     out: Path
-    into: str | None  # `huggingface` or `megatron`; None: the one that CKPT is not
     model: str | None  # folder or hub name of the Hugging Face model with the architecture; None: what CKPT names
     tokenizer: Path | None  # None: CKPT's, else the model's
     recorded: Path | None  # log-probabilities that the trained model gave
@@ -81,8 +80,6 @@ def prepare(request: Request) -> Job:
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
     source = find_source(request.ckpt)
-    if request.into == source.kind:
-        raise CheckpointError(f"{request.ckpt}: already {source.kind}; expected a checkpoint of the other format")
     weights = read_weights(source.kind, source.weights)
     if source.kind == HUGGINGFACE and (request.model is not None or request.recorded is not None):
         raise CheckpointError(f"{request.ckpt}: a Hugging Face model states what it is; leave --hf and --expect out")
@@ -92,7 +89,7 @@ def prepare(request: Request) -> Job:
     job = Job(request, weights, config, request.tokenizer or source.tokenizer or config, model)
     _assets(job)
     if request.recorded is not None:
-        proof.read_recorded(request.recorded, model.vocabulary)
+        proof.read_recorded(request.recorded)
     check_writable(out)
     place = next(path for path in out.parents if path.exists())
     free = shutil.disk_usage(place).free
@@ -144,7 +141,7 @@ def _to_huggingface(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
         model = bridge.from_megatron(job.weights.folder)
         megatron = proof.megatron_scores(model, sequences)
         if job.request.recorded is not None:
-            rows, logp = proof.read_recorded(job.request.recorded, job.model.vocabulary)
+            rows, logp = proof.read_recorded(job.request.recorded)
             names_of = ("Megatron", "as recorded in training")
             proof.compare(rows, proof.megatron_scores(model, rows), logp, job.request.tolerance, names_of)
         write_weights(bridge.export(model), hf_names(job.model), job.weights.dtype, folder, job.request.shard_bytes)

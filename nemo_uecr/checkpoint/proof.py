@@ -128,7 +128,7 @@ def compare(
     return Agreement(worst, tokens)
 
 
-def read_recorded(path: Path, vocabulary: int) -> tuple[Sequences, Scores]:
+def read_recorded(path: Path) -> tuple[Sequences, Scores]:
     """Log-probabilities that the trained model itself gave, to hold a checkpoint against.
 
     A checkpoint whose shards were exchanged after it was written loads as another model, and a conversion of it is
@@ -137,7 +137,6 @@ def read_recorded(path: Path, vocabulary: int) -> tuple[Sequences, Scores]:
     Args:
         path: safetensors with token_ids [B, T] int64, lengths [B] int64 and logp [B, T] float32, in nats at
             temperature 1; logp[:, t] belongs to token t, and column 0 is not read.
-        vocabulary: of the model.
 
     Returns:
         The tokens of each row, and its log-probabilities from the second token on.
@@ -150,16 +149,5 @@ def read_recorded(path: Path, vocabulary: int) -> tuple[Sequences, Scores]:
         ids_BT, lengths_B, logp_BT = (tensors[name] for name in RECORDED)
     except (OSError, SafetensorError, KeyError) as error:
         raise CheckpointError(f"{path}: got {error}; expected safetensors with {', '.join(RECORDED)}") from error
-    if ids_BT.dim() != 2 or logp_BT.shape != ids_BT.shape or lengths_B.shape != ids_BT.shape[:1]:
-        shapes = f"token_ids {list(ids_BT.shape)}, lengths {list(lengths_B.shape)}, logp {list(logp_BT.shape)}"
-        raise CheckpointError(f"{path}: got {shapes}; expected [B, T], [B] and [B, T]")
-    rows, logp = [], []
-    for ids_T, length, logp_T in zip(ids_BT.tolist(), lengths_B.tolist(), logp_BT.tolist(), strict=True):
-        if not 2 <= length <= len(ids_T) or not all(0 <= token < vocabulary for token in ids_T[:length]):
-            raise CheckpointError(
-                f"{path}: got a row of {length} tokens from {min(ids_T)} to {max(ids_T)}; expected 2 to {len(ids_T)} "
-                f"tokens from 0 to {vocabulary - 1}, the model's vocabulary"
-            )
-        rows.append(ids_T[:length])
-        logp.append(logp_T[1:length])
-    return rows, logp
+    rows = list(zip(ids_BT.tolist(), lengths_B.tolist(), logp_BT.tolist(), strict=True))
+    return [ids_T[:length] for ids_T, length, _ in rows], [logp_T[1:length] for _, length, logp_T in rows]

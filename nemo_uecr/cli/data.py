@@ -121,19 +121,14 @@ def apply(folder: Folder, /, *, review: Path | None = None) -> None:
 
 
 @app.command
-def verify(folder: Folder, /, *, source: Path | None = None) -> int:
+def verify(folder: Folder, /) -> int:
     """Verify a prepared folder against its manifest: every file that `data prepare` wrote.
 
     Exit code 1 when there is a fault.
-
-    Args:
-        source: Also compare this source with the manifest.
     """
-    from nemo_uecr.data.manifest import faults, read_manifest, source_faults
+    from nemo_uecr.data.manifest import faults, read_manifest
 
-    manifest = read_manifest(folder)
-    found = faults(folder) + ([] if source is None else source_faults(manifest, source))
-    counts = manifest["counts"]
+    found, counts = faults(folder), read_manifest(folder)["counts"]
     say(
         *(f"fault: {fault}" for fault in found),
         f"{folder}: {counts['read']} rows read, {counts['kept']} kept, {counts['held']} held, "

@@ -1,4 +1,4 @@
-"""The command `evaluate`, with `evaluate compare`, `evaluate sweep` and `evaluate table`."""
+"""The command `evaluate`, with `evaluate compare` and `evaluate table`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter, types, validators
 
-from nemo_uecr.cli.common import AtLeastOne, Seed, family, say, write_json
+from nemo_uecr.cli.common import AtLeastOne, Seed, family, say
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ TEMPLATE = "{question}\nPlease reason step by step, and put your final answer wi
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What every evaluation is asked for; the decoding's defaults are the paper's."""
+    """What an evaluation is asked for; the decoding's defaults are the paper's."""
 
     max_tokens: AtLeastOne
     """Longest response, in tokens."""
@@ -147,56 +147,10 @@ def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
 
 
 @app.command
-def sweep(
-    *checkpoints: Path,
-    options: Options,
-    rule: Literal["best", "earliest-near-best", "last"] = "best",
-    select_on: tuple[str, ...] = (),
-) -> None:
-    """Evaluate the checkpoints of a run and select one by a named rule.
-
-    Selecting on the benchmarks that you then report gives optimistic numbers: name others with `--select-on`, or say
-    so.
-
-        nemo-uecr evaluate sweep runs/uecr --rule best --select-on aime24 --max-tokens 16384 --out sweeps/uecr
-
-    Args:
-        checkpoints: Run folders or checkpoints, in the order of training.
-        rule: `best`: the highest average of avg@k (of equal ones the earlier); `earliest-near-best`: the first within
-            the best one's 95% interval; `last`: the last.
-        select_on: Benchmarks that the rule considers (default: all).
-    """
-    from nemo_uecr.data.benchmarks import load_benchmarks
-    from nemo_uecr.evaluation.compare import select
-    from nemo_uecr.evaluation.engines import check_model
-    from nemo_uecr.evaluation.runner import evaluate as run
-    from nemo_uecr.evaluation.samples import lines_of
-    from nemo_uecr.study.demo import resolve
-
-    settings, benchmarks = options.settings(), load_benchmarks(_placed(options.benchmarks, resolve))
-    on = list(select_on)
-    if unknown := set(on) - set(benchmarks):  # before the first checkpoint is evaluated
-        raise DataError(f"--select-on {', '.join(sorted(unknown))}; the evaluations have {', '.join(benchmarks)}")
-    folders = [folder for given in checkpoints for folder in sorted(given.glob("checkpoints/step-*")) or [given]]
-    results = []
-    for folder in folders:  # every one of them before hours are spent on the first
-        check_model(str(folder))
-    for folder in folders:
-        results.append(run(folder.name, str(folder), benchmarks, settings, options.out / folder.name))
-        say(*lines_of(results[-1]))
-    chosen = folders[select(results, rule, on)]
-    averages = {result["label"]: result["average"] for result in results}
-    record = {"rule": rule, "selected_on": on or list(benchmarks), "selected": str(chosen), "averages": averages}
-    write_json(options.out / "sweep.json", record)
-    say(f"selected by rule {rule!r} on {', '.join(on or benchmarks)}: {chosen}")
-
-
-@app.command
 def table(
     *runs: str,
     layout: Literal["main", "ablation"] = "main",
     format: Literal["markdown", "latex", "html"] = "markdown",
-    out: Path | None = None,
 ) -> None:
     """Print the paper's tables from evaluations and training runs.
 
@@ -210,15 +164,8 @@ def table(
         runs: Evaluation or run folders, each as RUN or LABEL=RUN.
         layout: Which table of the paper.
         format: Format of the table.
-        out: File to write (default: standard output).
     """
     from nemo_uecr.evaluation.tables import FORMATS, build_table, read_rows
-    from nemo_uecr.files import replace_file
 
     rows, k = read_rows(list(runs))
-    text = FORMATS[format](build_table(rows, layout=layout, k=k))
-    if out is None:
-        say(text.removesuffix("\n"))
-    else:
-        replace_file(out, text.encode())
-        say(str(out))
+    say(FORMATS[format](build_table(rows, layout=layout, k=k)).removesuffix("\n"))

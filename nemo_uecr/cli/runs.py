@@ -186,7 +186,6 @@ def convert(
     to: Path | None = None,
     check: bool = False,
     dry_run: bool = False,
-    into: Literal["huggingface", "megatron"] | None = None,
     hf: str | None = None,
     tokenizer: Path | None = None,
     expect: Path | None = None,
@@ -208,7 +207,6 @@ def convert(
         to: Folder to make; it must not exist.
         check: Verify a converted folder again instead.
         dry_run: Check everything that is named; write nothing.
-        into: Format of the result (default: the one that CKPT does not have).
         hf: Hugging Face model of CKPT's architecture (default: what CKPT names).
         tokenizer: Folder of the tokenizer (default: CKPT's, else the model's).
         expect: Log-probabilities of the trained model that the result must match (safetensors: token_ids, lengths,
@@ -226,7 +224,7 @@ def convert(
     request = None
     if to is not None:
         request = Request(
-            ckpt=ckpt, out=to.absolute(), into=into, model=hf, tokenizer=tokenizer,
+            ckpt=ckpt, out=to.absolute(), model=hf, tokenizer=tokenizer,
             recorded=expect, tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
         )  # fmt: skip
     if dry_run:

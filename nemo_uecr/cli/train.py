@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from nemo_uecr.cli.common import ConfigFile, Numbers, Override, say
-from nemo_uecr.errors import ConfigError, InvariantError, UecrError, require_extra
+from nemo_uecr.errors import InvariantError, UecrError, require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.config.load import Loaded
@@ -149,8 +149,6 @@ def smoke(
     from nemo_uecr.config.methods import objective
     from nemo_uecr.telemetry.run_folder import worst_residuals
 
-    if min(steps) < 1 or len(set(steps)) < len(steps):
-        raise ConfigError(f"--steps: got {','.join(map(str, steps))}, expected different numbers above 0, such as 1,5")
     loaded = load_config(config, overrides).config
     say(f"objective: {objective(loaded)}")
     say(*(f"tolerance {name}: {value:g}" for name, value in loaded.tolerances.model_dump().items()))

@@ -106,8 +106,6 @@ class NemoDataConfig(ProblemsConfig):
         low, high = self.difficulty_low, self.difficulty_high
         if len({self.difficulty_key is None, low is None, high is None}) > 1:
             raise ValueError("data.difficulty_key, data.difficulty_low and data.difficulty_high: expected all or none")
-        if low is not None and high is not None and low > high:
-            raise ValueError(f"data.difficulty_low: got {low:g}, expected at most data.difficulty_high = {high:g}")
         return self
 
 

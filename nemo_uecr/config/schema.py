@@ -374,16 +374,6 @@ class TeacherConfig(Section):
     # asks for a `method.std_floor` above the measured `method.scoring_noise`. Other methods do not enlarge the noise.
     quantize: Quantize = "none"
 
-    @field_validator("quantize", mode="before")
-    @classmethod
-    def _not_rounded_to_int4(cls, quantize: object) -> object:
-        if quantize == "int4":
-            raise ValueError(
-                "teacher.quantize: got int4, expected none, int8 or nf4; weights rounded to int4 turn around the "
-                "advantages of groups that the teacher alone tells apart"
-            )
-        return quantize
-
 
 class UrlTeacherConfig(Section):
     """A server that scores the student's tokens: vLLM by its completions route, SGLang by its native one."""

@@ -114,8 +114,6 @@ def locate(name: str, *, revision: str | None) -> tuple[Path, str | None]:
 
     ``revision`` is a branch, tag or commit on the hub; None is its main branch.
     """
-    if not name.strip():  # an empty path is the current folder
-        raise DataError(f"the name of a data set is {name!r}; expected a file, a folder or a name on the hub")
     if not _on_hub(name):
         return Path(name).expanduser(), None
     import huggingface_hub

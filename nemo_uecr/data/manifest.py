@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.problems import data_files
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, read_object, recover_folder
 
@@ -90,12 +89,6 @@ def _fault(folder: Path, name: str, manifest: Manifest) -> str | None:
     found, expected = describe_file(path), manifest["files"][name]
     short = (str(each["sha256"])[:12] for each in (found, expected))
     return None if found == expected else "changed (sha256 {}, expected {})".format(*short)
-
-
-def source_faults(manifest: Manifest, source: Path) -> list[str]:
-    """Where a source on disk is not the one the folder was made from."""
-    found = describe_files(data_files(source))
-    return [] if found == manifest["source"]["files"] else [f"{source}: not the files the folder was made from"]
 
 
 def describe_file(path: Path) -> dict[str, object]:

@@ -8,14 +8,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from nemo_uecr.errors import DataError, first_line
+from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import RoutingConfig
@@ -146,7 +145,9 @@ def data_files(path: Path) -> list[Path]:
 def fields_of(file: Path) -> Fields:
     """Which fields hold question, answer and difficulty, by the file's first row."""
     if file.suffix == ".parquet":
-        with _table(file) as table:
+        from pyarrow.parquet import ParquetFile
+
+        with ParquetFile(file) as table:
             first = table.schema_arrow.names if table.metadata.num_rows else []
     else:
         first = list(next(read_rows(file), {}))
@@ -164,7 +165,9 @@ def read_rows(file: Path, *, fields: Fields | None = None) -> Iterator[Row]:
     if file.suffix != ".parquet":
         yield from (parse_row(line, f"{file}:{number}") for number, line in raw_lines(file))
         return
-    with _table(file) as table:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(file) as table:
         names = table.schema_arrow.names
         wanted = names if fields is None else (fields.question, fields.answer, fields.difficulty, *CARRIED)
         for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[name for name in wanted if name in names]):
@@ -181,8 +184,6 @@ def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 def checked_lines(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
     """Place and content of each line of a JSONL file, as pydantic reads it."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file; expected JSONL")
     adapter = TypeAdapter(kind)
     for number, line in raw_lines(path):
         try:
@@ -202,18 +203,6 @@ def parse_row(line: bytes, where: str) -> Row:
     if not isinstance(row, dict):
         raise DataError(f"{where}: got {type(row).__name__}; expected one JSON object a line")
     return row
-
-
-@contextmanager
-def _table(file: Path) -> Iterator[Any]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(file) as table:
-            yield table
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{file}: not a readable Parquet file ({first_line(error)})") from error
 
 
 # Fields as texts.

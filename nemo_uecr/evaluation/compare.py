@@ -1,12 +1,11 @@
-"""Comparisons of evaluations on the same problems: two models in pairs, and the choice of one checkpoint of many."""
+"""Paired comparison of two evaluations on the same problems."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import SETTINGS, differences
@@ -71,24 +70,3 @@ def lines_of(differences: Mapping[str, Difference]) -> list[str]:
     if any(line.endswith("*") for line in lines):
         lines.append(f"  * fewer than {DIFFERENT} problems differ: two made-up ones widen the interval")
     return lines
-
-
-def select(results: Sequence[Mapping[str, Any]], rule: str, benchmarks: Sequence[str]) -> int:
-    """Index of the checkpoint that a rule chooses.
-
-    Args:
-        results: in the order of training.
-        rule: "best", the highest equal-weight average of avg@k (the earlier of equal ones); "earliest-near-best", the
-            first that is not below the best one's 95 % interval, for fewer steps without a measurable loss; "last".
-        benchmarks: what the rule looks at; empty is all.
-    """
-    names = list(benchmarks) or list(results[0]["sets"])
-    if rule == "last":
-        return len(results) - 1
-    scores = [sum(result["sets"][name]["avg"] for name in names) / len(names) for result in results]
-    best = scores.index(max(scores))
-    if rule == "best":
-        return best
-    sets = [results[best]["sets"][name] for name in names]
-    low = scores[best] - sum((each["avg"] - each["low"]) ** 2 for each in sets) ** 0.5 / len(sets)
-    return next(index for index, score in enumerate(scores) if score >= low)

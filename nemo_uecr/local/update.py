@@ -115,11 +115,9 @@ def update(
                 places.append(torch.stack((rows[row_N], column_N), dim=1))
         norm = float(torch.nn.utils.clip_grad_norm_(model.trained, config.train.max_grad_norm))
         if not (math.isfinite(float(sums[0])) and math.isfinite(norm)):
-            with recomputing(model.recomputed):
-                culprit = _culprit(model, optimizer, inputs, torch.cat(minibatch), config, tokens)
             raise InvariantError(
-                f"loss {float(sums[0])} and gradient norm {norm} at {culprit}; expected finite numbers. "
-                "Lower train.learning_rate or look at the saved batch"
+                f"loss {float(sums[0])} and gradient norm {norm} at optimizer step {steps_done + len(totals) + 1}; "
+                "expected finite numbers. Lower train.learning_rate or look at the saved batch"
             )
         # Rounding at random draws from the global stream; whatever came before, a resumed run draws the same.
         torch.manual_seed(derive(config.run.seed, "rounding", steps_done + len(totals)))
@@ -185,26 +183,6 @@ def _accumulate(
     torch.autograd.backward(loss.total)
     values = torch.stack((loss.total.detach(), loss.surrogate, loss.reference_kl)).double().cpu()
     return values, loss.ratio.cpu()[mask_bT]
-
-
-def _culprit(
-    model: TokenModel,
-    optimizer: torch.optim.Optimizer,
-    inputs: UpdateInputs,
-    rows: Tensor,
-    config: Config,
-    tokens: int,
-) -> str:
-    """The first response whose own loss or gradient is not finite; asked only when the run is about to stop."""
-    for row in rows.sort().values:
-        optimizer.zero_grad(set_to_none=True)
-        losses, _ = _accumulate(model, inputs, row.unsqueeze(0), config, tokens)
-        norm = torch.nn.utils.get_total_norm(
-            [parameter.grad for parameter in model.trained if parameter.grad is not None]
-        )
-        if not (math.isfinite(float(losses[0])) and math.isfinite(float(norm))):
-            return f"response {row} ({inputs.sample_ids[row]})"
-    return f"responses {rows.min()} to {rows.max()} together, each of them finite by itself"
 
 
 def check_ratios(outcome: UpdateOutcome, sample_ids: Sequence[str], tolerances: TolerancesConfig) -> None:

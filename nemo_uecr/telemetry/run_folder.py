@@ -93,8 +93,6 @@ def read_runs(paths: list[Path]) -> list[RunFolder]:
     """Read the folders and give each a label that no other has: as much of its path as that takes."""
     runs = [read_run(path) for path in paths]
     places = [path.resolve() for path in paths]
-    if len(set(places)) < len(places):
-        raise RunFolderError(f"a run folder is given twice in {', '.join(map(str, paths))}; expected each once")
     for depth in range(1, max((len(place.parts) for place in places), default=0) + 1):
         labels = ["/".join(place.parts[-depth:]) for place in places]
         if len(set(labels)) == len(labels):

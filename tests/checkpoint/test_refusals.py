@@ -19,9 +19,7 @@ from tests.nemo_backend.tiny_qwen3 import LAYERS, ROPE, hf_config
 
 
 def request(ckpt: Path, out: Path, **changes: object) -> Request:
-    plain = Request(
-        ckpt=ckpt, out=out, into=None, model=None, tokenizer=None, recorded=None, tolerance=1e-4, shard_bytes=10**9
-    )
+    plain = Request(ckpt=ckpt, out=out, model=None, tokenizer=None, recorded=None, tolerance=1e-4, shard_bytes=10**9)
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -135,7 +133,6 @@ def test_a_step_that_nemo_rl_had_not_finished(tmp_path: Path, model: Path, weigh
 
 def test_what_the_command_lacks(tmp_path: Path, weights: Path, model: Path, huggingface: Path) -> None:
     assert "--hf FOLDER" in refusal(request(weights, tmp_path / "out"))
-    assert "already huggingface" in refusal(request(huggingface, tmp_path / "out", into="huggingface"))
     missing = request(weights, tmp_path / "out", model=str(model), recorded=tmp_path / "nothing")
     assert "nothing" in refusal(missing)
     (model / "tokenizer.json").unlink()

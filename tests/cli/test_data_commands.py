@@ -27,7 +27,7 @@ def test_prepare_apply_verify_and_a_fault(tmp_path: Path, capsys: pytest.Capture
     review.write_text(filled, encoding="utf-8-sig")
     assert entry_point(["data", "apply", str(out), "--review", str(review)]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "1 held rows kept, 0 dropped"
-    assert entry_point(["data", "verify", str(out), "--source", source]) == 0
+    assert entry_point(["data", "verify", str(out)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("0 faults")
     (out / "train.jsonl").write_text("", encoding="utf-8")
     assert entry_point(["data", "verify", str(out)]) == 1

@@ -116,7 +116,6 @@ REFUSALS = {
     ("train", DEMO, "--resum"): "Unknown option: --resum. Did you mean --resume? See: nemo-uecr train --help",
     ("train",): "CONFIG requires an argument",
     ("audit", "signal", "s", "--pairs", "0"): "Must be > 0",
-    ("smoke", DEMO, "--steps", "1,1"): "expected different numbers above 0",
     ("smoke", DEMO, "--steps", "1,x"): "--steps",
     ("plan", CONFIGS / "uecr_qwen3_4b.yaml", "--device", "gpu"): "--device",
     ("doctor", DEMO, "train.steps=none"): "train.steps",

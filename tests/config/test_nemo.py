@@ -67,7 +67,6 @@ LONG = "rollout.max_response_tokens=16383"  # 2048 + 16383 = 18431; sequence par
         (["teacher.model_name=null", "teachers={a: {model_name: x}}", "teacher.dedicated_gpus=1"], "take turns on the"),
         (["teachers={a: {model_name: x}}"], "teacher and teachers.a: expected one of the two"),
         (["teacher.model_name=null", "teachers={a: {self: initial}}"], "unknown key teachers.a.self"),
-        (["data.difficulty_low=9"], "data.difficulty_low: got 9, expected at most"),
         *(
             ([LONG, f"{section}.tokens_per_microbatch=18431", f"{role}.parallel.tensor=2",
               f"{role}.parallel.sequence=true"], f"{section}.tokens_per_microbatch: got 18431, expected at least")

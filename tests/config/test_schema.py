@@ -34,7 +34,7 @@ WRONG = {
     "train.minibatch_responses=5": "train.minibatch_responses: got 5, expected a divisor of",
     "train.microbatch_responses=25": "train.microbatch_responses: got 25, expected at most train.minibatch_responses",
     "evaluation.temperature=0": "evaluation.samples: got 12, expected 1 because",
-    "teacher.quantize=int4": "teacher.quantize: got int4, expected none, int8 or nf4",
+    "teacher.quantize=int4": 'teacher.quantize: got "int4", expected',
     "reward=maths": "reward.verifier: got \"maths\", expected 'math' (set on the command line)",
     "evaluation.benchmarks={}": "checkpoint.keep_best: got true, but evaluation.benchmarks is empty",
 }

@@ -49,19 +49,17 @@ def test_every_tensor_comes_back(tmp_path: Path, batch: ScoredBatch) -> None:
         assert same, name
 
 
-def test_a_mask_of_numbers_is_a_mask_only_where_it_holds_nothing_else() -> None:
+def test_a_mask_of_numbers_is_a_mask() -> None:
     given = tensors_of(PADDED)
     read = scored_batch(SavedBatch(given | {"mask": PADDED.mask_BT.float()}, {}), Path("b.safetensors"))
     assert torch.equal(read.mask_BT, PADDED.mask_BT)
-    with pytest.raises(DataError, match=r"b\.safetensors: mask holds values other than 0 and 1; expected bool"):
-        scored_batch(SavedBatch(given | {"mask": 2 * PADDED.mask_BT.int()}, {}), Path("b.safetensors"))
 
 
 def test_a_file_cut_short_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "batch.safetensors"
     save_batch(path, tensors_of(PADDED), method="grpo", settings={}, step=1)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(DataError, match="truncated or corrupt"):
+    with pytest.raises(DataError, match="cannot be read as a saved batch"):
         load_batch(path)
 
 

@@ -82,8 +82,5 @@ def test_a_folder_is_its_parquet_files_or_its_jsonl(tmp_path: Path) -> None:
     [file] = data_files(tmp_path)
     rows = list(read_rows(file, fields=fields_of(file)))
     assert rows == [{"question": "a", "final_answer": "1"}, {"question": None, "final_answer": "2"}]
-    file.write_bytes(file.read_bytes()[:-50])
-    with pytest.raises(DataError, match="not a readable Parquet file"):
-        fields_of(file)
     with pytest.raises(DataError, match="no such file"):
         data_files(tmp_path / "missing.jsonl")

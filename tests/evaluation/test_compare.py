@@ -1,4 +1,4 @@
-"""Paired comparison and selection, on hand values."""
+"""Paired comparison on hand values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.compare import compare, select
+from nemo_uecr.evaluation.compare import compare
 from nemo_uecr.evaluation.samples import Sample
 
 
@@ -59,17 +59,3 @@ def test_other_problems_or_numbers_of_samples_are_refused(tmp_path: Path, rows: 
     other = sample_file(tmp_path / "b.jsonl", rows, answer)
     with pytest.raises(DataError, match=r"differ in problem 'p\d' of x"):
         compare(first, other, seed=0)
-
-
-def result(avg: float, low: float, other: float) -> dict[str, object]:
-    return {"sets": {"x": {"avg": avg, "low": low}, "y": {"avg": other, "low": other}}}
-
-
-def test_selection_rules() -> None:
-    results = [result(0.2, 0.1, 0.9), result(0.4, 0.3, 0.1), result(0.5, 0.35, 0.1), result(0.5, 0.4, 0.0)]
-    assert select(results, "best", ["x"]) == 2  # 0.5 twice: the earlier one
-    assert select(results, "earliest-near-best", ["x"]) == 1  # 0.4 >= 0.35
-    assert select(results, "best", []) == 0  # (0.2 + 0.9)/2
-    # The best is 0.5 with the interval from 0.25; 0.25 is not below it.
-    assert select([result(0.25, 0.1, 0.1), result(0.5, 0.25, 0.1)], "earliest-near-best", ["x"]) == 0
-    assert select(results, "last", []) == 3
