@@ -153,9 +153,10 @@ $(NEMO)/.installed: $(STAMP) tests/nemo/requirements.txt
 	@$(NEMO)/bin/python $(HEAVY_INSTALL) -r tests/nemo/requirements.txt
 	@touch $@
 
+# Bytecode goes into the environment: the source trees are left as they are.
 test-nemo: nemo-source $(NEMO)/.installed ## the tests inside NeMo-RL, on each source tree that NEMO_RL_SOURCE names or ../shared/nemo_rl holds
 	@set -e; for tree in $(abspath $(NEMO_TREES)); do echo "test-nemo: $$tree"; \
-		NEMO_RL_SOURCE=$$tree $(ONE_THREAD) $(NEMO)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
+		NEMO_RL_SOURCE=$$tree $(ONE_THREAD) PYTHONPYCACHEPREFIX=$(CURDIR)/$(NEMO)/bytecode $(NEMO)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
 		--disable-warnings -m nemo \
 		tests/nemo tests/config/test_nemo_rl.py tests/plan/test_memory.py $(ARGS); done
 

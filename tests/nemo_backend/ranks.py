@@ -1,44 +1,48 @@
-"""Runs a function on several ranks over gloo, each in a process of its own."""
+"""Runs a function on several ranks over gloo, each in a process of its own, forked from one that has the imports."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240
+MEGATRON = ("megatron.core", "transformers.models.qwen3.modeling_qwen3")
 
 
-def run_ranks(world: int, function: Callable[..., Any], **arguments: Any) -> list[Any]:
+def run_ranks(
+    world: int, function: Callable[..., Any], *, imports: Sequence[str] = MEGATRON, **arguments: Any
+) -> list[Any]:
     """What ``function(rank, **arguments)`` returned on each rank; its error, if one raised.
+
+    ``imports`` names the modules that the ranks share: megatron-core alone takes seconds.
 
     Raises:
         AssertionError: a rank failed or did not end in time, with what it wrote.
     """
     with tempfile.TemporaryDirectory() as folder:
-        call = (function.__module__, function.__qualname__, arguments)
-        packed = pickle.dumps(call).hex()
+        call = (folder, world, (*imports, function.__module__), function.__qualname__, arguments)
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _paths()}
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", __name__, folder, str(rank), str(world), packed],
-                env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            )
-            for rank in range(world)
-        ]  # fmt: skip
+        ranks = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-m", __name__, pickle.dumps(call).hex()],
+            env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
         try:
-            written = [process.communicate(timeout=SECONDS)[0] for process in processes]
+            written = ranks.communicate(timeout=SECONDS)[0]
         finally:
-            for process in processes:
-                process.kill()
-        for rank, process in enumerate(processes):
-            assert process.returncode == 0, f"rank {rank}:\n{written[rank][-6000:]}"
+            if ranks.poll() is None:
+                os.killpg(ranks.pid, signal.SIGKILL)
+                ranks.wait()
+        assert ranks.returncode == 0, written[-6000:]
         return [pickle.loads((Path(folder) / f"result{rank}").read_bytes()) for rank in range(world)]
 
 
@@ -49,20 +53,24 @@ def _paths() -> str:
     return os.pathsep.join([str(ROOT), *(path for path in given if path != source)])
 
 
-def _main(folder: str, rank: int, world: int, call: str) -> None:
-    import importlib
-
-    import torch
-    import torch.distributed as dist
+def _main(folder: str, world: int, imports: Sequence[str], name: str, arguments: dict[str, Any]) -> None:
+    import torch.multiprocessing
 
     torch.set_num_threads(1)
-    module, name, arguments = pickle.loads(bytes.fromhex(call))
+    *_, module = [importlib.import_module(name) for name in imports]
+    called = (folder, world, getattr(module, name), arguments)
+    torch.multiprocessing.start_processes(_rank, called, nprocs=world, start_method="fork")
+
+
+def _rank(rank: int, folder: str, world: int, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    import torch.distributed as dist
+
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    result = getattr(importlib.import_module(module), name)(rank, **arguments)
+    result = function(rank, **arguments)
     (Path(folder) / f"result{rank}").write_bytes(pickle.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    _main(*pickle.loads(bytes.fromhex(sys.argv[1])))

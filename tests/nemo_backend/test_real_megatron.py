@@ -74,7 +74,7 @@ def test_context_parallel_pieces() -> None:
     micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
     request = ScoreRequest(TEMPERATURES, True, VOCABULARY, 100)
     expected = score_columns(context_logits(), micro, request, ModelParallel(None, None))
-    for answer in run_ranks(2, score_context_parallel, pieces=2):
+    for answer in run_ranks(2, score_context_parallel, imports=(), pieces=2):
         assert_same(answer, expected, tolerance=1e-6)
 
 
