@@ -45,17 +45,9 @@ LAST = "checkpoints/step-000012"
 def command(folder: Path, arguments: argparse.Namespace) -> list[list[str]]:
     """Train, and evaluate what was trained."""
     train = ["train", arguments.config, f"run.folder={folder / 'run'}", *SMALL, *arguments.overrides]
-    evaluate = [
-        "evaluate",
-        str(folder / "run" / LAST),
-        "--benchmarks",
-        "demo:bench/level2",
-        "--samples",
-        "4",
-        "--max-tokens",
-        "64",
-    ]
-    evaluate += ["--engine", "transformers", "--dtype", "float32", "--batch", "8", "--out", str(folder / "evaluations")]
+    evaluate = ["evaluate", str(folder / "run" / LAST), "--benchmarks", "demo:bench/level2", "--samples", "4"]
+    evaluate += ["--max-tokens", "64", "--engine", "transformers", "--dtype", "float32", "--batch", "8"]
+    evaluate += ["--out", str(folder / "evaluations")]
     return [[sys.executable, "-m", "nemo_uecr", *words] for words in (train, evaluate)]
 
 
