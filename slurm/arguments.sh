@@ -99,6 +99,9 @@ find_python() { # our package lies on top of either environment and changes noth
     PYTHON=("$VENV/bin/python")
     [[ -x ${PYTHON[0]} ]] || refuse "no interpreter at ${PYTHON[0]}; make setup, or name another environment: --venv FOLDER"
     export PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
+    local error
+    error=$("${PYTHON[@]}" -c 'import nemo_uecr.cli' 2>&1) ||
+      refuse "$VENV is not complete: $(tail -n 1 <<<"$error"); run make setup to its end, or name another environment: --venv FOLDER"
   fi
 }
 

@@ -29,7 +29,7 @@ job_field() { scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | grep -o "\\b$1=
 
 check_image() { # whether a container that is a file is there
   if [[ $CONTAINER == *.sqsh || $CONTAINER == /* || $CONTAINER == ./* ]] && [[ ! -f $CONTAINER ]]; then
-    refuse "node ${HEAD:-$(hostname)}: no container image at $CONTAINER; make one with: enroot import docker://nvcr.io#nvidia/nemo-rl:v0.7.0"
+    refuse "node ${HEAD:-$(hostname)}: no container image at $CONTAINER; make one with: enroot import --output $CONTAINER docker://nvcr.io#nvidia/nemo-rl:v0.7.0, or use --venv FOLDER"
   fi
 }
 
