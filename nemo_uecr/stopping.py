@@ -55,7 +55,14 @@ class StopRequest:
 def listening() -> Iterator[StopRequest]:
     """A request that SIGUSR1 and SIGTERM make; outside the main thread, where none can be caught, nobody makes it."""
     stop = StopRequest()
-    with _handled(SIGNALS, lambda number, frame: stop.ask(signal.Signals(number).name)):
+
+    def handler(number: int, frame: object) -> None:
+        name = signal.Signals(number).name
+        if not stop.asked:  # logging would wait for a lock that the interrupted code may hold
+            os.write(2, f"{name}: ending after the step under way\n".encode())
+        stop.ask(name)
+
+    with _handled(SIGNALS, handler):
         yield stop
 
 

@@ -260,7 +260,7 @@ def advise(
 
 def advised(source: str, overrides: Sequence[str], *, problems: int, out: Path | None) -> list[str]:
     """Write the advice; the same in lines for a terminal."""
-    require_extra("local", "data")
+    require_extra("local")
     from nemo_uecr.audit.advice import advice, advice_lines, load_map, measured_lines
     from nemo_uecr.audit.output import write_audit
 

@@ -75,6 +75,7 @@ def train(
             check_engine(config.rollout.engine)
             check_run_folder(folder, config, resume=resume)
             checkpoints = Checkpoints(folder / "checkpoints", config)
+            log.info("%s: loading models and problems", folder)
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
             models = load_models(config, None if start is None else start[0], locate)
             prompts, benchmarks = encoded_problems(config, models, locate)

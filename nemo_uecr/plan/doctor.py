@@ -21,7 +21,7 @@ from typing import Any, Literal
 import psutil
 
 from nemo_uecr.checkpoint.reading import MEGATRON, find_source, read_weights
-from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
+from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig, NemoRlEnvironment
 from nemo_uecr.config.schema import (
     Config,
     SelfTeacherConfig,
@@ -33,8 +33,8 @@ from nemo_uecr.config.schema import (
 from nemo_uecr.data import adapter, models
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import Problem, filled, load_problems, teacher_name
-from nemo_uecr.errors import DataError, UecrError
-from nemo_uecr.evaluation.engines import check_model
+from nemo_uecr.errors import DataError, UecrError, require_extra
+from nemo_uecr.evaluation.engines import check_engine, check_model
 from nemo_uecr.files import check_writable, read_object
 from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.local.url_teacher import UrlTeacher
@@ -43,6 +43,8 @@ from nemo_uecr.plan import faults
 from nemo_uecr.plan.local import Sizes, local_plan
 from nemo_uecr.plan.nemo import nemo_plan
 from nemo_uecr.plan.records import CPU, GIB, GPUS, Lengths
+from nemo_uecr.verifier.pool import SHARED
+from nemo_uecr.verifier.rewards import Rewards
 
 IMAGE = "nvcr.io/nvidia/nemo-rl:v0.7.0"
 RAY_VENVS = Path("/opt/ray_venvs")  # of that image: an environment for each kind of worker
@@ -149,6 +151,9 @@ def _of_the_run(run: AnyConfig, sizes: Sizes) -> Iterator[Check]:
     yield "run folder", lambda: _writable_finding(Path(run.run.folder))
     yield "shared folders", lambda: shared_findings(run)
     yield "problems", lambda: problems_finding(run)
+    yield "rewards", lambda: rewards_finding(run)
+    if isinstance(run, Config):
+        yield "extras", lambda: extras_finding(run)
     for key, folder in _megatron_checkpoints(run).items():
         yield key, partial(megatron_finding, key, Path(folder))
     yield "resume", lambda: resume_findings(run)
@@ -328,20 +333,43 @@ def shared_findings(run: AnyConfig) -> Iterator[Finding]:
 
 
 def problems_finding(run: AnyConfig) -> Finding:
-    """The training problems, read as the run reads them."""
+    """The problems, read as the run reads them."""
     data = run.data
     if data.train.startswith("demo:"):
         return ok("problems", f"{data.train} is made on first use")
     if isinstance(run, NemoConfig):
         preflight.check_problems(run)
     else:
-        _local_problems(run)
+        _training_problems(run)
+        for path in run.evaluation.benchmarks.values():
+            if not path.startswith("demo:"):
+                _local_problems(run, Path(path))
     return ok("problems", f"{data.train}, fields {data.question_key!r} and {data.answer_key!r}")
 
 
-def _local_problems(run: Config) -> list[Problem]:
+def rewards_finding(run: AnyConfig) -> Finding:
+    """The reward functions, loaded as the run loads them."""
+    rewards = [each for each in run.reward if not isinstance(each, NemoRlEnvironment)]
+    Rewards(rewards, correct_at=run.correct_at, pool=SHARED).close()
+    return ok("rewards", ", ".join(each.label for each in rewards) or "NeMo-RL's environment")
+
+
+def extras_finding(run: Config) -> Finding:
+    """What single keys need beyond the packages that every run has."""
+    check_engine(run.rollout.engine)
+    few_bits = any(getattr(teacher, "quantize", "none") != "none" for teacher in (run.teacher, *run.teachers.values()))
+    needed = {"lora": run.student.lora_rank > 0, "lowbit": few_bits or run.train.optimizer != "adamw"}
+    asked = [extra for extra, here in needed.items() if here]
+    require_extra(*asked)
+    return ok("extras", ", ".join([run.rollout.engine, *asked]))
+
+
+def _training_problems(run: Config) -> list[Problem]:
+    return _local_problems(run, training_file(Path(run.data.train), "data.train"))
+
+
+def _local_problems(run: Config, path: Path) -> list[Problem]:
     data = run.data
-    path = training_file(Path(data.train), "data.train")
     return load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
 
 
@@ -390,7 +418,7 @@ def server_finding(run: Config, key: str, asked: UrlTeacherConfig, sizes: Sizes)
     name = run.student.model_name
     tokenizer, columns = _tokenizer(name), sizes(name, "student").vocabulary
     teacher = UrlTeacher(asked, columns, len(tokenizer), run.tolerances.teacher_probe, {})
-    teacher.check(encode_prompts(_local_problems(run), tokenizer, run.data), run.rollout.max_response_tokens)
+    teacher.check(encode_prompts(_training_problems(run), tokenizer, run.data), run.rollout.max_response_tokens)
     terms = teacher.terms(0)
     return ok(f"{key} server", f"{terms['url']} serves {terms['root']}, entropy: {asked.entropy}")
 
@@ -429,7 +457,7 @@ def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
     if isinstance(run, NemoConfig):
         dropped = len(preflight.long_prompts(run, tokenizer))
     else:
-        problems = _local_problems(run)
+        problems = _training_problems(run)
         kept = [prompt.problem for prompt in encode_prompts(problems, tokenizer, run.data)]
         dropped = len(problems) - len(kept)
         teachers = {key.removeprefix("teachers."): teacher for key, teacher in run.active_teachers.items()}

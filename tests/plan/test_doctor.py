@@ -128,6 +128,17 @@ def test_problem_files(content: str | None, status: str, fault: str, tmp_path: P
     assert (found[0], fault in found[1]) == (status, True), found
 
 
+def test_what_single_keys_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # what Python itself takes for not installed
+    assert one(lambda: doctor.extras_finding(local("rollout.engine=vllm")))[0] == "fail"
+    assert one(lambda: doctor.extras_finding(local("student.lora_rank=8"))) == ("ok", "transformers, lora -> ")
+    file = tmp_path / "mine.py"
+    run = local(f"reward={{call: '{file}:brevity'}}")
+    assert "no such file" in one(lambda: doctor.rewards_finding(run))[1]
+    file.write_text("def brevity(completions):\n    return [0.0 for _ in completions]\n")
+    assert one(lambda: doctor.rewards_finding(run)) == ("ok", "brevity -> ")
+
+
 # -- models ----------------------------------------------------------------------------------------------------------
 
 
