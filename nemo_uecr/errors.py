@@ -63,11 +63,7 @@ class DependencyError(UecrError, ImportError):
 
 
 def require_extra(*extras: str) -> None:
-    """Refuse to start when a module of an extra is missing.
-
-    Raises:
-        DependencyError: naming the extra.
-    """
+    """Refuse to start when a module of an extra is missing, naming the extra."""
     for extra in extras:
         for module in EXTRAS[extra]:
             spec = find_spec(module)

@@ -1,6 +1,7 @@
 """Files and folders that are complete or absent, lines that are whole, and one run at a time in a folder.
 
-A write that fails raises the system's own `OSError` with the path in it: the command line reports it in one line.
+A write that fails leaves what was there, and raises the system's own `OSError` with the path in it: the command line
+reports it in one line.
 """
 
 from __future__ import annotations
@@ -24,18 +25,14 @@ LOCK = "run.lock"
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part.
-
-    Raises:
-        OSError: naming the file, which is as it was before.
-    """
+    """Write a file so that a reader sees the old content or the new, never a part."""
     with replaced_file(path) as file:
         file.write(content)
 
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to fill, which takes its place when the block ends without an error; fails as `replace_file` does."""
+    """A file to fill, which takes its place when the block ends without an error."""
     # One fixed name, so that the next writer takes over what a kill left; `mkstemp` would also hide it from the group.
     aside = path.with_name(f".{path.name}.tmp")
     try:
@@ -53,11 +50,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_whole(path: Path, content: bytes) -> None:
-    """Add to a file's end, all of it or nothing, and push it to disk; a kill may leave a part.
-
-    Raises:
-        OSError: naming the file, which ends as it did before.
-    """
+    """Add to a file's end, all of it or nothing, and push it to disk; a kill may leave a part."""
     rest = memoryview(content)
     with path.open("ab", buffering=0) as file:  # a buffer would be written again at the close
         end = file.seek(0, os.SEEK_END)
@@ -73,11 +66,7 @@ def append_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its place (and that of an older one) when the block ends without an error.
-
-    Raises:
-        OSError: naming the folder, which is as it was before.
-    """
+    """A folder to fill, which takes its place (and that of an older one) when the block ends without an error."""
     recover_folder(path)
     path = path.resolve()  # "." has no name to write beside, and a link's folder may lie on another disk
     aside, old = path.with_name(f".{path.name}.tmp"), _moved_away(path)
@@ -128,17 +117,11 @@ def _name(error: BaseException, path: Path, aside: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
-    """Hold a run folder, made if need be; the lock goes with the process, however it ends.
+    """Hold a run folder, made if need be, or wait seconds for its holder; the lock goes with the process.
 
     It is an `flock`, which NFS passes on to other nodes. On a file system without locks filelock falls back to the
-    file's existence, and a killed run's `run.lock` is to be removed by hand.
-
-    Args:
-        folder: the run folder. If it is made here and nothing is written into it, it is removed again.
-        wait: seconds to wait for its holder.
-
-    Raises:
-        RunFolderError: If another process holds it, or it cannot be made or written.
+    file's existence, and a killed run's `run.lock` is to be removed by hand. A folder that is made here and in which
+    nothing is written is removed again.
     """
     made = not folder.exists()
     lock = FileLock(folder / LOCK)
@@ -172,11 +155,16 @@ def in_use(folder: Path) -> bool:
 
 def check_writable(folder: Path) -> None:
     """Refuse a folder that cannot be written, or made, before hours are spent on what goes into it."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
-        tempfile.TemporaryFile(dir=place).close()
+        tempfile.TemporaryFile(dir=existing(folder)).close()
     except OSError as error:
         raise RunFolderError(f"cannot write {folder}: {error.strerror}; choose another folder") from error
+
+
+def existing(path: Path) -> Path:
+    """The path, or its nearest parent that is there."""
+    path = path.expanduser().absolute()
+    return next(place for place in (path, *path.parents) if place.exists())
 
 
 def file_sha256(path: Path) -> str:

@@ -238,17 +238,11 @@ class ClusterBootstrap:
 
 
 def percentile_interval(replicates_S: Array) -> dict[str, Array]:
-    """95 % percentile interval over the first axis, and how many replicates had a value.
-
-    Returns:
-        ``low`` and ``high`` of the remaining shape, NaN where no replicate has a value, and ``replicates``, how many
-        have one.
-    """
-    counted = np.isfinite(replicates_S).sum(axis=0)
-    some = np.where(counted > 0, replicates_S, 0.0)  # keeps an all-NaN column from warning
+    """``low`` and ``high`` of the 95 % percentile interval over the first axis, NaN where no replicate has a value."""
+    empty = ~np.isfinite(replicates_S).any(axis=0)
+    some = np.where(empty, 0.0, replicates_S)  # keeps an all-NaN column from warning
     low, high = np.nanquantile(some, QUANTILES, axis=0)
-    empty = counted == 0
-    return {"low": np.where(empty, np.nan, low), "high": np.where(empty, np.nan, high), "replicates": counted}
+    return {"low": np.where(empty, np.nan, low), "high": np.where(empty, np.nan, high)}
 
 
 def cluster_totals(value_N: Array, cluster_N: Array, clusters: int) -> Array:

@@ -32,7 +32,6 @@ class StopRequest:
     """Whether a run has been asked to end. May be asked from a signal handler or from another thread."""
 
     def __init__(self) -> None:
-        """Nobody has asked yet."""
         # A plain text, assigned once: a handler may interrupt another one, and a lock would then wait for itself.
         self._reason = ""
 

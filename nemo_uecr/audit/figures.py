@@ -58,7 +58,6 @@ def _percent_axis(axes: Axes, title: str, label: str, x: str = "checkpoint, trai
 
 
 def _columns(numbers: Numbers, *keys: str) -> list[list[Numbers]]:
-    """Each key of every checkpoint."""
     return [[row[key] for row in numbers["checkpoints"]] for key in keys]
 
 
@@ -66,7 +65,6 @@ def _columns(numbers: Numbers, *keys: str) -> list[list[Numbers]]:
 
 
 def _signal(figure: Figure, numbers: Numbers) -> None:
-    """Degenerate groups and the distinguished ones, conflicts, the judge."""
     left, middle, right = figure.subplots(1, 3)
     steps = [row["checkpoint"] for row in numbers["checkpoints"]]
     degenerate, apart, conflict = _columns(numbers, "degenerate", "distinguished_degenerate_of_all", "conflict")
@@ -124,7 +122,6 @@ def _group_signal(figure: Figure, numbers: Numbers) -> None:
 
 
 def _alpha_sweep(figure: Figure, numbers: Numbers) -> None:
-    """Conflicts and safe groups over alpha, and conflicts by checkpoint."""
     left, middle, right = panels = figure.subplots(1, 3)
     alpha, whole = numbers["alpha"], numbers["overall"]
     balanced, x = "share of pairs, group-balanced", r"$\alpha$"
@@ -191,7 +188,6 @@ def _weights(axes: Axes, weights: Numbers) -> None:
 
 
 def _localization(figure: Figure, numbers: Numbers) -> None:
-    """Shuffles against the original positions, and the variants."""
     left, right = figure.subplots(1, 2)
     found, variants = numbers["shuffles"], numbers["variants"]
     count, *others, full = len(found["gap"]), "PUU", "no entropy", "shuffled, mean", "full ECR"
@@ -220,7 +216,6 @@ def _localization(figure: Figure, numbers: Numbers) -> None:
 
 
 def _teacher(figure: Figure, numbers: Numbers) -> None:
-    """Share of tokens above a difference, by engine."""
     left, right = figure.subplots(1, 2, sharey=True)
     above = np.maximum(1.0 - np.asarray(numbers["probabilities"]), 5e-5)
     shown = [(name, each) for name, each in numbers["engines"].items() if "skipped" not in each]
@@ -264,7 +259,6 @@ def _batch(figure: Figure, numbers: Numbers) -> None:
 
 
 def _efficiency(figure: Figure, numbers: Numbers) -> None:
-    """Phases of a step, tokens a second by step, peak memory."""
     phases, speed, memory = figure.subplots(1, 3, width_ratios=(1.5, 1.3, 0.8))
     runs = numbers["runs"]
     _phases(phases, runs)

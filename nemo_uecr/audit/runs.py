@@ -31,7 +31,6 @@ Record = Mapping[str, Any]
 
 
 def _check_metrics(steps: Sequence[Record], names: Sequence[str], run: str) -> None:
-    """Refuse a run that did not measure what an audit reads."""
     if not steps:
         raise DataError(f"{run} has no step; expected the metrics of a run that has trained")
     for step in steps:
@@ -271,7 +270,6 @@ def _costs(run: RunFolder) -> Numbers:
 
 
 def _overhead(cost: Numbers, base: Numbers) -> Numbers:
-    """Relative to the baseline, for each token and for each step."""
     return {
         "per_token": base["tokens_per_s"] / cost["tokens_per_s"] - 1.0,
         "per_step": cost["training_s"] / cost["steps"] / (base["training_s"] / base["steps"]) - 1.0,

@@ -123,10 +123,7 @@ def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, Reference]
 
 
 def compared(reference: Reference, found: EngineScores, engine: str) -> Numbers:
-    """Differences of an engine's scores and of R^T: largest, quantiles, mean, and where the largest is.
-
-    The standard deviation of R^T's differences is the noise, to be held against R^T's own within a group.
-    """
+    """Differences of an engine's scores and of R^T: largest, quantiles, mean, and where the largest is."""
     reward_B = reference.teacher_reward(reference.logp)
     reward = _differences(reward_B, reference.teacher_reward(found.logp), engine)
     groups = [reward_B[rows].std(correction=0) for rows in rows_of(reference.group_B) if len(rows) > 1]

@@ -31,7 +31,7 @@ from nemo_uecr.checkpoint.reading import (
 from nemo_uecr.data.models import check_objects
 from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import CheckpointError
-from nemo_uecr.files import check_writable, file_sha256, new_folder, read_object
+from nemo_uecr.files import check_writable, existing, file_sha256, new_folder, read_object
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,6 @@ class Request:
     out: Path
     model: str | None  # folder or hub name of the Hugging Face model with the architecture; None: what CKPT names
     tokenizer: Path | None  # None: CKPT's, else the model's
-    recorded: Path | None  # log-probabilities that the trained model gave
     tolerance: float  # largest difference of two log-probabilities, in nats
     shard_bytes: int  # most bytes of a weight file
 
@@ -81,21 +80,18 @@ def prepare(request: Request) -> Job:
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
     source = find_source(request.ckpt)
     weights = read_weights(source.kind, source.weights)
-    if source.kind == HUGGINGFACE and (request.model is not None or request.recorded is not None):
-        raise CheckpointError(f"{request.ckpt}: a Hugging Face model states what it is; leave --hf and --expect out")
+    if source.kind == HUGGINGFACE and request.model is not None:
+        raise CheckpointError(f"{request.ckpt}: a Hugging Face model states what it is; leave --hf out")
     config = _locate_model(request.model or source.model, request.ckpt)
     model = read_qwen3(config)
     check_architecture(weights, model, config)
     job = Job(request, weights, config, request.tokenizer or source.tokenizer or config, model)
     _assets(job)
-    if request.recorded is not None:
-        proof.read_recorded(request.recorded)
     check_writable(out)
-    place = next(path for path in out.parents if path.exists())
-    free = shutil.disk_usage(place).free
+    free = shutil.disk_usage(existing(out)).free
     if free < weights.size:
         raise CheckpointError(
-            f"{place}: {free / GIGABYTE:.3g} GB are free; the weights need {weights.size / GIGABYTE:.3g} GB. Make "
+            f"{out}: {free / GIGABYTE:.3g} GB are free; the weights need {weights.size / GIGABYTE:.3g} GB. Make "
             "room, or choose another --to"
         )
     return job
@@ -140,10 +136,6 @@ def _to_huggingface(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
         bridge = Bridge(names, job.model)
         model = bridge.from_megatron(job.weights.folder)
         megatron = proof.megatron_scores(model, sequences)
-        if job.request.recorded is not None:
-            rows, logp = proof.read_recorded(job.request.recorded)
-            names_of = ("Megatron", "as recorded in training")
-            proof.compare(rows, proof.megatron_scores(model, rows), logp, job.request.tolerance, names_of)
         write_weights(bridge.export(model), hf_names(job.model), job.weights.dtype, folder, job.request.shard_bytes)
         del bridge, model
     gc.collect()  # one model in memory at a time

@@ -25,9 +25,6 @@ TEXTS = (
 )
 #: Sequences of random tokens, their length, and the seed.
 RANDOM, LENGTH, SEED = 6, 48, 20
-#: Tensors of a file for `--expect`.
-RECORDED = ("token_ids", "lengths", "logp")
-
 #: What the message of a difference calls the two models.
 MEGATRON_HF = ("Megatron", "Hugging Face")
 
@@ -126,28 +123,3 @@ def compare(
             f"{names[1]} {other[row][column]:.6f}"
         )
     return Agreement(worst, tokens)
-
-
-def read_recorded(path: Path) -> tuple[Sequences, Scores]:
-    """Log-probabilities that the trained model itself gave, to hold a checkpoint against.
-
-    A checkpoint whose shards were exchanged after it was written loads as another model, and a conversion of it is
-    faithful to that one. Only a record from outside the checkpoint can tell.
-
-    Args:
-        path: safetensors with token_ids [B, T] int64, lengths [B] int64 and logp [B, T] float32, in nats at
-            temperature 1; logp[:, t] belongs to token t, and column 0 is not read.
-
-    Returns:
-        The tokens of each row, and its log-probabilities from the second token on.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        tensors = load_file(path)
-        ids_BT, lengths_B, logp_BT = (tensors[name] for name in RECORDED)
-    except (OSError, SafetensorError, KeyError) as error:
-        raise CheckpointError(f"{path}: got {error}; expected safetensors with {', '.join(RECORDED)}") from error
-    rows = list(zip(ids_BT.tolist(), lengths_B.tolist(), logp_BT.tolist(), strict=True))
-    return [ids_T[:length] for ids_T, length, _ in rows], [logp_T[1:length] for _, length, logp_T in rows]

@@ -310,7 +310,6 @@ def _settings(method: str, run: Path | None, given: Sequence[str]) -> Settings:
 
 
 def _finish(audit: Audit, out: Path | None, source: Path) -> None:
-    """Write the audit, print its table, say where it is."""
     from nemo_uecr.audit.output import text_table, write_audit
     from nemo_uecr.audit.store import PLAN
 

@@ -54,11 +54,7 @@ def say(*lines: str) -> None:
 
 
 def method_settings(name: str, words: Sequence[str], run: MethodConfig | None = None) -> Settings:
-    """Settings of a method from ``key=value`` words; what is not given is the run's, or the configuration's default.
-
-    Raises:
-        ConfigError: an unknown method or key, a value out of range, or a setting that the method needs is missing.
-    """
+    """Settings of a method from ``key=value`` words; what is not given is the run's, or the configuration's default."""
     from nemo_uecr.config.load import load_method
     from nemo_uecr.core.records import Settings
 

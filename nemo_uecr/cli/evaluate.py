@@ -3,73 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter, types, validators
 
 from nemo_uecr.cli.common import AtLeastOne, Seed, family, say
 from nemo_uecr.errors import DataError
 
-if TYPE_CHECKING:
-    from nemo_uecr.evaluation.runner import Settings
-
 app = family("evaluate")
 
 TEMPLATE = "{question}\nPlease reason step by step, and put your final answer within \\boxed{}."
 
 
-@Parameter(name="*")
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What an evaluation is asked for; the decoding's defaults are the paper's."""
-
-    max_tokens: AtLeastOne
-    """Longest response, in tokens."""
-    out: Path
-    """Folder of the results."""
-    benchmarks: tuple[str, ...] = ("aime24", "aime25", "amc23", "hmmt_feb25", "hmmt_nov25")
-    """Known names, files or NAME=FILE."""
-    samples: AtLeastOne = 12
-    """Responses to each problem."""
-    temperature: types.NonNegativeFloat = 0.6
-    """0: greedy."""
-    top_p: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))] = 0.95
-    """1: off."""
-    top_k: types.NonNegativeInt = 20
-    """0: off."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a response, which is then finished."""
-    seed: Seed = 42
-    """Seed of the sampling."""
-    engine: Literal["transformers", "vllm"] = "vllm"
-    """What generates the responses."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of the model."""
-    batch: AtLeastOne = 256
-    """Responses generated, and saved, at once."""
-    thinking: bool = False
-    """Use the thinking chat template."""
-    prompt_template: Annotated[str, Parameter(show_default=repr)] = TEMPLATE
-    """The user's turn, with {question} in it."""
-    system_prompt: str | None = None
-    """The system's turn."""
-
-    def settings(self) -> Settings:
-        """The options as the runner takes them."""
-        from nemo_uecr.evaluation.engines import ChatSettings, Decoding
-        from nemo_uecr.evaluation.runner import Settings
-
-        if "{question}" not in self.prompt_template:
-            raise DataError(f"--prompt-template: got {self.prompt_template!r}, expected {{question}} in the text")
-        decoding = Decoding(self.temperature, self.top_p, self.top_k, self.max_tokens, self.stop)
-        chat = ChatSettings(self.prompt_template, self.system_prompt, self.thinking)
-        return Settings(self.samples, decoding, self.seed, chat, self.engine, self.dtype, self.batch)
-
-
 @app.default
-def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
+def evaluate(
+    *models: str,
+    max_tokens: AtLeastOne,
+    out: Path,
+    benchmarks: tuple[str, ...] = ("aime24", "aime25", "amc23", "hmmt_feb25", "hmmt_nov25"),
+    samples: AtLeastOne = 12,
+    temperature: types.NonNegativeFloat = 0.6,
+    top_p: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))] = 0.95,
+    top_k: types.NonNegativeInt = 20,
+    stop: tuple[str, ...] = (),
+    seed: Seed = 42,
+    engine: Literal["transformers", "vllm"] = "vllm",
+    dtype: Literal["float32", "bfloat16"] = "bfloat16",
+    batch: AtLeastOne = 256,
+    thinking: bool = False,
+    prompt_template: Annotated[str, Parameter(show_default=repr)] = TEMPLATE,
+    system_prompt: str | None = None,
+    dry_run: bool = False,
+) -> None:
     r"""Measure avg@k of one or several models on benchmarks, keeping every sample.
 
     All models, the teacher included, are evaluated in the same way, each into its own folder under `--out`. Run the
@@ -80,33 +46,53 @@ def evaluate(*models: str, options: Options, dry_run: bool = False) -> None:
 
     Args:
         models: Model folder, hub name or demo:student, each as MODEL or LABEL=MODEL.
+        max_tokens: Longest response, in tokens.
+        out: Folder of the results.
+        benchmarks: Known names, files or NAME=FILE.
+        samples: Responses to each problem.
+        temperature: 0: greedy.
+        top_p: 1: off.
+        top_k: 0: off.
+        stop: Strings that end a response, which is then finished.
+        seed: Seed of the sampling.
+        engine: What generates the responses.
+        dtype: Precision of the model.
+        batch: Responses generated, and saved, at once.
+        thinking: Use the thinking chat template.
+        prompt_template: The user's turn, with {question} in it.
+        system_prompt: The system's turn.
         dry_run: Check everything that is named; write nothing.
     """
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
-    from nemo_uecr.evaluation.engines import check_engine, check_model, load_tokens
+    from nemo_uecr.evaluation.engines import ChatSettings, Decoding, check_engine, check_model, load_tokens
+    from nemo_uecr.evaluation.runner import Settings
     from nemo_uecr.evaluation.runner import evaluate as run
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import check_writable
     from nemo_uecr.study.demo import locate, resolve
 
-    settings, out = options.settings(), options.out
+    if "{question}" not in prompt_template:
+        raise DataError(f"--prompt-template: got {prompt_template!r}, expected {{question}} in the text")
+    decoding = Decoding(temperature, top_p, top_k, max_tokens, stop)
+    chat = ChatSettings(prompt_template, system_prompt, thinking)
+    settings = Settings(samples, decoding, seed, chat, engine, dtype, batch)
     named = dict(map(label_of, models))
     if not named or len(named) < len(models):
         raise DataError("expected at least one model, and labels that differ: LABEL=MODEL")
     if dry_run:
-        check_benchmarks(_placed(options.benchmarks, locate))
+        check_benchmarks(_placed(benchmarks, locate))
         for label, model in named.items():
             check_model(locate(model))
             check_writable(out / label)
-        say(f"dry run: {options}")
+        say(f"dry run: {settings}")
         return
     check_engine(settings.engine)
     named = {label: resolve(model) for label, model in named.items()}
-    benchmarks = load_benchmarks(_placed(options.benchmarks, resolve))
+    loaded = load_benchmarks(_placed(benchmarks, resolve))
     for model in named.values():
         load_tokens(model)  # so that a mistyped second model is reported before the first one's hours
     for label, model in named.items():
-        result = run(label, model, benchmarks, settings, out / label)
+        result = run(label, model, loaded, settings, out / label)
         say(*lines_of(result), f"  {out / label}/result.json")
 
 

@@ -132,12 +132,7 @@ def _fit(
 
 
 def sizes(name: str, role: str) -> ModelShape:
-    """Sizes of a model; the demo's come from their recipe, so that nothing is trained to know them.
-
-    Args:
-        name: folder, hub name, `demo:student` or `demo:teacher`.
-        role: section of the configuration, for messages.
-    """
+    """Sizes of a model; the demo's come from their recipe, so that nothing is trained to know them."""
     from nemo_uecr.plan.shapes import KNOWN, shape_of
     from nemo_uecr.study.demo import RECIPE
     from nemo_uecr.study.task import MODEL_MAX_LENGTH, build_tokenizer

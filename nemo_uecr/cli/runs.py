@@ -188,7 +188,6 @@ def convert(
     dry_run: bool = False,
     hf: str | None = None,
     tokenizer: Path | None = None,
-    expect: Path | None = None,
     tolerance: types.PositiveFloat = 1e-4,
     shard_gb: types.PositiveFloat = 4.0,
 ) -> None:
@@ -209,8 +208,6 @@ def convert(
         dry_run: Check everything that is named; write nothing.
         hf: Hugging Face model of CKPT's architecture (default: what CKPT names).
         tokenizer: Folder of the tokenizer (default: CKPT's, else the model's).
-        expect: Log-probabilities of the trained model that the result must match (safetensors: token_ids, lengths,
-            logp).
         tolerance: Largest allowed difference of two log-probabilities, nats.
         shard_gb: Largest weight file, GB.
     """
@@ -225,7 +222,7 @@ def convert(
     if to is not None:
         request = Request(
             ckpt=ckpt, out=to.absolute(), model=hf, tokenizer=tokenizer,
-            recorded=expect, tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
+            tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
         )  # fmt: skip
     if dry_run:
         if request is None:

@@ -87,7 +87,6 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
 
 
 def _note_unused(loaded: Loaded[Any]) -> None:
-    """Log the settings that the method does not use."""
     from nemo_uecr.config.methods import unused_line
 
     if line := unused_line(loaded.config, loaded.origins):

@@ -102,8 +102,7 @@ def backend_of(path: str | os.PathLike[str], overrides: Sequence[str]) -> str:
 def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[C]:
     """Read a YAML file with what it inherits, apply `dotted.key=value` overrides, resolve and validate.
 
-    Raises:
-        ConfigError: with one line that says what was got, what was expected and where it was set.
+    A fault is one line that says what was got, what was expected and where it was set.
     """
     shown = os.fspath(path)
     layer = reduce(_overlay, [override_layer(text, schema) for text in overrides], read_chain(shown))
@@ -227,9 +226,6 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
 
     `+key=value` and `++key=value`, Hydra's spellings for a key that the files may lack, mean the same. A whole mapping
     of names, `evaluation.benchmarks={...}`, or a whole `teacher={...}`, replaces what the files say.
-
-    Raises:
-        ConfigError: an unknown key, or a value that is no YAML.
     """
     name, _, written = text.partition("=")
     name = name.strip().lstrip("+")

@@ -79,10 +79,10 @@ def load_encoder(name: str) -> Encoder:
     return Encoder(load_pretrained(AutoModel, name, local_files_only=local, use_safetensors=True).eval(), tokenizer)
 
 
-def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> tuple[Manifest, int, float]:
+def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> tuple[Manifest, int]:
     """Hold every kept row whose nearest benchmark problem has a cosine of at least ``hold_at``.
 
-    Returns the folder's new manifest, the rows embedded by this call, and its seconds for them.
+    Returns the folder's new manifest, and how many rows this call embedded.
     """
     manifest = read_manifest(folder)
     if has_verdicts(folder / REVIEW):
@@ -97,39 +97,38 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> tuple[Ma
     last = manifest["stages"][-1]
     before = last.get("screen") if isinstance(last, dict) else None
     if before is not None and asked.items() <= before.items():  # a call killed at its very end had done its work
-        return manifest, 0, 0.0
+        return manifest, 0
     # Progress belongs to these rows and this model: the targets' vectors tell the weights apart.
     made_of = f"{digest}:{model}:{file_sha256(folder / KEPT)}:{SHARD_ROWS}"
     progress = folder / PROGRESS / hashlib.sha256(made_of.encode()).hexdigest()[:16]
-    nearest, embedded, seconds = _nearest(folder, progress, encoder, vectors_QH)
+    nearest, embedded = _nearest(folder, progress, encoder, vectors_QH)
     findings = {
         row: [{"method": "embedding", "score": round(score, 4)} | {key: targets[target][key] for key in KEYS}]
         for row, score, target in nearest
         if score >= hold_at
     }
     record = {"screen": asked | {"rows": len(nearest), "held": len(findings)}}
-    return hold(folder, findings, record), embedded, seconds
+    return hold(folder, findings, record), embedded
 
 
 def _nearest(
     folder: Path, progress: Path, encoder: Encoder, vectors_QH: Tensor
-) -> tuple[list[tuple[int, float, int]], int, float]:
+) -> tuple[list[tuple[int, float, int]], int]:
     """Row, cosine and target of every kept row; what an earlier call finished is read back."""
     rows = [(row["row"], row["question"]) for row in jsonl(folder / KEPT)]
     nearest: list[tuple[int, float, int]] = []
-    embedded, seconds = 0, 0.0
+    embedded, began = 0, time.perf_counter()
     for start in range(0, len(rows), SHARD_ROWS):
         shard = rows[start : start + SHARD_ROWS]
         file = progress / f"shard-{start // SHARD_ROWS:05d}.json"
         if not file.is_file():
-            began = time.perf_counter()
             cosine_BQ = encoder.encode([question for _, question in shard]) @ vectors_QH.T
             best = cosine_BQ.max(dim=1)
             numbers = [number for number, _ in shard]
             result = list(zip(numbers, best.values.tolist(), best.indices.tolist(), strict=True))
             replace_file(file, json.dumps(result).encode())
             embedded += len(shard)
-            seconds += time.perf_counter() - began
-            log.info("%d of %d rows, %.0f rows a second", start + len(shard), len(rows), embedded / seconds)
+            rate = embedded / (time.perf_counter() - began)
+            log.info("%d of %d rows, %.0f rows a second", start + len(shard), len(rows), rate)
         nearest += [(row, score, target) for row, score, target in json.loads(file.read_bytes())]
-    return nearest, embedded, seconds
+    return nearest, embedded

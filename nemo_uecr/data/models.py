@@ -129,7 +129,6 @@ class ModelLoadError(DataError):
     """A model is damaged or missing; `reason` is what transformers says of it, without the model's name."""
 
     def __init__(self, name: str, error: Exception) -> None:
-        """The name and what was raised under it."""
         self.reason = one_line(error)
         super().__init__(f"model {name!r} cannot be loaded: {self.reason}")
 

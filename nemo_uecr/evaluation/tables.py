@@ -102,9 +102,6 @@ def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
 
     Args:
         given: ``[LABEL=]FOLDER``; an evaluation folder, or a run folder, whose last evaluation counts.
-
-    Raises:
-        DataError: A folder has no result, or two have another k.
     """
     rows, samples = [], {}
     for text in given:

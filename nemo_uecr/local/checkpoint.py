@@ -58,11 +58,7 @@ class Checkpoints:
         return self._folder / f"step-{step:06d}"
 
     def save(self, model: TokenModel, optimizer: torch.optim.Optimizer, position: Position) -> None:
-        """Write a checkpoint and drop those no longer kept.
-
-        Raises:
-            RunFolderError: If it cannot be written; what was there before is untouched.
-        """
+        """Write a checkpoint and drop those no longer kept; a failed write leaves what was there."""
         target = self.path(position.step)
         try:
             with interrupt_waits(), new_folder(target) as aside:
@@ -88,11 +84,7 @@ class Checkpoints:
             ) from error
 
     def load(self, step: int) -> tuple[Path, dict[str, Any], Position]:
-        """Model folder, optimizer state and position of a checkpoint.
-
-        Raises:
-            CheckpointError: If a file is missing or altered, or the checkpoint is of another configuration.
-        """
+        """Model folder, optimizer state and position of a checkpoint that is whole and of this configuration."""
         folder = self.path(step)
         try:
             faults = [f"{folder / name}: {fault}" for name, fault in compare_manifest(folder) if fault]
@@ -125,11 +117,7 @@ class Checkpoints:
 
 
 def compare_manifest(folder: Path) -> Iterator[tuple[str, str | None]]:
-    """Each file that a checkpoint's manifest lists, and what is wrong with it.
-
-    Raises:
-        DataError: the manifest itself cannot be read.
-    """
+    """Each file that a checkpoint's manifest lists, and what is wrong with it."""
     for name, expected in read_object(folder / MANIFEST).items():
         path = folder / name
         if not path.is_file():

@@ -110,11 +110,7 @@ def quantize_layers(module: Any, quantize: Quantize) -> None:
 
 
 def checkpointed_layers(module: Any) -> list[torch.nn.Module]:
-    """Have the layers keep their inputs alone in training mode, and recompute the rest in the backward pass.
-
-    Raises:
-        DataError: The architecture has no layer that can.
-    """
+    """Have the layers keep their inputs alone in training mode, and recompute the rest in the backward pass."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     # Newer releases of transformers have the first name, older ones the second alone.

@@ -127,10 +127,6 @@ def load_model(
         device: where to put it.
         master_weights: keep float32 weights and lower only the computation, so that small updates are not lost.
         quantize: bits of the linear layers' weights, rounded before they are put there.
-
-    Raises:
-        DataError: If the model is missing, incomplete, or no causal language model.
-        DependencyError: If what rounds the weights is not installed.
     """
     if quantize != "none":
         require_extra("lowbit")

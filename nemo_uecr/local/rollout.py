@@ -77,10 +77,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """avg@k of every benchmark and their equal-weight average, with the same decoding and seeds at every step.
 
-    The run folder keeps every sample. Step 0 is before training.
-
-    Raises:
-        ScoreError: naming the sample whose logits are not finite; what was drawn is then under ``failure/``.
+    The run folder keeps every sample, under ``failure/`` where the logits of one are not finite. Step 0 is before
+    training.
     """
     started = time.perf_counter()
     settings = config.evaluation

@@ -63,9 +63,7 @@ def train(
     ``resume`` continues from the newest checkpoint; ``origins``, where each value came from, are for the run folder;
     ``locate`` maps model and data names to what is on disk.
 
-    Raises:
-        RunFolderError: If the folder is in use, holds a run that was not asked to be resumed, or cannot be written.
-        RunStopped: If it was asked to end before its last step; a checkpoint of the step it reached is there.
+    A run that is asked to end saves the step it reached first, and is a `RunStopped`.
     """
     folder = Path(config.run.folder)
     if config.threads is not None:

@@ -85,9 +85,6 @@ def score(
     Returns:
         The scores; a token whose logits are not finite stays NaN. Of a teacher that is cut to its student's output
         columns also the probability that they had beside the rest.
-
-    Raises:
-        ScoreError: the columns differ, and a response has a token that the tokenizer does not.
     """
     dropped = model.shared is not None and model.shared < model.vocabulary
     if model.shared is not None:

@@ -23,7 +23,6 @@ class Stopwatch:
     """Seconds of a step and of each of its phases."""
 
     def __init__(self) -> None:
-        """Start the step's clock."""
         self._started = time.perf_counter()
         self.seconds: dict[str, float] = {}
 

@@ -163,11 +163,7 @@ class Trainer(Rollouts):
     stop: StopRequest  # read after each step
 
     def run(self) -> None:
-        """Train to the last step.
-
-        Raises:
-            RunStopped: If the run was asked to end; the step under way is finished and saved.
-        """
+        """Train to the last step; a run that is asked to end finishes and saves the step under way (`RunStopped`)."""
         config = self.config
         saving = 0.0
         with self.log:

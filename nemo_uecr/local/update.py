@@ -89,9 +89,7 @@ def update(
 ) -> UpdateOutcome:
     """Take one optimizer step for each mini-batch; ``steps_done`` were taken before this batch.
 
-    Raises:
-        InvariantError: If a loss or a gradient is not finite; the parameters are then untouched by that step. If a
-            parameter is not finite after a step.
+    A loss or a gradient that is not finite ends the run before its step, a parameter after it.
     """
     totals: list[list[float]] = []
     ratios: list[Tensor] = []
@@ -188,9 +186,7 @@ def _accumulate(
 def check_ratios(outcome: UpdateOutcome, sample_ids: Sequence[str], tolerances: TolerancesConfig) -> None:
     """Refuse ratios that show a fault: ``r = pi_theta / pi_old`` is 1 before any update, and has a logarithm after one.
 
-    Raises:
-        InvariantError: If the first optimizer step's ratio is further from 1 than ``tolerances.first_ratio``, which is
-            a scoring fault, or if a ratio is 0 or not finite; naming the worst or the first such response and token.
+    Further from 1 than ``tolerances.first_ratio`` before any update is a scoring fault.
     """
 
     def at(place: int) -> str:

@@ -85,11 +85,7 @@ class UrlTeacher(Teacher):
         return {"url": self.asked.url, "model": self.asked.model_name, "root": self.first["root"], "witness": "bracket"}
 
     def check(self, views: Sequence[Prompt], response: int) -> None:
-        """Refuse a server that is not there, reads too little, counts other columns, or is not the run's own.
-
-        Raises:
-            ScoreError: saying what does not fit and what to do.
-        """
+        """Refuse a server that is not there, reads too little, counts other columns, or is not the run's own."""
         needed = max(PROBE_TOKENS, max(len(prompt.token_ids) for prompt in views) + response) + 1
         if (context := self._model()["max_model_len"]) < needed:
             raise self._error(
@@ -106,11 +102,7 @@ class UrlTeacher(Teacher):
         self.first = self.first or found
 
     def look(self) -> dict[str, Any]:
-        """What the server says of itself, and its scores of the probe.
-
-        Raises:
-            ScoreError: If it contradicts itself, or is not the one that the run began with.
-        """
+        """What the server says of itself, and its scores of the probe; refused if they are not those of the start."""
         model = self._model()
         # From all over the vocabulary; the last id is the tokenizer's last.
         probe = [(7919 * place - 1) % self.tokens for place in reversed(range(PROBE_TOKENS))]
@@ -139,9 +131,6 @@ class UrlTeacher(Teacher):
         """Log-probability at temperature 1 of every response token of these rows, and the entropy with the plugin.
 
         Never the most likely ids: it knows them at the bracketed tokens alone, which come first in a response.
-
-        Raises:
-            ScoreError: If the server gives none, or is not the one that the run began with.
         """
         scores_2BT = torch.full((2, len(sequences.responses), sequences.width), torch.nan)
         rows = torch.cat(list(micro_rows)).tolist()

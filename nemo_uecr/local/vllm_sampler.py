@@ -98,11 +98,7 @@ class VllmSampler:
             self._engine.sleep(level=1 if self._lora else 2)  # level 2 drops the weights; an adapter's base must stay
 
     def gap(self, logp_BT: Tensor, *, tolerance: float) -> float:
-        """Mean |log pi - log pi_vLLM| of the last draw's tokens at temperature 1, nats.
-
-        Raises:
-            InvariantError: It is larger than ``tolerance``: the engine drew with other weights than the student's.
-        """
+        """Mean |log pi - log pi_vLLM| of the last draw's tokens at temperature 1, nats; refused above ``tolerance``."""
         ours_N = torch.cat([logp_BT[row, : len(found)] for row, found in enumerate(self._logp)])
         theirs_N = torch.tensor([value for found in self._logp for value in found])
         gap = float((ours_N.double() - theirs_N.double()).abs().mean())

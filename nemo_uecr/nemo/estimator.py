@@ -129,7 +129,6 @@ class UecrEstimator:
     """What NeMo-RL's loop calls for its advantages."""
 
     def __init__(self, context: StepContext) -> None:
-        """Share the step with the policy."""
         self._context = context
 
     def compute_advantage(

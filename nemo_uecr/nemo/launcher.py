@@ -38,11 +38,8 @@ PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transf
 def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Path:
     """Run to the last step, from the newest checkpoint with ``resume``; returns the run folder.
 
-    ``origins``, where each value came from, are for the run folder.
-
-    Raises:
-        UecrError: the run cannot be started as it is configured; nothing is written.
-        RunStopped: it was asked to end before its last step, and has saved.
+    ``origins``, where each value came from, are for the run folder. A run that cannot be started as it is configured
+    writes nothing; one that is asked to end saves first, and is a `RunStopped`.
     """
     check_run_folder(Path(config.run.folder), config, resume=resume)
     preflight.check_problems(config)

@@ -187,7 +187,6 @@ def _data(config: NemoConfig, dropped: Sequence[int]) -> dict[str, Any]:
 
 
 def _outputs(config: NemoConfig) -> dict[str, Any]:
-    """Loggers and checkpoints."""
     telemetry, folder, checkpoint = config.telemetry, config.run.folder, config.checkpoint
     return {
         "logger.log_dir": f"{folder}/logs",

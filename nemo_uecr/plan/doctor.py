@@ -35,7 +35,7 @@ from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import Problem, filled, load_problems, teacher_name
 from nemo_uecr.errors import DataError, UecrError, require_extra
 from nemo_uecr.evaluation.engines import check_engine, check_model
-from nemo_uecr.files import check_writable, read_object
+from nemo_uecr.files import check_writable, existing, read_object
 from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.local.url_teacher import UrlTeacher
 from nemo_uecr.nemo import preflight, upstream
@@ -167,7 +167,6 @@ def _of_the_run(run: AnyConfig, sizes: Sizes) -> Iterator[Check]:
 
 
 def _models(run: AnyConfig) -> dict[str, str]:
-    """Role and name of each model that the run loads."""
     return {"student": run.student.model_name} | teacher_models(run)
 
 
@@ -298,7 +297,7 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
     yield judged("plan", not wrong, "; ".join(wrong) or fullest, "see nemo-uecr plan")
     message = f"{host_memory / GIB:.1f} GiB, the run needs {needed / GIB:.1f}"
     yield judged("host memory", needed <= host_memory, message, "take smaller models, or nodes with more memory")
-    free, each = shutil.disk_usage(_existing(Path(run.run.folder))).free, plan.checkpoint.size
+    free, each = shutil.disk_usage(existing(Path(run.run.folder))).free, plan.checkpoint.size
     message = f"{free / GIB:.1f} GiB free, {kept} checkpoints of {each / GIB:.2f} GiB need {kept * each / GIB:.1f}"
     remedy = "free space, lower checkpoint.keep_last, or choose another run.folder"
     yield judged("disk", free >= kept * each, message, remedy)
@@ -306,13 +305,7 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
 
 def _writable_finding(folder: Path) -> Finding:
     check_writable(folder)
-    return ok("run folder", f"{_existing(folder)} can be written")
-
-
-def _existing(path: Path) -> Path:
-    """The path, or its nearest parent that is there."""
-    path = path.expanduser().absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
+    return ok("run folder", f"{existing(folder)} can be written")
 
 
 def shared_findings(run: AnyConfig) -> Iterator[Finding]:
@@ -322,7 +315,7 @@ def shared_findings(run: AnyConfig) -> Iterator[Finding]:
     named = {"run.folder": run.run.folder, "data.train": run.data.train} | _megatron_checkpoints(run)
     named |= {f"{role}.model_name": name for role, name in _models(run).items() if Path(name).expanduser().is_dir()}
     for key, path in named.items():
-        place = _existing(Path(path)).resolve()
+        place = existing(Path(path)).resolve()
         above = [one for one in psutil.disk_partitions(all=True) if place.is_relative_to(one.mountpoint)]
         kind = max(reversed(above), key=lambda one: len(one.mountpoint)).fstype  # the last one mounted there
         remedy = "only this node sees it: put it on a file system that every node mounts at the same path"

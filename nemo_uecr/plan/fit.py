@@ -63,11 +63,7 @@ class Rung:
 def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Lengths, *, sizes: Sizes) -> list[Rung]:
     """The rungs tried, in order: the last one fits, or none does.
 
-    Args:
-        load: the configuration with these `key=value` words after its own overrides.
-        device: the GPU with its memory.
-        lengths: those of the times.
-        sizes: a model's, from its name and role.
+    ``load`` gives the configuration with these `key=value` words after its own overrides.
     """
     written = loaded = load([])
     tried = [Rung({}, (), "", local_plan(written, device, lengths, sizes=sizes))]

@@ -168,14 +168,8 @@ def engine_seconds(
 ) -> float:
     """Seconds of a vLLM engine: every decoding step reads the weights once and the keys and values of those at work.
 
-    Args:
-        device: its rates.
-        drawn: lengths of the responses, in their order.
-        at_once: how many the KV cache holds.
-        prompt: tokens before each.
-        weights: bytes of the weights.
-        cached: bytes of a token's keys and values.
-        flops: FLOPs of a token.
+    ``drawn`` are the responses' lengths in their order, each behind a ``prompt``; the KV cache holds so many
+    ``at_once``. ``weights`` and ``cached`` are bytes, of the model and of a token's keys and values.
     """
     ends = [0.0] * at_once  # a response begins in the place that is free first
     for length in drawn:

@@ -32,7 +32,6 @@ class Replica:
     """One replica, as a Ray actor with two threads: one trains, the other can be asked to end."""
 
     def __init__(self) -> None:
-        """Nobody has asked yet."""
         self._stop = StopRequest()
 
     def train(self, work: Work, folder: Path) -> tuple[str, str]:

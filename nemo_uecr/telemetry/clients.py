@@ -62,7 +62,6 @@ class TensorBoard:
     """Event files in the run folder."""
 
     def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
-        """Open the event file."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._events = SummaryWriter(str(folder / "tensorboard"))
@@ -100,7 +99,6 @@ class Wandb(_Service):
     _name = "Weights & Biases"
 
     def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
-        """Start or continue the run."""
         import wandb
 
         self._errors = wandb.errors.Error
@@ -130,7 +128,6 @@ class Mlflow(_Service):
     _name = "MLflow"
 
     def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
-        """Start or continue the run."""
         import mlflow
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it reports every table that it creates

@@ -111,7 +111,6 @@ class StepLog:
     """Writes what a run says of its steps under the names of `telemetry.metric_table`, as a context manager."""
 
     def __init__(self, folder: Path, clients: Sequence[Client], progress: Progress) -> None:
-        """Write into a run folder, tell the clients, and show progress."""
         self._folder = folder
         self._clients = clients
         self._progress = progress

@@ -1,4 +1,4 @@
-"""The comparison of two models, the record that training may leave, and the weight files."""
+"""The comparison of two models, and the weight files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nemo_uecr.checkpoint.bridge import write_weights
-from nemo_uecr.checkpoint.proof import compare, megatron_scores, read_recorded
+from nemo_uecr.checkpoint.proof import compare, megatron_scores
 from nemo_uecr.checkpoint.reading import HUGGINGFACE, read_weights
 from nemo_uecr.errors import CheckpointError, ScoreError
 
@@ -30,19 +30,6 @@ def test_nan_is_no_agreement() -> None:
         compare([[1, 2]], [[-1.0]], [[float("nan")]], 1e-4, "Hugging Face")
     with pytest.raises(ScoreError):
         megatron_scores(lambda ids, *rest: torch.full((*ids.shape, 10), torch.nan), [[1, 2, 3]])
-
-
-def test_recorded_log_probabilities(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    path = tmp_path / "recorded.safetensors"
-    ids, lengths = torch.tensor([[1, 2, 3], [4, 5, 99]]), torch.tensor([3, 2])
-    whole = {"token_ids": ids, "lengths": lengths, "logp": torch.tensor([[0.0, -1.0, -2.0], [0.0, -3.0, 0.0]])}
-    save_file(whole, path)
-    assert read_recorded(path) == ([[1, 2, 3], [4, 5]], [[-1.0, -2.0], [-3.0]])
-    save_file({"token_ids": ids}, path)
-    with pytest.raises(CheckpointError, match="lengths"):
-        read_recorded(path)
 
 
 def values() -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from tests.nemo_backend.tiny_qwen3 import LAYERS, ROPE, hf_config
 
 
 def request(ckpt: Path, out: Path, **changes: object) -> Request:
-    plain = Request(ckpt=ckpt, out=out, model=None, tokenizer=None, recorded=None, tolerance=1e-4, shard_bytes=10**9)
+    plain = Request(ckpt=ckpt, out=out, model=None, tokenizer=None, tolerance=1e-4, shard_bytes=10**9)
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -133,8 +133,6 @@ def test_a_step_that_nemo_rl_had_not_finished(tmp_path: Path, model: Path, weigh
 
 def test_what_the_command_lacks(tmp_path: Path, weights: Path, model: Path, huggingface: Path) -> None:
     assert "--hf FOLDER" in refusal(request(weights, tmp_path / "out"))
-    missing = request(weights, tmp_path / "out", model=str(model), recorded=tmp_path / "nothing")
-    assert "nothing" in refusal(missing)
     (model / "tokenizer.json").unlink()
     assert "no tokenizer.json" in refusal(request(weights, tmp_path / "out", model=str(model)))
     with pytest.raises(CheckpointError, match="no such folder"):

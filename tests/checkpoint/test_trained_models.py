@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from tests.checkpoint.folders import TEMPLATE, model_folder, nemo_rl_step
 from tests.checkpoint.real import converted, marks, refused, tensors, transformers_logp
 from tests.checkpoint.trained import Trained, checkpoints
-from tests.nemo_backend.on_ranks import batch
 from tests.nemo_backend.tiny_qwen3 import VOCABULARY
 
 pytestmark = marks
@@ -68,39 +66,3 @@ def test_a_step_of_nemo_rl_with_a_padded_vocabulary(padded: dict[bool, Trained],
     assert set(record["source_sha256"]) >= {"metadata.json", ".metadata", "common.pt", "__0_0.distcp", "__1_0.distcp"}
     assert set(record["sha256"]) == {file.name for file in out.iterdir()} - {"conversion.json"}
     assert record["versions"]["megatron-bridge"] != "not installed as a package"
-
-
-def test_exchanged_shards_are_found_by_what_the_trained_model_said(padded: dict[bool, Trained], tmp_path: Path) -> None:
-    """The shards of two ranks, exchanged: every length is right, and the model is another."""
-    from safetensors.torch import save_file
-
-    source = shutil.copytree(padded[True].folder, tmp_path / "source")
-    model = model_folder(tmp_path / "model", tied=True)
-    recorded = tmp_path / "recorded.safetensors"
-    logp = padded[True].logp.contiguous()
-    save_file({"token_ids": batch()["input_ids"], "lengths": batch()["input_lengths"], "logp": logp}, recorded)
-    arguments = (source, "--hf", model, "--expect", recorded)
-    assert "the same model" in converted(*arguments, "--to", tmp_path / "whole")
-    exchange_shards(source / "iter_0000001", "decoder.layers.mlp.linear_fc2.weight")
-    line = refused(*arguments, "--to", tmp_path / "exchanged", leaves=tmp_path)
-    assert "not the same model: log-probabilities differ by" in line
-    assert "as recorded in training" in line
-
-
-def exchange_shards(folder: Path, tensor: str) -> None:
-    """Exchange the bytes of the two ranks' shards of a tensor's first layer."""
-    from torch.distributed.checkpoint import FileSystemReader
-
-    contents = FileSystemReader(str(folder)).read_metadata().storage_data
-    places = [place for index, place in contents.items() if index.fqn == tensor and index.offset[0] == 0]
-    assert len(places) == 2
-    assert places[0].length == places[1].length
-    bodies = []
-    for place in places:
-        whole = (folder / place.relative_path).read_bytes()
-        bodies.append(whole[place.offset : place.offset + place.length])
-    assert bodies[0] != bodies[1]
-    for place, body in zip(places, reversed(bodies), strict=True):
-        with (folder / place.relative_path).open("r+b") as file:
-            file.seek(place.offset)
-            file.write(body)
