@@ -10,11 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nemo_uecr.core.ecr import ecr_residual
-    from nemo_uecr.core.loss import PolicyLoss, policy_loss
-    from nemo_uecr.core.methods import method_advantage, uecr_advantage
-    from nemo_uecr.core.puu import UnifiedAdvantage, teacher_reward, unified_advantage
-    from nemo_uecr.core.records import Advantages, ScoredBatch
+    from nemo_uecr.core import (
+        Advantages,
+        PolicyLoss,
+        ScoredBatch,
+        UnifiedAdvantage,
+        ecr_residual,
+        method_advantage,
+        policy_loss,
+        teacher_reward,
+        uecr_advantage,
+        unified_advantage,
+    )
     from nemo_uecr.scoring.dense import token_logp, token_scores
     from nemo_uecr.scoring.records import TokenScores
 
@@ -26,22 +33,13 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "core.ecr": ("ecr_residual",),
-    "core.loss": ("PolicyLoss", "policy_loss"),
-    "core.methods": ("method_advantage", "uecr_advantage"),
-    "core.puu": ("UnifiedAdvantage", "teacher_reward", "unified_advantage"),
-    "core.records": ("Advantages", "ScoredBatch"),
-    "scoring.dense": ("token_logp", "token_scores"),
-    "scoring.records": ("TokenScores",),
-}
+_SCORING = {"token_logp": "scoring.dense", "token_scores": "scoring.dense", "TokenScores": "scoring.records"}
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_SCORING.get(name, 'core')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -74,6 +74,7 @@ def token_scores(
     *,
     temperatures: tuple[float, ...] = (1.0,),
     entropy: bool = False,
+    valid_vocab: int | None = None,
 ) -> TokenScores:
     """`score_logits` for tensors of any leading shape; no gradient flows.
 
@@ -83,6 +84,7 @@ def token_scores(
         mask: `[...]` bool or integer; scores elsewhere are 0, logits elsewhere are never read. None is everywhere.
         temperatures: of the log-probabilities. The gap to a teacher wants 1, the policy's ratio the rollout's T_r.
         entropy: whether to return the entropy at temperature 1.
+        valid_vocab: see `score_logits`.
 
     Returns:
         The scores: log-probabilities `[K, ...]` and entropy `[...]`, float32 nats.
@@ -90,7 +92,8 @@ def token_scores(
     Raises:
         ScoreError, NonFiniteScoreError: see `score_logits`.
     """
-    found = score_logits(*_chosen(logits, tokens, mask), temperatures=temperatures, entropy=entropy)
+    chosen = _chosen(logits, tokens, mask)
+    found = score_logits(*chosen, temperatures=temperatures, entropy=entropy, valid_vocab=valid_vocab)
     logp = torch.stack([_placed(logp_N, tokens, mask) for logp_N in found.logp])
     return TokenScores(logp, None if found.entropy is None else _placed(found.entropy, tokens, mask))
 
