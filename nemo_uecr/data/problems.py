@@ -184,6 +184,8 @@ def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 def checked_lines(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
     """Place and content of each line of a JSONL file, as pydantic reads it."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; expected JSONL")
     adapter = TypeAdapter(kind)
     for number, line in raw_lines(path):
         try:
