@@ -4,7 +4,7 @@
     python tools/advice_map.py runs/study-map --hits    # advice for each cell from the cells of the other variants
 
 Facts of a cell are what `advise` measures on the students of its first pairs; they are kept in STUDY/advice.json. A hit
-is a method that the study does not tell apart from the cell's best.
+is a method that the study does not tell apart from the cell's best; the points are how far it ended below the best.
 """
 
 from __future__ import annotations
@@ -56,24 +56,23 @@ def name_of(cell: Mapping[str, Any]) -> str:
 def cell_of(cell: Mapping[str, Any], places: Places) -> Cell:
     """A cell of a study's map where its facts put it."""
     where = {axis: round(statistics.fmean(place[axis]["value"] for place in places), 3) for axis in places[0]}
-    leads = {
-        method: [round(gap[end], 1) for end in ("mean", "low", "high")] for method, gap in cell["over_baseline"].items()
-    }
     means = {method: round(score["mean"], 1) for method, score in cell["scores"].items()}
     pairs = min(score["pairs"] for score in cell["scores"].values())
-    return Cell(name_of(cell), pairs, "grpo", where, means, leads)
+    return Cell(name_of(cell), pairs, where, means)
 
 
-def hits(cells: Sequence[Mapping[str, Any]], places: Mapping[str, Places]) -> dict[str, float]:
-    """Share of the cells' students for which the advice hits, and for which each method alone would have."""
-    found: dict[str, list[bool]] = {"advice": []}
+def hits(cells: Sequence[Mapping[str, Any]], places: Mapping[str, Places]) -> dict[str, tuple[float, float, float]]:
+    """Share of hits over the cells' students, and points lost on average and at most: the advice, and each method."""
+    found: dict[str, list[tuple[bool, float]]] = {"advice": []}
     for cell in cells:
         others = [cell_of(each, places[name_of(each)]) for each in cells if each["variant"] != cell["variant"]]
+        means = {method: score["mean"] for method, score in cell["scores"].items()}
         for place in places[name_of(cell)]:
-            found["advice"].append(method_for(place, others) in cell["level"])
-            for method in cell["scores"]:
-                found.setdefault(f"always {method}", []).append(method in cell["level"])
-    return {name: statistics.fmean(each) for name, each in found.items()}
+            advised = method_for(place, others)
+            for name, method in [("advice", advised), *((f"always {each}", each) for each in means)]:
+                found.setdefault(name, []).append((method in cell["level"], max(means.values()) - means[method]))
+    columns = {name: tuple(zip(*each, strict=True)) for name, each in found.items()}
+    return {name: (statistics.fmean(hit), statistics.fmean(lost), max(lost)) for name, (hit, lost) in columns.items()}
 
 
 def main(study: Path, *, count: bool) -> None:
@@ -81,8 +80,8 @@ def main(study: Path, *, count: bool) -> None:
     results = json.loads((study / "results.json").read_text(encoding="utf-8"))
     places = measured(study, results)
     if count:
-        for name, share in hits(results["map"], places).items():
-            sys.stdout.write(f"{name:24} {100 * share:.0f} %\n")
+        for name, (share, lost, most) in hits(results["map"], places).items():
+            sys.stdout.write(f"{name:24} hits {100 * share:3.0f} %, points lost {lost:4.1f}, at most {most:4.1f}\n")
         return
     lines = [json.dumps(vars(cell_of(cell, places[name_of(cell)]))) for cell in results["map"]]
     MAP.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")

@@ -21,6 +21,8 @@ from nemo_uecr.stats import Share
 
 #: Cells this much further away than the nearest, summed over the axes, may be the run's as well.
 MARGIN = 0.1
+#: More cells than this are counted, not named.
+FEW = 3
 #: A group's standard deviation of so many times the noise bounds what noise does to an advantage to a third.
 FLOOR = 3.0
 #: A group size is worth a change where more groups than this have equal verdicts.
@@ -79,14 +81,12 @@ class Facts:
 
 @dataclass(frozen=True)
 class Cell:
-    """A place where methods were compared: mean avg@k in percent, and the paired lead over the reference."""
+    """A place where methods were compared, with the mean avg@k in percent that each ended with."""
 
     name: str
     pairs: int
-    reference: str
     where: Mapping[str, float]
     means: Mapping[str, float]
-    leads: Mapping[str, Sequence[float]]  # mean, low, high
 
     def regret(self, method: str) -> float:
         """Points that the method ended below the cell's best."""
@@ -205,12 +205,7 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
         )
     warmup = f"{train.warmup_steps or math.ceil(train.steps / 6)} steps"
     return [
-        Line(
-            "region",
-            "; ".join(cell.name for cell in here),
-            f"{_whole(away)} outside the map; unknown: {unknown}",
-            CAVEAT,
-        ),
+        Line("region", _cells(here), f"{'inside' if away == 0 else 'outside'} the map; unknown: {unknown}", CAVEAT),
         _teacher(facts.where),
         _method(method.name, method_for(facts.where, cells), here),
         weight,
@@ -233,12 +228,17 @@ def _teacher(where: Mapping[str, Share | None]) -> Line:
 
 def _method(now: str, name: str, here: Sequence[Cell]) -> Line:
     """The advised method beside the configured one."""
-    reason = f"at most {largest_regret(name, here)} points below the region's best"
+    reason = f"in these cells it ended at most {largest_regret(name, here)} points below the best method"
     if now != name and all(now in cell.means for cell in here):
-        reason += f"; {now} at most {largest_regret(now, here)}"
-    leads = [(cell.leads[name], cell.reference) for cell in here if name in cell.leads]
-    told = [f"{mean:+.1f} [{low:+.1f}, {high:+.1f}] over {other}" for (mean, low, high), other in leads]
-    return Line("method", name, reason, "; ".join([*told, f"{min(cell.pairs for cell in here)} pairs"]))
+        reason += f", {now} at most {largest_regret(now, here)}"
+    means = [cell.means[name] - cell.means[ALONE] for cell in here]
+    against = "" if name == ALONE else f"{min(means):+.1f} to {max(means):+.1f} points beside {ALONE}; "
+    return Line("method", name, reason, f"{against}at least {min(cell.pairs for cell in here)} pairs a cell")
+
+
+def _cells(here: Sequence[Cell]) -> str:
+    """The names of a few cells, or how many there are."""
+    return "; ".join(cell.name for cell in here) if len(here) <= FEW else f"{len(here)} cells, such as {here[0].name}"
 
 
 def _group_size(facts: Facts) -> Line:

@@ -22,7 +22,7 @@ def share(value: float, margin: float = 0.05) -> Share:
 
 def cell(name: str, lead: float, **means: float) -> Cell:
     where = {"student": 0.3, "lead": lead, "order": 0.5 + lead, "degenerate": 0.4}
-    return Cell(name, 10, "grpo", where, means, {})
+    return Cell(name, 10, where, means)
 
 
 GOOD = cell("good", 0.3, grpo=46.0, uecr=49.0, pg_opd=51.0, atod=52.0)
@@ -85,8 +85,7 @@ def test_settings_follow_the_numbers() -> None:
 def test_the_shipped_map_names_methods_and_axes_that_there_are() -> None:
     for each in load_map():
         assert each.where.keys() == FACTS.where.keys()
-        assert {"grpo", each.reference} <= each.means.keys() <= REGISTRY.keys()
-        assert each.leads.keys() <= each.means.keys() - {each.reference}
+        assert {"grpo"} <= each.means.keys() <= REGISTRY.keys()
 
 
 def test_hits_are_counted_on_cells_that_the_advice_did_not_see() -> None:
@@ -100,7 +99,10 @@ def test_hits_are_counted_on_cells_that_the_advice_did_not_see() -> None:
         for teacher, (lead, means, level) in kinds.items():
             scores = {name: {"mean": mean, "pairs": 5} for name, mean in means.items()}
             names = {"variant": variant, "column": teacher, "row": variant, "panel": ""}
-            cells.append({**names, "scores": scores, "over_baseline": {}, "level": level})
+            cells.append({**names, "scores": scores, "level": level})
             places[tool["name_of"](cells[-1])] = [dict(placed(lead=share(lead)).where)]
     found = tool["hits"](cells, places)
-    assert found == {"advice": 1.0, "always atod": 0.5, "always uecr": 0.5, "always grpo": 0.5}
+    assert found == {
+        "advice": (1.0, 0.0, 0.0), "always atod": (0.5, 15.0, 30.0), "always uecr": (0.5, 2.0, 3.0),
+        "always grpo": (0.5, 3.0, 6.0),
+    }  # fmt: skip
