@@ -21,8 +21,6 @@ from nemo_uecr.stats import Share
 
 #: Cells this much further away than the nearest, summed over the axes, may be the run's as well.
 MARGIN = 0.1
-#: More cells than this are counted, not named.
-FEW = 3
 #: A group's standard deviation of so many times the noise bounds what noise does to an advantage to a third.
 FLOOR = 3.0
 #: A group size is worth a change where more groups than this have equal verdicts.
@@ -193,6 +191,7 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
     here, method, train, numbers = region(facts.where, cells), facts.config.method, facts.config.train, facts.numbers
     unknown = ", ".join(axis for axis, share in facts.where.items() if share is None) or "nothing"
     away = min(distance(facts.where, cell) for cell in here)
+    where = f"{len(here)} of {len(cells)} cells, such as {here[0].name}"
     alpha, safe, noise = 1.0 if method.alpha is None else method.alpha, numbers["safe_alpha"], numbers["noise"]
     weight = Line("alpha", f"{alpha:g}", "a wrong response rarely passes a right one", "the map: 0.3, 1 and 3 alike")
     if safe is not None and safe <= alpha:
@@ -205,7 +204,7 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
         )
     warmup = f"{train.warmup_steps or math.ceil(train.steps / 6)} steps"
     return [
-        Line("region", _cells(here), f"{'inside' if away == 0 else 'outside'} the map; unknown: {unknown}", CAVEAT),
+        Line("region", where, f"{'inside' if away == 0 else 'outside'} the map; unknown: {unknown}", CAVEAT),
         _teacher(facts.where),
         _method(method.name, method_for(facts.where, cells), here),
         weight,
@@ -234,11 +233,6 @@ def _method(now: str, name: str, here: Sequence[Cell]) -> Line:
     means = [cell.means[name] - cell.means[ALONE] for cell in here]
     against = "" if name == ALONE else f"{min(means):+.1f} to {max(means):+.1f} points beside {ALONE}; "
     return Line("method", name, reason, f"{against}at least {min(cell.pairs for cell in here)} pairs a cell")
-
-
-def _cells(here: Sequence[Cell]) -> str:
-    """The names of a few cells, or how many there are."""
-    return "; ".join(cell.name for cell in here) if len(here) <= FEW else f"{len(here)} cells, such as {here[0].name}"
 
 
 def _group_size(facts: Facts) -> Line:

@@ -52,8 +52,8 @@ def with_numbers(**numbers: float) -> Facts:
 
 def test_a_good_teacher() -> None:
     assert advised(FACTS) == {
-        "region": "good", "teacher": "distil", "method": "atod", "alpha": "1", "warm-up": "5 steps", "std_floor": "0",
-        "group size": "8",
+        "region": "1 of 2 cells, such as good", "teacher": "distil", "method": "atod", "alpha": "1",
+        "warm-up": "5 steps", "std_floor": "0", "group size": "8",
     }  # fmt: skip
 
 
