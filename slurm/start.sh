@@ -27,6 +27,11 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
 
 job_field() { scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | grep -o "\\b$1=[^ ]*" | head -n 1 | cut -d= -f2-; }
 
+job_over() { # STATE/REASON from one answer; nothing while the job runs, or where Slurm does not answer
+  scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null |
+    sed -nE '/ JobState=RUNNING /d; s|.* JobState=([^ ]+) Reason=([^ ]+).*|\1/\2|p'
+}
+
 check_image() { # whether a container that is a file is there
   if [[ $CONTAINER == *.sqsh || $CONTAINER == /* || $CONTAINER == ./* ]] && [[ ! -f $CONTAINER ]]; then
     refuse "node ${HEAD:-$(hostname)}: no container image at $CONTAINER; make one with: enroot import --output $CONTAINER docker://nvcr.io#nvidia/nemo-rl:v0.7.0, or use --venv FOLDER"
@@ -57,9 +62,7 @@ preflight() { # every node answers "ok NODE" or says in one line what is missing
 }
 
 end_if_cancelled() { # a signal that came during a foreground command has been handled by now, or Slurm says it is over
-  local state
-  state=$(job_field JobState) # empty where Slurm does not answer
-  [[ -n $CANCELLED || -z $state || $state == RUNNING ]] || CANCELLED=$state/$(job_field Reason)
+  CANCELLED=${CANCELLED:-$(job_over)}
   [[ -z $CANCELLED ]] || end_job 1
 }
 

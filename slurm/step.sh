@@ -52,11 +52,9 @@ supervisor_is_alive() { # the head renews its status; its clock may differ from 
 }
 
 on_signal() { # before the time limit, or at the end of the job
-  if [[ $(job_field JobState) == RUNNING ]]; then
-    STOP_SIGNAL=$1 STOP_AT=$SECONDS
-    say "SIG$1: asking the run to save and end"
-    : >"$LOGS/stop"
-  else
-    CANCELLED=$(job_field JobState)/$(job_field Reason)
-  fi
+  CANCELLED=${CANCELLED:-$(job_over)}
+  [[ -z $CANCELLED ]] || return 0
+  STOP_SIGNAL=$1 STOP_AT=$SECONDS
+  say "SIG$1: asking the run to save and end"
+  : >"$LOGS/stop"
 }

@@ -111,3 +111,22 @@ def test_a_wrong_call_is_one_line_and_code_2(script: str, words: list[str], line
     assert done.returncode == 2
     assert last.startswith("slurm: FAILED: ")
     assert line in last
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("", "SIGUSR1: asking the run to save and end; cancelled:"),
+        ("JobState=RUNNING Reason=None", "SIGUSR1: asking the run to save and end; cancelled:"),
+        ("JobState=TIMEOUT Reason=TimeLimit", "cancelled: TIMEOUT/TimeLimit"),
+    ],
+)
+def test_a_signal_saves_unless_slurm_says_that_the_job_is_over(tmp_path: Path, answer: str, said: str) -> None:
+    """A controller under load may not answer at all: that is no end of the job."""
+    slurm = f"""scontrol() {{ {f"echo 'JobId=7 {answer} Restarts=0'" if answer else "false"}; }}
+        say() {{ printf '%s; ' "$1"; }}
+        SLURM_JOB_ID=7 LOGS={tmp_path} CANCELLED='' && source slurm/start.sh && source slurm/step.sh
+        on_signal USR1 && echo "cancelled: $CANCELLED" """
+    done = run(["bash", "-c", slurm])
+    assert (done.stdout.strip(), done.stderr) == (said, "")
+    assert (tmp_path / "stop").exists() == ("asking" in said)
