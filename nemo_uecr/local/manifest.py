@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +32,8 @@ from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest
 from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, append_record, read_records
+
+log = logging.getLogger(__name__)
 
 PROVENANCE, DIFF, ARTIFACTS = "provenance.json", "source.diff", "artifacts.jsonl"
 PACKAGE = Path(nemo_uecr.__file__).resolve().parent
@@ -173,6 +176,8 @@ def write_run_files(folder: Path, config: Config, *, origins: Mapping[str, str],
     path = folder / PROVENANCE
     if path.is_file():
         before = read_object(path)
+        if before["source"]["package_sha256"] != source["package_sha256"]:
+            log.warning("%s: its earlier steps are of other code of the package than today's", folder)
         if before | {"command": None} != json.loads(json.dumps(record | {"command": None})):
             number = 1 + sum(1 for _ in folder.glob("provenance-*.json"))
             replace_file(folder / f"provenance-{number}.json", path.read_bytes())

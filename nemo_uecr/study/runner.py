@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import new_folder, read_object, replace_file
+from nemo_uecr.local.manifest import PROVENANCE, package_source
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study import grid, results
 from nemo_uecr.study.grid import Cell
@@ -68,9 +69,6 @@ def summarise(study: StudyConfig) -> Path:
     return write_summary(study, choices, cells, results.read_results(study, cells))
 
 
-# Problems and models
-
-
 def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None:
     root, task = grid.task_folder(study), study.task
     described = root / "task.json"
@@ -105,13 +103,13 @@ def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None
     work_on(teach_model, jobs, processes=study.processes, stop=stop, report=told)
 
 
-# Runs
-
-
 def _run(study: StudyConfig, stage: str, cells: Sequence[Cell], work: Work, stop: StopRequest, report: Report) -> None:
     """Run every cell that is not finished; one that fails does not stop the others."""
     # Finished runs that are not this study's are refused before others train.
     ran = {cell: results.wall_seconds(run) for cell, run in grid.finished_runs(study, cells)}
+    code = package_source()[0]["package_sha256"]
+    if old := sum(read_object(cell.folder / PROVENANCE)["source"]["package_sha256"] != code for cell in ran):
+        report(f"{stage}: {old} finished runs are of other code of the package than today's; delete them to run again")
     waiting = [cell for cell in cells if cell not in ran]
     failures = list[tuple[Cell, str]]()
 
@@ -143,10 +141,7 @@ def _run(study: StudyConfig, stage: str, cells: Sequence[Cell], work: Work, stop
 
 
 def time_left(ran: Sequence[float], runs: int, processes: int) -> str:
-    """What is left, for the end of a line: runs * mean of ran / min(processes, runs); empty where nothing tells.
-
-    `ran` has the seconds of each finished run without its process's start; of `runs`, those under way count in full.
-    """
+    """The end of a line, or nothing: runs * mean of ran / min(processes, runs); those under way count in full."""
     if not ran or not runs:
         return ""
     seconds = sum(ran) / len(ran) * runs / min(processes, runs)

@@ -100,7 +100,7 @@ class StudyConfig(Section):
     """A whole study."""
 
     folder: Text  # output
-    config: Text  # configuration of the local back end that all runs share, relative to the study file
+    config: Text  # configuration of the local back end that all runs share, relative to the file that says it
     overrides: Overrides  # of every run
     processes: Count  # runs at once, one thread each
     #: Processor seconds for the forecast before the first run and the first model; later ones use what was measured.
@@ -176,5 +176,6 @@ def _known(where: str, given: Iterable[str], legal: Iterable[str]) -> None:
 
 def load_study(path: str | os.PathLike[str]) -> StudyConfig:
     """Read a study file with what it inherits."""
-    study = load_as(StudyConfig, path, ()).config
-    return study.model_copy(update={"config": str(Path(path).parent / study.config)})
+    loaded = load_as(StudyConfig, path, ())
+    beside = Path(loaded.origins["config"])  # the file that says it, whichever inherits it
+    return loaded.config.model_copy(update={"config": str(beside.parent / loaded.config.config)})

@@ -15,10 +15,11 @@ from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.method_registry import REGISTRY
 from tests.core.reference import Response
 
+DEFAULTS = {name: each.default for method in REGISTRY.values() for name, each in method.parameters.items()}
 SETTINGS = Settings(
     alpha=1.3, rho=0.7, tau_delta=0.8, tau_entropy=0.9, std_floor=0.0, sample_std=False, opd_coef=1.0, step=20, seed=7,
     total_steps=90, state={"first_kl": 1.0, "warmup_end": 12.0},
-    parameters={
+    parameters=DEFAULTS | {
         "mix": 0.4, "bound": 0.3, "extrapolation": 1.6, "keep": 0.3, "warmup": 30.0, "amplification": 0.7, "share": 0.3,
     },
 )  # fmt: skip
@@ -159,7 +160,8 @@ def any_settings(draw: st.DrawFn) -> Settings:
         seed=7,
         total_steps=draw(st.sampled_from((1, 100, 300))),
         state=draw(st.sampled_from(({}, {"first_kl": 0.4}, {"first_kl": 0.4, "warmup_end": 30.0}))),
-        parameters={
+        parameters=DEFAULTS
+        | {
             "keep": draw(st.sampled_from((0.001, 0.2, 1.0))),
             "warmup": draw(st.sampled_from((1.0, 60.0, 100.0))),
             "amplification": draw(st.sampled_from((0.0, 0.5, 3.0))),

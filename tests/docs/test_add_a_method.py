@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.local import tiny
+from tests.study.made import study_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
 FENCES = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
 FILE, TEST = (text for language, text in FENCES if language == "python")
 [LINE] = (text for language, text in FENCES if language == "text")
+[STUDY] = (text for language, text in FENCES if language == "yaml")
 [COMMANDS] = (text for language, text in FENCES if not language)
 #: The demo's configuration stands on the page; the tests have models of their own that are made in seconds.
 DEMO = "examples/configs/local/demo.yaml"
@@ -65,6 +67,10 @@ def test_the_page_from_top_to_bottom(tmp_path: Path) -> None:
     assert all(step["identity/sign_kept"] == 0 for step in steps)
     assert all(step["identity/budget_error"] > 1e-3 for step in steps), "logged, and no promise"
     assert "2 of 2 saved steps reproduced" in run(copy, replay)
+    assert STUDY.startswith("defaults: study/small.yaml\n")
+    (copy / "mine.yaml").write_text(STUDY.replace("study/small.yaml", str(study_file(copy))), encoding="utf-8")
+    run(copy, ["nemo-uecr", "study", "mine.yaml"])
+    assert "| soft\\_gate |" in (copy / "runs" / "study-mine" / "summary.md").read_text()
 
 
 def test_the_pages_equations_are_those_of_the_methods() -> None:

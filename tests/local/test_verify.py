@@ -101,10 +101,14 @@ def test_a_change_is_named(copy: Path, kind: str) -> None:
     assert len(found["changed"]) <= 2, found["changed"]
 
 
-def test_a_resumed_run_passes_and_keeps_what_was_different(tmp_path: Path, trained: Path) -> None:
+def test_a_resumed_run_passes_and_keeps_what_was_different(
+    tmp_path: Path, trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    replaced(folder / "provenance.json", manifest.package_source()[0]["package_sha256"], "0" * 64)
     first = json.loads((folder / "provenance.json").read_text())
     tiny.run(folder, *tiny.every(), "train.steps=3", resume=True)
+    assert "its earlier steps are of other code of the package than today's" in caplog.text
     assert verify_run(folder, locate=lambda name: name)["changed"] == []
     assert json.loads((folder / "provenance-1.json").read_text())["config_sha256"] == first["config_sha256"]
 

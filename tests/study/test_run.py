@@ -75,7 +75,7 @@ def test_tables_come_again_without_training(copied: Path) -> None:
 
 
 def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
-    copied: Path, capsys: pytest.CaptureFixture[str]
+    copied: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     command, model = ["study", str(study_file(copied.parent))], copied / "task" / "models" / "student-001"
     runs = sorted((copied / "runs").rglob("pair-00*"))
@@ -92,8 +92,12 @@ def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
     assert {folder.name for folder in kept} == {"pair-000"}
     stamps = [(folder / "metrics.jsonl").stat().st_mtime_ns for folder in kept]
     (model / "config.json").write_bytes(whole)
+    provenance = json.loads((kept[0] / "provenance.json").read_text())
+    provenance["source"]["package_sha256"] = "0" * 64
+    (kept[0] / "provenance.json").write_text(json.dumps(provenance))
     assert entry_point(command) == 0
     assert "0 models, 0 runs to choose learning rates, 2 runs for the tables" in capsys.readouterr().out
+    assert "tables: 1 finished runs are of other code of the package than today's" in caplog.text
     assert [(folder / "metrics.jsonl").stat().st_mtime_ns for folder in kept] == stamps
     assert all(finished_run(folder) is not None for folder in runs)
     study_file(copied.parent, variants={"one_update": ["loss.clip_low=0.1"]})
