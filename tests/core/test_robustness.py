@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.methods.view import View
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.errors import ScoreError
 from tests.core.batches import ECR_FAMILY, SETTINGS, mixed_responses, packed, padded, random_responses, valid
@@ -140,3 +141,10 @@ def test_decomposition_survives_a_nearly_degenerate_group() -> None:
     got = METHODS["puu"].compute(padded(responses), SETTINGS)
     error = got.advantage_unified_B - (got.advantage_task_B + 1.3 * got.advantage_teacher_B)
     assert float(error.abs().max()) <= 1e-12
+
+
+def test_a_method_that_returns_another_shape_is_refused() -> None:
+    """A [b] value would be spread along the tokens wherever a block has as many responses as tokens."""
+    view = View(padded(random_responses(2, (4, 4), 1), torch.float32))
+    with pytest.raises(ScoreError, match=r"^advantage_BT: got shape \[8\], expected \[8, 1\] or one column$"):
+        view.tokens(lambda block: {"advantage_BT": view.column(view.grpo_B, block).squeeze(1)})

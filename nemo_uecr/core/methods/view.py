@@ -15,6 +15,7 @@ from torch import Tensor
 from nemo_uecr.core import ecr, puu
 from nemo_uecr.core.groups import Groups, normalised
 from nemo_uecr.core.records import GAP_CLIP, Advantages, Block, ScoredBatch
+from nemo_uecr.errors import ScoreError
 
 #: Token fields of `Advantages` that are made with ``detail`` alone.
 DETAILS = frozenset({"weight_BT", "residual_BT", "direction_BT", "confidence_BT"})
@@ -131,8 +132,7 @@ class View:
         Args:
             formula: token fields of `Advantages` by name, for one block: [b, t], or [b, 1] for the same value on every
                 token. They are set to 0, weights to 1, where the mask is False (``loss_mask_BT``, a bool, to False),
-                and must be finite there, as a gap is.
-                Details are kept where asked for.
+                and must be finite there, as a gap is. Details are kept where asked for.
         """
         tokens: dict[str, Any] = {}
         for block in self.batch.blocks:
@@ -144,6 +144,8 @@ class View:
         for name, value in values.items():
             if name in DETAILS and not self.detail:
                 continue
+            if value.dim() != 2:  # torch might spread a [b] value along the tokens
+                raise ScoreError(f"{name}: got shape {list(value.shape)}, expected {list(mask.shape)} or one column")
             if name not in tokens:
                 make = torch.ones_like if name == "weight_BT" else torch.zeros_like
                 like = self.batch.mask_BT if name == "loss_mask_BT" else self.batch.old_logp_BT
