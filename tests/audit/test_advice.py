@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from nemo_uecr.config.load import SHIPPED, load_config
 from nemo_uecr.method_registry import REGISTRY
 from nemo_uecr.stats import Share
 
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = load_config(SHIPPED / "local" / "demo.yaml", ()).config
 
 
@@ -89,7 +91,7 @@ def test_the_shipped_map_names_methods_and_axes_that_there_are() -> None:
 
 
 def test_hits_are_counted_on_cells_that_the_advice_did_not_see() -> None:
-    tool = runpy.run_path(str(SHIPPED.parents[1] / "tools" / "advice_map.py"))
+    tool = runpy.run_path(str(ROOT / "tools" / "advice_map.py"))
     kinds = {
         "good": (0.3, {"atod": 52, "uecr": 49, "grpo": 46}, ["atod"]),
         "wrong": (-0.2, {"grpo": 50, "uecr": 49, "atod": 20}, ["grpo", "uecr"]),
