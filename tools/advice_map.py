@@ -64,10 +64,11 @@ def cell_of(cell: Mapping[str, Any], places: Places) -> Cell:
 def hits(cells: Sequence[Mapping[str, Any]], places: Mapping[str, Places]) -> dict[str, tuple[float, float, float]]:
     """Share of hits over the cells' students, and points lost on average and at most: the advice, and each method."""
     found: dict[str, list[tuple[bool, float]]] = {"advice": []}
-    for cell in cells:
-        others = [cell_of(each, places[name_of(each)]) for each in cells if each["variant"] != cell["variant"]]
+    mapped = [cell_of(cell, places[name_of(cell)]) for cell in cells]
+    for cell, here in zip(cells, mapped, strict=True):
+        others = [other for other, each in zip(mapped, cells, strict=True) if each["variant"] != cell["variant"]]
         means = {method: score["mean"] for method, score in cell["scores"].items()}
-        for place in places[name_of(cell)]:
+        for place in places[here.name]:
             advised = method_for(place, others)
             for name, method in [("advice", advised), *((f"always {each}", each) for each in means)]:
                 found.setdefault(name, []).append((method in cell["level"], max(means.values()) - means[method]))

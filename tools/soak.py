@@ -44,7 +44,7 @@ LAST = "checkpoints/step-000012"
 
 def command(folder: Path, arguments: argparse.Namespace) -> list[list[str]]:
     """Train, and evaluate what was trained."""
-    train = ["train", arguments.config, f"run.folder={folder / 'run'}", *SMALL, *arguments.overrides]
+    train = ["train", arguments.config, *arguments.overrides, *SMALL, f"run.folder={folder / 'run'}"]
     evaluate = ["evaluate", str(folder / "run" / LAST), "--benchmarks", "demo:bench/level2", "--samples", "4"]
     evaluate += ["--max-tokens", "64", "--engine", "transformers", "--dtype", "float32", "--batch", "8"]
     evaluate += ["--out", str(folder / "evaluations")]
@@ -96,6 +96,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
+    if arguments.folder.exists():
+        parser.error(f"{arguments.folder} exists; expected a new folder: move it away or choose another --folder")
     end, rng = time.monotonic() + 60 * arguments.minutes, random.Random(arguments.seed)
     peace, seconds = arguments.folder / "undisturbed", []
     for words in command(peace, arguments):

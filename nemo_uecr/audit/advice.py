@@ -150,10 +150,10 @@ def measured_lines(facts: Facts) -> list[Line]:
     )
     length = f"{numbers['response/length_mean']:.0f} tokens on average, limit {rollout.max_response_tokens}"
     return [
-        Line("student right", _percent(where["student"]), "of its responses, sampled as in training"),
-        Line("teacher right", _percent(facts.teacher), "of its own responses to the same problems"),
-        Line("teacher's lead", _percent(where["lead"]), _reading(where["lead"], 0.0, LEAD)),
-        Line("R^T puts right above wrong", _percent(where["order"]), _reading(where["order"], 0.5, ORDER)),
+        Line("student right", _interval(where["student"]), "of its responses, sampled as in training"),
+        Line("teacher right", _interval(facts.teacher), "of its own responses to the same problems"),
+        Line("teacher's lead", _interval(where["lead"]), _reading(where["lead"], 0.0, LEAD)),
+        Line("R^T puts right above wrong", _interval(where["order"]), _reading(where["order"], 0.5, ORDER)),
         Line("gap on right, on wrong", gaps, "nats a token; a good teacher's is higher on right responses"),
         Line("top-1 agreement", _whole(numbers["teacher/top1_agreement"]), "tokens that both models put first"),
         Line("top-20 overlap", _whole(numbers["teacher/top20_overlap"]), "of the twenty likeliest tokens of both"),
@@ -175,7 +175,7 @@ def _reading(share: Share | None, bound: float, words: Sequence[str]) -> str:
     return "unknown" if side is None else words[side]
 
 
-def _percent(share: Share | None) -> str:
+def _interval(share: Share | None) -> str:
     return "-" if share is None else f"{percent(share)}%"
 
 
@@ -190,8 +190,9 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
     """The region of the map, and what to choose there."""
     here, method, train, numbers = region(facts.where, cells), facts.config.method, facts.config.train, facts.numbers
     unknown = ", ".join(axis for axis, share in facts.where.items() if share is None) or "nothing"
-    away = min(distance(facts.where, cell) for cell in here)
-    where = f"{len(here)} of {len(cells)} cells, such as {here[0].name}"
+    nearest = min(here, key=lambda cell: distance(facts.where, cell))
+    away = distance(facts.where, nearest)
+    where = f"{len(here)} of {len(cells)} cells, such as {nearest.name}"
     alpha, safe, noise = 1.0 if method.alpha is None else method.alpha, numbers["safe_alpha"], numbers["noise"]
     weight = Line("alpha", f"{alpha:g}", "a wrong response rarely passes a right one", "the map: 0.3, 1 and 3 alike")
     if safe is not None and safe <= alpha:
@@ -200,7 +201,7 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
     floor = Line("std_floor", f"{method.std_floor:g}", "no noise is stated", "the map: 0, 0.1 and 0.3 alike")
     if noise is not None:
         floor = Line(
-            "std_floor", f"{FLOOR * alpha * noise:.1g}", "three times the noise of alpha R^T", "not in the map"
+            "std_floor", f"{FLOOR * alpha * noise:.2g}", "three times the noise of alpha R^T", "not in the map"
         )
     warmup = f"{train.warmup_steps or math.ceil(train.steps / 6)} steps"
     return [
@@ -222,7 +223,7 @@ def _teacher(where: Mapping[str, Share | None]) -> Line:
     if sides == {0}:
         reason = "it solves more than the student, and its scores agree with the verdicts"
         return Line("teacher", "distil", reason, "both 95% intervals say so")
-    return Line("teacher", "in doubt", "nothing shows that it is better than the student", "more --problems may decide")
+    return Line("teacher", "in doubt", "lead and order do not both speak for it", "more --problems may decide")
 
 
 def _method(now: str, name: str, here: Sequence[Cell]) -> Line:
@@ -243,5 +244,5 @@ def _group_size(facts: Facts) -> Line:
     right, wrong = facts.equal[now]
     reason = f"{_whole(mixed[size])} of the groups are mixed"
     if right + wrong > MOST_EQUAL:
-        reason += f", now {_whole(mixed[now])}; {'easier' if wrong > right else 'harder'} problems help for nothing"
+        reason += f", now {_whole(mixed[now])}; {'easier' if wrong > right else 'harder'} problems mix more at no cost"
     return Line("group size", str(size), reason, "counted from the responses")

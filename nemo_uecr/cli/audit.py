@@ -286,9 +286,9 @@ def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) ->
     from nemo_uecr.telemetry.run_folder import read_runs
 
     runs = read_runs([run] if baseline is None else [run, baseline])
-    if baseline is not None and runs[1].method != "grpo":
-        raise DataError(f"{baseline} is a run of {runs[1].method}; expected method grpo, which scores no teacher")
-    audit = efficiency_audit(runs, None if baseline is None else runs[1].label)
+    if baseline is not None and runs[-1].method != "grpo":
+        raise DataError(f"{baseline} is a run of {runs[-1].method}; expected method grpo, which scores no teacher")
+    audit = efficiency_audit(runs, None if baseline is None else runs[-1].label)
     for label, cost in audit.numbers["runs"].items():
         for note in cost["left_out"]:
             logging.getLogger(__name__).warning("%s: %s", label, note)

@@ -152,7 +152,7 @@ def smoke(
     say(f"objective: {objective(loaded)}")
     say(*(f"tolerance {name}: {value:g}" for name, value in loaded.tolerances.model_dump().items()))
     root = os.path.join(f"{loaded.run.folder}-smoke", time.strftime("%Y%m%d-%H%M%S"))
-    for count in steps:
+    for count in sorted({*steps}):
         short = (
             f"train.steps={count}", f"run.folder={os.path.join(root, f'steps-{count:03d}')}",
             "evaluation.at_start=false", "evaluation.benchmarks={}", "checkpoint.keep_best=false",

@@ -175,14 +175,20 @@ def write_run_files(folder: Path, config: Config, *, origins: Mapping[str, str],
     }
     path = folder / PROVENANCE
     if path.is_file():
-        before = read_object(path)
-        if before["source"]["package_sha256"] != source["package_sha256"]:
-            log.warning("%s: its earlier steps are of other code of the package than today's", folder)
-        if before | {"command": None} != json.loads(json.dumps(record | {"command": None})):
+        if of_other_code(folder, source["package_sha256"]):
+            log.warning("%s: earlier steps are of other code of the package than today's", folder)
+        if read_object(path) | {"command": None} != json.loads(json.dumps(record | {"command": None})):
             number = 1 + sum(1 for _ in folder.glob("provenance-*.json"))
-            replace_file(folder / f"provenance-{number}.json", path.read_bytes())
+            for kept in (path, folder / DIFF):
+                replace_file(kept.with_stem(f"{kept.stem}-{number}"), kept.read_bytes())
     replace_file(folder / DIFF, diff)
     write_first_files(folder, config, origins, record)
+
+
+def of_other_code(folder: Path, package_sha256: object) -> bool:
+    """True where any part of the run was made by other code of the package."""
+    starts = map(read_object, folder.glob("provenance*.json"))
+    return any(start["source"]["package_sha256"] != package_sha256 for start in starts)
 
 
 def list_files(folder: Path, step: int, *names: str) -> None:

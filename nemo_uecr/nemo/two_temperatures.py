@@ -203,8 +203,9 @@ def _witness(
 
     With them the [B, K] ids of the largest logits, best first.
     """
-    top_BK = micro.lengths_B.new_zeros(micro.lengths_B.shape[0], min(TOP, request.vocabulary), dtype=torch.long)
-    values_BW = torch.zeros(micro.lengths_B.shape[0], 2 * len(request.temperatures) + 3, device=logits_TV.device)
+    rows, device = len(micro.lengths_B), logits_TV.device
+    top_BK = torch.zeros(rows, min(TOP, request.vocabulary), dtype=torch.long, device=device)
+    values_BW = torch.zeros(rows, 2 * len(request.temperatures) + 3, device=device)
     position_B = witnessed_token(micro.lengths_B).to(found.batch_N) - 1
     here = (found.column_N == position_B[found.batch_N]).nonzero().squeeze(1)
     for place in here.tolist():  # one row at a time: whole rows in double are large

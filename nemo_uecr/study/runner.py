@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import new_folder, read_object, replace_file
-from nemo_uecr.local.manifest import PROVENANCE, package_source
+from nemo_uecr.local.manifest import of_other_code, package_source
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study import grid, results
 from nemo_uecr.study.grid import Cell
@@ -35,9 +35,10 @@ def forecast(study: StudyConfig) -> list[str]:
     """
     cells, folders = grid.every_cell(study), [grid.model_folder(study, name) for name in grid.every_model(study)]
     taught = [read_object(folder / TEACHING)["seconds"] for folder in folders if folder.is_dir()]
-    ran = [results.wall_seconds(run) for cell in cells if (run := grid.finished_run(cell.folder)) is not None]
+    runs_of = [grid.finished_run(cell.folder) for cell in cells]
+    ran = [results.wall_seconds(run) for run in runs_of if run]
     models, runs = len(folders) - len(taught), len(cells) - len(ran)
-    selection = sum(cell.selection and grid.finished_run(cell.folder) is None for cell in cells)
+    selection = sum(cell.selection and not run for cell, run in zip(cells, runs_of, strict=True))
     model_seconds = sum(taught) / len(taught) if taught else study.expected_model_seconds
     run_seconds = sum(ran) / len(ran) if ran else study.expected_run_seconds
     hours = (models * model_seconds + runs * run_seconds) / study.processes / 3600
@@ -108,7 +109,7 @@ def _run(study: StudyConfig, stage: str, cells: Sequence[Cell], work: Work, stop
     # Finished runs that are not this study's are refused before others train.
     ran = {cell: results.wall_seconds(run) for cell, run in grid.finished_runs(study, cells)}
     code = package_source()[0]["package_sha256"]
-    if old := sum(read_object(cell.folder / PROVENANCE)["source"]["package_sha256"] != code for cell in ran):
+    if old := sum(of_other_code(cell.folder, code) for cell in ran):
         report(f"{stage}: {old} finished runs are of other code of the package than today's; delete them to run again")
     waiting = [cell for cell in cells if cell not in ran]
     failures = list[tuple[Cell, str]]()

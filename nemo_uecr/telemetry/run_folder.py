@@ -90,9 +90,9 @@ def write_first_files(
 
 
 def read_runs(paths: list[Path]) -> list[RunFolder]:
-    """Read the folders and give each a label that no other has: as much of its path as that takes."""
-    runs = [read_run(path) for path in paths]
-    places = [path.resolve() for path in paths]
+    """Read each folder once and give it a label that no other has: as much of its path as that takes."""
+    places = {path.resolve(): path for path in paths}
+    runs = [read_run(path) for path in places.values()]
     for depth in range(1, max((len(place.parts) for place in places), default=0) + 1):
         labels = ["/".join(place.parts[-depth:]) for place in places]
         if len(set(labels)) == len(labels):

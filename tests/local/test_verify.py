@@ -107,10 +107,13 @@ def test_a_resumed_run_passes_and_keeps_what_was_different(
     folder = Path(shutil.copytree(trained, tmp_path / "run"))
     replaced(folder / "provenance.json", manifest.package_source()[0]["package_sha256"], "0" * 64)
     first = json.loads((folder / "provenance.json").read_text())
+    diff = b"of the first steps"
+    (folder / "source.diff").write_bytes(diff)
     tiny.run(folder, *tiny.every(), "train.steps=3", resume=True)
-    assert "its earlier steps are of other code of the package than today's" in caplog.text
+    assert "earlier steps are of other code of the package than today's" in caplog.text
     assert verify_run(folder, locate=lambda name: name)["changed"] == []
     assert json.loads((folder / "provenance-1.json").read_text())["config_sha256"] == first["config_sha256"]
+    assert (folder / "source-1.diff").read_bytes() == diff
 
 
 def test_the_source_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,15 @@ import pytest
 import torch
 
 from nemo_uecr.nemo import megatron_worker, upstream
-from nemo_uecr.nemo.megatron_worker import GIB, MEBI, GpuMemoryError, WorkerMethods, mask_padding
-from nemo_uecr.nemo.teacher_offload import host_copy, move_frozen_model
+from nemo_uecr.nemo.megatron_worker import (
+    GIB,
+    MEBI,
+    GpuMemoryError,
+    WorkerMethods,
+    host_copy,
+    mask_padding,
+    move_frozen_model,
+)
 from tests.plan.live_bytes import LiveBytes
 
 

@@ -56,7 +56,8 @@ def test_the_change_is_that_of_a_paired_comparison(make_run: RunMaker) -> None:
     # six problems better by 1/2: only 2 of 64 sign changes are as extreme, p = 1/32
     write_evaluations(one, {0: {"a": [0.0] * 6}, 2: {"a": [0.5] * 6}}, samples=2)
     write_evaluations(other, {0: {"a": [0.0] * 6}, 2: {"a": [0.5, 0.5, 0.5, 1.0, 0.0, 0.5]}}, samples=2)
-    runs = read_runs([one, other])
+    runs = read_runs([one, other, one / "."])
+    assert len(runs) == 2
     outcomes = [outcome_of(run) for run in runs]
     lift = outcomes[0].lift
     assert lift is not None

@@ -94,7 +94,7 @@ def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
     (model / "config.json").write_bytes(whole)
     provenance = json.loads((kept[0] / "provenance.json").read_text())
     provenance["source"]["package_sha256"] = "0" * 64
-    (kept[0] / "provenance.json").write_text(json.dumps(provenance))
+    (kept[0] / "provenance-1.json").write_text(json.dumps(provenance))  # begun under it, continued under today's
     assert entry_point(command) == 0
     assert "0 models, 0 runs to choose learning rates, 2 runs for the tables" in capsys.readouterr().out
     assert "tables: 1 finished runs are of other code of the package than today's" in caplog.text
