@@ -18,6 +18,9 @@ COPY nemo_uecr /opt/nemo-uecr/nemo_uecr
 # The path, and no installation: workers run in environments of their own and inherit PYTHONPATH from the driver.
 ENV PYTHONPATH=/opt/nemo-uecr${PYTHONPATH:+:${PYTHONPATH}}
 
+# And the one package that the image lacks, on the same path.
+RUN python -m pip install --no-cache-dir --no-deps --target /opt/nemo-uecr 'cyclopts<6' docstring-parser
+
 RUN printf '#!/bin/sh\nexec python -m nemo_uecr "$@"\n' > /usr/local/bin/nemo-uecr \
     && chmod 755 /usr/local/bin/nemo-uecr \
     && nemo-uecr --version

@@ -73,8 +73,8 @@ sbatch_value() { # SCRIPT OPTION: its value in the script's #SBATCH lines
 
 find_resources() { # SCRIPT
   NODES=${SLURM_JOB_NUM_NODES:-${ASKED_NODES:-$(sbatch_value "$1" nodes)}}
-  GPUS=${SLURM_GPUS_ON_NODE:-${ASKED_GPUS:-$(sbatch_value "$1" gpus-per-node)}}
-  GPUS=${GPUS:-0}
+  GPUS=${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-${ASKED_GPUS:-$(sbatch_value "$1" gpus-per-node)}}}
+  GPUS=${GPUS##*:} GPUS=${GPUS:-0} # Slurm may put the kind before the number; without GPUS it sets the second name alone
   CPUS=${SLURM_CPUS_ON_NODE:-1}
 }
 
@@ -89,11 +89,26 @@ image_in_full() { # pyxis takes a name without a folder for an image of a regist
   esac
 }
 
-find_python() { # our package lies on top of either environment and changes nothing in it
+# NeMo-RL's image has vLLM and Megatron-Bridge in the environments of its workers, $1, and lacks what .venv-container has.
+# shellcheck disable=SC2016
+IN_CONTAINER='
+worker=${NEMO_RL_VENV_DIR:-/opt/ray_venvs}/$1/bin/python
+shift
+[ -x "$worker" ] || worker=python
+PYTHONPATH=$0:$0/.venv-container${PYTHONPATH:+:$PYTHONPATH} exec "$worker" "$@"
+'
+
+find_python() { # COMMAND: our package lies on top of either environment and changes nothing in it
   if [[ -n $CONTAINER && -z $DRY_RUN ]]; then
+    local lent=$ROOT/.venv-container/cyclopts worker=none
+    [[ -d $lent ]] ||
+      refuse "no $lent, which NeMo-RL's image lacks; in $ROOT: pip install --no-deps --target .venv-container 'cyclopts<6' docstring-parser"
+    case $1 in
+      evaluate) worker=nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWorker ;;
+      convert) worker=nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker ;;
+    esac
     unset PYTHONPATH # that of the submitting shell names packages of another Python
-    # shellcheck disable=SC2016
-    PYTHON=(bash -c 'PYTHONPATH=$0${PYTHONPATH:+:$PYTHONPATH} exec python "$@"' "$ROOT")
+    PYTHON=(bash -c "$IN_CONTAINER" "$ROOT" "$worker")
   else
     VENV=$(in_full "${VENV:-$ROOT/.venv}")
     PYTHON=("$VENV/bin/python")

@@ -59,7 +59,7 @@ run_training() { # SCRIPT CONFIG ARGUMENTS...
   trap on_exit EXIT
   read_arguments "$@"
   find_resources "$SCRIPT"
-  find_python
+  find_python train
   refuse_help train
   if [[ -n $DRY_RUN ]]; then
     local words
@@ -91,7 +91,7 @@ run_command() { # SCRIPT COMMAND ARGUMENTS...: one nemo-uecr command on one node
   trap on_exit EXIT
   read_arguments "$@"
   find_resources "$SCRIPT"
-  find_python
+  find_python "$command"
   [[ -z $SMOKE ]] || refuse "--smoke is for the train scripts"
   ((NODES == 1)) || refuse "nemo-uecr $command runs on one node, the job has $NODES; sbatch --nodes=1"
   refuse_help "$command"

@@ -16,7 +16,7 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
     refuse "node $HEAD: cannot write in $LOGS ($(df -hP "$LOGS" | awk 'NR == 2 {print $4 " free of " $2}')); make room, or name another folder: --logs FOLDER"
   fi
   local end
-  end=$(job_field EndTime)
+  end=$(scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/.* EndTime=\([^ ]*\).*/\1/p')
   [[ $end == 20* ]] && UECR_JOB_END=$(date -d "$end" +%s) && export UECR_JOB_END
   STOP_SIGNAL='' CANCELLED=''
   trap 'on_signal USR1' USR1
@@ -24,8 +24,6 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
   [[ -z $EARLY_SIGNAL ]] || on_signal "$EARLY_SIGNAL"
   say "job $SLURM_JOB_ID attempt $ATTEMPT on ${NODE_NAMES[*]}; logs in $LOGS; ends ${end:-never}"
 }
-
-job_field() { scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | grep -o "\\b$1=[^ ]*" | head -n 1 | cut -d= -f2-; }
 
 job_over() { # STATE/REASON from one answer; nothing while the job runs, or where Slurm does not answer
   scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null |

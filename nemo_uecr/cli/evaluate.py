@@ -64,35 +64,35 @@ def evaluate(
         dry_run: Check everything that is named; write nothing.
     """
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
-    from nemo_uecr.evaluation.engines import ChatSettings, Decoding, check_engine, check_model, load_tokens
-    from nemo_uecr.evaluation.runner import Settings
-    from nemo_uecr.evaluation.runner import evaluate as run
+    from nemo_uecr.evaluation import engines, runner
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import check_writable
     from nemo_uecr.study.demo import locate, resolve
 
     if "{question}" not in prompt_template:
         raise DataError(f"--prompt-template: got {prompt_template!r}, expected {{question}} in the text")
-    decoding = Decoding(temperature, top_p, top_k, max_tokens, stop)
-    chat = ChatSettings(prompt_template, system_prompt, thinking)
-    settings = Settings(samples, decoding, seed, chat, engine, dtype, batch)
+    decoding = engines.Decoding(temperature, top_p, top_k, max_tokens, stop)
+    chat = engines.ChatSettings(prompt_template, system_prompt, thinking)
+    settings = runner.Settings(samples, decoding, seed, chat, engine, dtype, batch)
     named = dict(map(label_of, models))
     if not named or len(named) < len(models):
         raise DataError("expected at least one model, and labels that differ: LABEL=MODEL")
     if dry_run:
         check_benchmarks(_placed(benchmarks, locate))
         for label, model in named.items():
-            check_model(locate(model))
+            engines.check_model(locate(model))
             check_writable(out / label)
         say(f"dry run: {settings}")
         return
-    check_engine(settings.engine)
     named = {label: resolve(model) for label, model in named.items()}
+    for model in named.values():
+        engines.check_model_place(model)  # a mistyped path is told before a missing package
+    engines.check_engine(settings.engine)
     loaded = load_benchmarks(_placed(benchmarks, resolve))
     for model in named.values():
-        load_tokens(model)  # so that a mistyped second model is reported before the first one's hours
+        engines.load_tokens(model)  # so that a mistyped second model is reported before the first one's hours
     for label, model in named.items():
-        result = run(label, model, loaded, settings, out / label)
+        result = runner.evaluate(label, model, loaded, settings, out / label)
         say(*lines_of(result), f"  {out / label}/result.json")
 
 

@@ -56,7 +56,7 @@ def plan(
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.plan.local import local_plan
     from nemo_uecr.plan.nemo import nemo_plan, other_placements, what_fits
-    from nemo_uecr.plan.records import CPU, GIB, GPUS, Lengths, as_json, plan_text, side_by_side
+    from nemo_uecr.plan.records import ASSUMED, CPU, GIB, GPUS, Lengths, as_json, plan_text, side_by_side
 
     loaded = load(config, overrides).config
     longest = {"prompt": loaded.data.max_prompt_tokens, "response": loaded.rollout.max_response_tokens}
@@ -68,8 +68,8 @@ def plan(
         raise ConfigError("--device: got cpu, but NeMo-RL's workers need GPUs; expected h200, h100 or a100")
     if fit is not None:
         return _fit(config, overrides, loaded, fit, device, memory, lengths, json)
-    on = device or ("h200" if isinstance(loaded, NemoConfig) or loaded.device == "cuda" else "cpu")
-    limits = CPU if on == "cpu" else GPUS[on]
+    assumed = ASSUMED if isinstance(loaded, NemoConfig) or loaded.device == "cuda" else CPU
+    limits = {**GPUS, "cpu": CPU}[device] if device else assumed
     if memory is not None:
         limits = replace(limits, memory=int(memory * GIB))
     advice: list[str] = []
@@ -111,8 +111,8 @@ def _fit(
 
     if run.backend != "local":
         raise ConfigError(f"--fit: got backend: {run.backend}, expected local; without --fit, plan says what would fit")
-    if device == "cpu" or memory is not None:
-        raise ConfigError(f"--fit {size:g} is a GPU and its memory; leave out --memory and --device cpu")
+    if "cpu" in (device, run.device) or memory is not None:
+        raise ConfigError(f"--fit {size:g} plans a GPU: leave out --memory and --device cpu, set device=cuda")
     room = int(size * 1e9)  # as cards are sold; in GiB some have more
     gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - room))
     gpu = replace(gpu, name=f"GPU of {size:g} GB with the rates of the {gpu.name}", memory=room)
@@ -200,7 +200,7 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
         say(annotated_yaml(loaded.config, loaded.origins).rstrip("\n"), *(f"# {note}" for note in notes))
     else:
         more = _check_nemo(loaded.config) if isinstance(loaded.config, NemoConfig) else _check_files(loaded.config)
-        say(*notes, *more)
+        say(*notes, *more, f"ok: {config}: keys, values and problem files")
 
 
 def _check_nemo(config: NemoConfig) -> list[str]:

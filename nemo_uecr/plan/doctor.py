@@ -42,7 +42,7 @@ from nemo_uecr.nemo import preflight, upstream
 from nemo_uecr.plan import faults
 from nemo_uecr.plan.local import Sizes, local_plan
 from nemo_uecr.plan.nemo import nemo_plan
-from nemo_uecr.plan.records import CPU, GIB, GPUS, Lengths
+from nemo_uecr.plan.records import ASSUMED, CPU, GIB, Lengths
 from nemo_uecr.verifier.pool import SHARED
 from nemo_uecr.verifier.rewards import Rewards
 
@@ -123,22 +123,23 @@ def made(checks: Iterable[Check]) -> Iterator[Finding]:
 
 
 def _of_the_machine(run: AnyConfig | None, ray_port: int) -> Iterator[Check]:
-    gpus, nodes, megatron = 0, 1, sys.executable
+    gpus, nodes, megatron, remedy = 0, 1, sys.executable, "call it where the GPU is, or set device=cpu"
     if isinstance(run, NemoConfig):
         gpus, nodes = run.cluster.gpus_per_node, run.cluster.nodes
         megatron = worker_python(upstream.NATIVE_WORKER_FQN)
+        remedy = "call it on a compute node (srun nemo-uecr doctor ...), or lower cluster.gpus_per_node"
     elif run is not None:
         gpus = int(run.device == "cuda")
     yield "python", lambda: ok("python", f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})")
-    for module, remedy in PLAIN.items():
-        yield module, partial(import_finding, module, sys.executable, remedy)
+    for module, cure in PLAIN.items():
+        yield module, partial(import_finding, module, sys.executable, cure)
     if isinstance(run, NemoConfig):
         for module, worker in STACK.items():
             python = sys.executable if worker is None else worker_python(worker)
             yield module, partial(import_finding, module, python, f"use the container {IMAGE}")
         yield "nemo_rl", lambda: ok("nemo_rl", f"{upstream.check()}, signatures as expected")
     yield "apex", lambda: apex_finding(megatron)
-    yield "gpus", lambda: cuda_finding(gpus)
+    yield "gpus", lambda: cuda_finding(gpus, remedy)
     if run is None or isinstance(run, NemoConfig):
         yield "ray port", lambda: port_finding(ray_port)
         yield "node name", lambda: name_finding(socket.gethostname(), nodes=nodes)
@@ -212,25 +213,23 @@ def _run(python: str, code: str, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
-def cuda_finding(wanted: int) -> Finding:
-    """GPUs that torch sees against those that the configuration asks for on each node."""
+def cuda_finding(wanted: int, remedy: str) -> Finding:
+    """GPUs that torch sees here against those that the configuration asks for."""
     import torch
 
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     built = f"torch {torch.__version__} for CUDA {torch.version.cuda}" if torch.version.cuda else "torch without CUDA"
     names = sorted({torch.cuda.get_device_name(index) for index in range(seen)})
-    message = f"{built} sees {' '.join([str(seen), 'GPUs', *names])}, the configuration asks for {wanted} on each node"
-    remedy = "run it inside the allocation on a compute node (srun nemo-uecr doctor ...), or lower the number"
-    return judged("gpus", seen >= wanted, message, remedy)
+    needed = f", the run needs {wanted} here" if wanted else ""
+    return judged("gpus", seen >= wanted, f"{built} sees {' '.join([str(seen), 'GPUs', *names])}{needed}", remedy)
 
 
 def gpu_memory() -> int | None:
     """Bytes of the smallest GPU here; None without one."""
     import torch
 
-    if not torch.cuda.is_available():
-        return None
-    return min(torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
+    found = (torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
+    return min(found, default=None)
 
 
 def port_finding(port: int) -> Finding:
@@ -267,7 +266,7 @@ def shared_memory_finding() -> Finding:
 
 
 def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_memory: int) -> Iterator[Finding]:
-    """The plan of the run against disk, host and GPUs (without one: an H200); and whether the models fit the run."""
+    """The plan of the run against disk, host and GPUs (an H200 where none is); and whether the models fit the run."""
     if isinstance(run, NemoConfig):
         preflight.check_visible_models(run)
     try:
@@ -275,8 +274,7 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
     except DataError as error:
         yield Finding("plan", "warn", f"memory and disk are not checked: {error}", "name a folder that is here")
         return
-    gpu = GPUS["h200"]
-    gpu = gpu if gpu_memory is None else replace(gpu, name="GPU of this node", memory=gpu_memory)
+    gpu = ASSUMED if gpu_memory is None else replace(ASSUMED, name="GPU of this machine", memory=gpu_memory)
     if isinstance(run, NemoConfig):
         plan = nemo_plan(run, gpu, LENGTHS)
         wrong, needed, kept = list(plan.faults), plan.host_bytes, run.checkpoint.keep_last + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 GIB, MEBI = 2**30, 2**20
@@ -49,6 +49,7 @@ GPUS: dict[str, Device] = {
     "l40s": Device("L40S", 44 * GIB, 290e12, 0.78e12, 25e9, 25e9, 20e9),
     "rtx4090": Device("RTX 4090", 23 * GIB, 130e12, 0.9e12, 25e9, 25e9, 20e9),
 }
+ASSUMED = replace(GPUS["h200"], name="H200 (assumed: plan --device names another)")
 CPU = Device("CPU", None, 40e9, 10e9, 10e9, 10e9, 1e9)
 
 
@@ -181,7 +182,7 @@ def plan_text(plan: Plan) -> str:
         lines += (f"    {line}" for line in _items(phase.device))
     waiting = f"   {plan.waiting:.0%} of the GPUs' time waits in the rollout's tail" if plan.waiting else ""
     lines.append(f"  {'whole step':<18}{plan.seconds:>27,.1f} s{waiting}")
-    lines += ["", "host memory of a node, besides device memory", *_items(plan.host)]
+    lines += ["", "host memory of each machine, besides device memory", *_items(plan.host)]
     lines += [f"  {'together':<28}{_size(plan.host_bytes):>12}"]
     lines += ["", f"disk: {_size(plan.checkpoint.size)} a checkpoint ({plan.checkpoint.how})"]
     lines += ["", "assumed", *_indented(plan.assumptions)]

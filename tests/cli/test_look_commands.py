@@ -81,6 +81,22 @@ def test_doctor_on_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None
     assert f"fail  ray port                    {port} is taken" in capsys.readouterr().out
 
 
+def test_a_good_configuration_is_told_so_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point(["config", "check", *DEMO]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"ok: {DEMO[0]}: keys, values and problem files"
+    assert "ok: " not in refused(capsys, "config", "check", *DEMO, "data.train=nowhere.jsonl")
+
+
+def test_a_plan_for_one_gpu_says_that_it_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+    ready = str(CONFIGS / "one_gpu" / "qwen3_0p6b_4b.yaml")
+    for words, shown in (
+        ([], "one H200 (assumed: plan --device names another), "),
+        (["--device", "h100"], "one H100 "),
+    ):
+        assert entry_point(["plan", ready, *words]) == 0
+        assert capsys.readouterr().out.splitlines()[1].startswith(shown)
+
+
 def test_show_says_where_every_value_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "student.parallel={tensor: 2, pipeline: 1}", "method.name=grpo", "teacher.model_name=null", "data.subset=null",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,14 @@ def test_pickled_weights_are_refused(model: Path, tmp_path: Path, capsys: pytest
         refused(capsys, *evaluate(model, tmp_path))
         assert "pickled" in refused(capsys, *evaluate(model, tmp_path), "--dry-run")
     assert opened == []
+
+
+def test_a_mistyped_path_is_told_before_a_missing_engine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # what Python itself takes for not installed
+    words = ["vllm" if word == "transformers" else word for word in evaluate(Path("/no/such"), tmp_path)]
+    assert "no such folder" in refused(capsys, *words)
 
 
 def test_a_repaired_model_is_evaluated_in_the_same_place_and_a_changed_one_is_not(

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 #: What a line needs that the tests do not have.
-MARKS = ("# needs GPUs", "# needs the hub")
+MARKS = ("# needs GPUs", "# needs the network")
 
 
 @dataclass(frozen=True)

