@@ -40,6 +40,9 @@ def job(script: str, *parts: str) -> list[str]:
 
 
 def at_home(words: list[str], environment: Path) -> list[str]:
-    """What follows `sbatch` on the page, for another working folder and another environment."""
+    """What follows `sbatch` on the page, for another working folder and an environment in place of the container."""
+    if "--container" in words:
+        at = words.index("--container")
+        words = [*words[:at], *words[at + 2 :]]
     at = next(number for number, word in enumerate(words) if word.startswith("slurm/"))
     return [*words[1:at], str(ROOT / words[at]), "--venv", str(environment), *words[at + 1 :]]
