@@ -74,7 +74,8 @@ sbatch_value() { # SCRIPT OPTION: its value in the script's #SBATCH lines
 find_resources() { # SCRIPT
   NODES=${SLURM_JOB_NUM_NODES:-${ASKED_NODES:-$(sbatch_value "$1" nodes)}}
   GPUS=${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-${ASKED_GPUS:-$(sbatch_value "$1" gpus-per-node)}}}
-  GPUS=${GPUS##*:} GPUS=${GPUS:-0} # Slurm may put the kind before the number; without GPUS it sets the second name alone
+  GPUS=${GPUS##*:} # the second may name a kind, h100:8; a job that asked for 0 on nodes without has it alone
+  GPUS=${GPUS:-0}
   CPUS=${SLURM_CPUS_ON_NODE:-1}
 }
 

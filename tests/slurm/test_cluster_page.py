@@ -142,6 +142,20 @@ def test_a_container_gets_what_the_image_lacks_and_each_command_its_worker_s_pyt
 
 
 @pytest.mark.parametrize(
+    ("given", "gpus"),
+    [
+        ("SLURM_GPUS_ON_NODE=4 SLURM_GPUS_PER_NODE=h100:4", 4),
+        ("SLURM_GPUS_PER_NODE=0", 0),  # asked for none, on nodes without
+        ("ASKED_GPUS=2", 2),  # a dry run
+        ("ASKED_GPUS=", 8),  # the script's
+    ],
+)
+def test_the_gpus_of_a_job_are_slurm_s(given: str, gpus: int) -> None:
+    slurm = f"{given}; source slurm/arguments.sh; find_resources slurm/train_qwen4b.sbatch; echo $GPUS"
+    assert run(["bash", "-c", slurm]).stdout == f"{gpus}\n"
+
+
+@pytest.mark.parametrize(
     ("answer", "said"),
     [
         ("", "SIGUSR1: asking the run to save and end; cancelled:"),

@@ -62,7 +62,7 @@ def training(slurm: OneHostSlurm, log: Path) -> None:
 def test_two_nodes_form_one_cluster_and_train(
     slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path
 ) -> None:
-    """The smoke job of docs/cluster.md, with another configuration and its small size."""
+    """The smoke job of docs/cluster.md, with another configuration, small; `--exclusive` gives it all GPUs."""
     words = at_home(shown_job("train_qwen4b", "--smoke"), environment_folder)
     words[words.index("--config") + 1] = str(tiny.config)
     folder = f"run.folder={tmp_path / 'run'}"
@@ -71,7 +71,7 @@ def test_two_nodes_form_one_cluster_and_train(
     job = slurm.submit(tmp_path, *words[:-1], *SMALL, *words[-1:], folder, UECR_ROOT=str(ROOT))
     log = tmp_path / f"uecr-qwen3-4b-{job}.log"
     end = slurm.wait_for_end(job, log)
-    assert (end.state, end.said("2 of 2 nodes, 0 of 0 GPUs")) == ("COMPLETED", True), end.lines
+    assert (end.state, end.said("2 of 2 nodes, 16 of 16 GPUs")) == ("COMPLETED", True), end.lines
     assert not end.said("\x1b["), "Ray's colours in a file"
     assert not end.said("[repeated "), "lines that Ray held back"
     assert end.last.startswith("slurm: DONE: smoke: 2 nodes (n1, n2) agree, largest difference 0;")
