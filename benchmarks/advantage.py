@@ -33,7 +33,7 @@ def made_batch(responses: int, tokens: int, mean_length: int) -> ScoredBatch:
         group_B=torch.arange(responses) // GROUP,
         mask_BT=torch.arange(tokens).unsqueeze(0) < length_B.unsqueeze(1),
         old_logp_BT=old_BT,
-        teacher_logp_BT=old_BT + torch.randn(responses, tokens, generator=generator) * 0.3,
+        teacher_logp_BT=old_BT - torch.rand(responses, tokens, generator=generator) * 0.3,
         teacher_entropy_BT=torch.rand(responses, tokens, generator=generator) * 2,
     )
 

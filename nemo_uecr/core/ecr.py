@@ -55,9 +55,9 @@ def ecr_residual(
         eq:local-signal, eq:projection-weights, prop:projection.
     """
     Settings(tau_delta=tau_delta, tau_entropy=tau_entropy)
-    check_scores(mask, teacher_logp=teacher_logp, old_logp=old_logp, teacher_entropy=teacher_entropy)
+    mask = check_scores(mask, teacher_logp=teacher_logp, old_logp=old_logp, teacher_entropy=teacher_entropy)
     names = Names()
-    teacher, old, entropy, mask_bt = (rows(each) for each in (teacher_logp, old_logp, teacher_entropy, mask.bool()))
+    teacher, old, entropy, mask_bt = (rows(each) for each in (teacher_logp, old_logp, teacher_entropy, mask))
     not_empty(mask_bt.sum(dim=1), names.row)
     delta = gap(teacher, old, mask_bt)
     check_finite(delta.sum(dim=1, dtype=torch.float64), mask_bt, names, teacher_logp=teacher, old_logp=old)

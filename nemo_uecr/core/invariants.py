@@ -78,11 +78,7 @@ EXACT = frozenset({"finite", "sign_kept"})
 
 
 def check_identities(
-    method: Entry,
-    batch: ScoredBatch,
-    settings: Settings,
-    advantages: Advantages,
-    tolerances: dict[str, float],
+    method: Entry, batch: ScoredBatch, settings: Settings, advantages: Advantages, tolerances: dict[str, float]
 ) -> dict[str, float]:
     """Worst residual of every identity that the method declares or monitors, by name.
 

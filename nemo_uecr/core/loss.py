@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nemo_uecr.core.records import as_bool
 from nemo_uecr.errors import ScoreError
 
 
@@ -88,7 +89,7 @@ def policy_loss(
     for name, each in (("old_logp", old_logp), ("advantage", advantage), ("mask", mask), ("ref_logp", ref_logp)):
         if each is not None and each.shape != logp.shape:
             raise ScoreError(f"{name} has shape {list(each.shape)}; expected {list(logp.shape)}, the shape of logp")
-    mask = mask.bool()
+    mask = as_bool(mask)
     if denominator is None:
         denominator = max(float(mask.sum()), 1.0)
     if denominator <= 0:

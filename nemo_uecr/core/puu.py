@@ -56,8 +56,8 @@ def teacher_reward(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor, *, clip
     References:
         eq:unified-reward; the clip is that of eq:app-puu-audit-reward.
     """
-    check_scores(mask, teacher_logp=teacher_logp, old_logp=old_logp)
-    teacher, old, mask_bt = (rows(field) for field in (teacher_logp, old_logp, mask.bool()))
+    mask = check_scores(mask, teacher_logp=teacher_logp, old_logp=old_logp)
+    teacher, old, mask_bt = (rows(field) for field in (teacher_logp, old_logp, mask))
     names = Names()
     counts_b = not_empty(mask_bt.sum(dim=1).to(torch.float64), names.row)
     return (clipped_sum(teacher, old, mask_bt, clip, names) / counts_b).reshape(mask.shape[:-1])

@@ -22,6 +22,8 @@ from nemo_uecr.errors import ConfigError, ScoreError
 EPSILON = 1e-6
 #: R^T and the OPD advantage clip the gap to this many nats on both sides.
 GAP_CLIP = 5.0
+#: Rounding may leave a log-probability this far above 0.
+LOGP_ROUNDING = 1e-3
 #: Tokens in one block. On CPU the temporaries of a block stay in the second-level cache; a GPU wants few launches.
 CPU_BLOCK_TOKENS = 65_536
 GPU_BLOCK_TOKENS = 16_777_216
@@ -33,8 +35,8 @@ DESCRIBES = {"describes": True}
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "alpha": (math.isfinite, "a finite number"),
     "rho": (lambda rho: 0.0 <= rho < 1.0, "0 <= rho < 1, so that every token weight stays positive"),
-    "tau_delta": (lambda tau: 0.0 < tau < math.inf, "a positive number of nats"),
-    "tau_entropy": (lambda tau: 0.0 < tau < math.inf, "a positive number of nats"),
+    "tau_delta": (lambda tau: 0.0 < tau < math.inf, "a finite positive number of nats"),
+    "tau_entropy": (lambda tau: 0.0 < tau < math.inf, "a finite positive number of nats"),
     "std_floor": (lambda floor: 0.0 <= floor < math.inf, "0 or more"),
     "opd_coef": (math.isfinite, "a finite number"),
     "step": (lambda step: step >= 0, "0 or more"),
@@ -79,8 +81,15 @@ def numbered(group: Tensor | Sequence[Hashable], device: torch.device) -> Tensor
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.long, device=device)
 
 
-def check_scores(mask: Tensor, **scores: Tensor | None) -> None:
-    """Refuse scores of another shape than the mask, or of a type that loses the gap."""
+def as_bool(mask: Tensor) -> Tensor:
+    """A bool or integer mask as bool; a float one may be additive, whose zeros are the tokens to keep."""
+    if mask.is_floating_point():
+        raise ScoreError(f"mask has dtype {mask.dtype}; expected bool or integer: if these are 1 and 0, pass mask == 1")
+    return mask.bool()
+
+
+def check_scores(mask: Tensor, **scores: Tensor | None) -> Tensor:
+    """The mask as bool; refuse scores of another shape, or of a type that loses the gap."""
     given = {name: tensor for name, tensor in scores.items() if tensor is not None}
     dtype = next(iter(given.values())).dtype
     for name, tensor in given.items():
@@ -90,6 +99,7 @@ def check_scores(mask: Tensor, **scores: Tensor | None) -> None:
                 "throughout), because bf16 scores lose the gap between teacher and student, and "
                 f"{list(mask.shape)}, the shape of mask"
             )
+    return as_bool(mask)
 
 
 def not_empty(counts_B: Tensor, name: Callable[[int], str]) -> Tensor:
@@ -104,17 +114,22 @@ def not_empty(counts_B: Tensor, name: Callable[[int], str]) -> Tensor:
 
 
 def check_finite(row_sums_b: Tensor, mask: Tensor, names: Names, **fields: Tensor) -> None:
-    """Raise when a row sum is not finite, naming response, token and field.
+    """Raise when a row sum is not finite or a log-probability is above 0, naming response, token and field.
 
-    A float64 sum of float32 values is finite exactly when every value is, so the usual case needs no extra pass.
+    A float64 sum of float32 values is finite exactly when every value is. A GPU is waited for once.
     """
-    if bool(row_sums_b.isfinite().all()):
+    fine_b = row_sums_b.isfinite()
+    for values in (each for name, each in fields.items() if name.endswith("logp")):
+        fine_b &= ~((values > LOGP_ROUNDING) & mask).any(dim=1)
+    if bool(fine_b.all()):
         return
     for name, values in fields.items():
-        for row, column in (~values.isfinite() & mask).nonzero()[:1].tolist():
+        wrong = ~values.isfinite() | (values > (LOGP_ROUNDING if name.endswith("logp") else math.inf))
+        for row, column in (wrong & mask).nonzero()[:1].tolist():
             raise ScoreError(
                 f"{name} of {names.row(row)} at token {names.first_token + column} is {float(values[row, column])}; "
-                "expected a finite number of nats. Score the response again; scores are never filled in"
+                "expected a finite number of nats, no log-probability above 0. Score the response again; scores are "
+                "never filled in"
             )
 
 
@@ -203,14 +218,15 @@ class ScoredBatch:
         Raises:
             ScoreError: as the record does.
         """
-        if task_reward.shape != mask.shape[:-1]:
+        if mask.shape != old_logp.shape or task_reward.shape != mask.shape[:-1]:
             raise ScoreError(
-                f"task_reward has shape {list(task_reward.shape)}; expected {list(mask.shape[:-1])}, one a response"
+                f"mask has shape {list(mask.shape)} and task_reward {list(task_reward.shape)}; expected "
+                f"{list(old_logp.shape)}, as old_logp has, and {list(old_logp.shape[:-1])}, one a response"
             )
         return cls(
             task_reward_B=task_reward.reshape(-1),
             group_B=numbered(group, mask.device),
-            mask_BT=rows(mask.bool()),
+            mask_BT=rows(as_bool(mask)),
             old_logp_BT=rows(old_logp),
             teacher_logp_BT=None if teacher_logp is None else rows(teacher_logp),
             teacher_entropy_BT=None if teacher_entropy is None else rows(teacher_entropy),

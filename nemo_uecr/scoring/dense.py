@@ -13,14 +13,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.scoring.records import (
-    MAX_ROW,
-    StatisticsLayout,
-    TokenScores,
-    VocabShard,
-    check_tokens,
-    real_columns,
-)
+from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout, TokenScores, VocabShard, check_tokens, real_columns
 from nemo_uecr.scoring.reduce import reduce_logits, rows_per_block
 from nemo_uecr.scoring.statistics import chunks_of, scores_by_chunk
 
@@ -75,6 +68,7 @@ def token_scores(
     temperatures: tuple[float, ...] = (1.0,),
     entropy: bool = False,
     valid_vocab: int | None = None,
+    shard: VocabShard | None = None,
 ) -> TokenScores:
     """`score_logits` for tensors of any leading shape; no gradient flows.
 
@@ -85,6 +79,7 @@ def token_scores(
         temperatures: of the log-probabilities. The gap to a teacher wants 1, the policy's ratio the rollout's T_r.
         entropy: whether to return the entropy at temperature 1.
         valid_vocab: see `score_logits`.
+        shard: see `score_logits`.
 
     Returns:
         The scores: log-probabilities `[K, ...]` and entropy `[...]`, float32 nats.
@@ -93,7 +88,7 @@ def token_scores(
         ScoreError, NonFiniteScoreError: see `score_logits`.
     """
     chosen = _chosen(logits, tokens, mask)
-    found = score_logits(*chosen, temperatures=temperatures, entropy=entropy, valid_vocab=valid_vocab)
+    found = score_logits(*chosen, temperatures=temperatures, entropy=entropy, valid_vocab=valid_vocab, shard=shard)
     logp = torch.stack([_placed(logp_N, tokens, mask) for logp_N in found.logp])
     return TokenScores(logp, None if found.entropy is None else _placed(found.entropy, tokens, mask))
 
@@ -175,9 +170,8 @@ def _scores(
         return stats_Wn
 
     return scores_by_chunk(
-        statistics_of, target_N, layout,
-        columns=columns, valid_vocab=valid_vocab, shard=shard, kept_WN=kept_WN,
-    )  # fmt: skip
+        statistics_of, target_N, layout, columns=columns, valid_vocab=valid_vocab, shard=shard, kept_WN=kept_WN
+    )
 
 
 class _TokenLogp(torch.autograd.Function):

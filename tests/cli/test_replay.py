@@ -40,7 +40,7 @@ def batch(tmp_path: Path) -> Path:
     mask = torch.arange(7).unsqueeze(0) < length.unsqueeze(1)
     mask[2, 3] = False
     old = -torch.rand(6, 7, generator=generator) - 0.1
-    teacher = old + torch.randn(6, 7, generator=generator)
+    teacher = (old + torch.randn(6, 7, generator=generator)).clamp(max=0.0)
     entropy = torch.rand(6, 7, generator=generator)
     fields = {"old_logp": old, "teacher_logp": teacher, "teacher_entropy": entropy, "initial_logp": old - 0.5}
     tensors = {

@@ -31,8 +31,8 @@ def two_responses(delta: list[float], entropy: list[float], task: tuple[float, f
         task_reward_B=f64(*task),
         group_B=torch.tensor([4, 4]),
         mask_BT=torch.ones(2, width, dtype=torch.bool),
-        old_logp_BT=torch.full((2, width), -8.0, dtype=torch.float64),
-        teacher_logp_BT=torch.stack((f64(*delta) - 8.0, torch.full((width,), -8.0, dtype=torch.float64))),
+        old_logp_BT=torch.full((2, width), -20.0, dtype=torch.float64),
+        teacher_logp_BT=torch.stack((f64(*delta) - 20.0, torch.full((width,), -20.0, dtype=torch.float64))),
         teacher_entropy_BT=torch.stack((f64(*entropy), torch.zeros(width, dtype=torch.float64))),
     )
 

@@ -118,18 +118,56 @@ def test_what_cannot_be_used_is_an_error_or_zero() -> None:
     assert uecr(nothing, group[:0]).shape == (0, G, T)
     empty = data | {"mask": torch.zeros_like(data["mask"])}
     assert not uecr(empty, group, unusable="zero").any()
-    alone = ScoredBatch.of(
-        data["task_reward"], torch.arange(P * G), data["mask"], data["old_logp"], data["teacher_logp"]
-    )
-    found = nemo_uecr.method_advantage("grpo_plus_opd", alone, unusable="zero")
+    nobody = ScoredBatch.of(data["task_reward"], group, empty["mask"], data["old_logp"], data["teacher_logp"])
+    found = nemo_uecr.method_advantage("grpo_plus_opd", nobody, unusable="zero")
     assert found.advantage_opd_BT is not None
     assert not found.advantage_opd_BT.any()
     with pytest.raises(ConfigError, match="method uecr needs alpha"):
-        nemo_uecr.method_advantage("uecr", alone, unusable="zero")
+        nemo_uecr.method_advantage("uecr", nobody, unusable="zero")
+    with pytest.raises(ScoreError, match="each of the 12 responses is alone in its group"):
+        uecr(data, torch.arange(P * G), unusable="zero")
+
+
+def test_a_negative_log_likelihood_is_no_score() -> None:
+    """In either's place, in the function and in its stages; rounding above 0 and what is masked out are not refused."""
+    data = batch(3)
+    group = torch.arange(P).unsqueeze(1).expand(P, G)
+    for name in ("old_logp", "teacher_logp"):
+        wrong = data | {name: -data[name]}
+        stages = {key: wrong[key] for key in ("teacher_logp", "old_logp", "mask")}
+        with pytest.raises(ScoreError, match=f"{name} of response 0 at token 0 is .* no log-probability above 0"):
+            uecr(wrong, group)
+        with pytest.raises(ScoreError, match=name):
+            nemo_uecr.teacher_reward(**stages)
+        with pytest.raises(ScoreError, match=name):
+            nemo_uecr.ecr_residual(
+                **stages, teacher_entropy=data["teacher_entropy"], task_advantage=torch.ones(P, G), tau_delta=1.0,
+                tau_entropy=1.0,
+            )  # fmt: skip
+        rounded = data[name].masked_fill(data["mask"] == 0, 7.0)
+        rounded[..., 0] = 5e-4
+        assert uecr(data | {name: rounded}, group).isfinite().all()
+
+
+def test_masks_that_would_be_misread_are_refused() -> None:
+    """An additive mask has 0 at the tokens; one value a response is not a mask."""
+    data = batch(4)
+    group = torch.arange(P).unsqueeze(1).expand(P, G)
+    logp = torch.zeros_like(data["old_logp"])
+    additive = torch.zeros_like(logp).masked_fill(data["mask"] == 0, -torch.inf)
+    for call in (
+        lambda: uecr(data | {"mask": additive}, group),
+        lambda: nemo_uecr.teacher_reward(logp, logp, additive),
+        lambda: nemo_uecr.policy_loss(logp, logp, logp, additive),
+    ):
+        with pytest.raises(ScoreError, match=r"mask has dtype torch.float32; expected bool or integer"):
+            call()
+    with pytest.raises(ScoreError, match=r"mask has shape \[4, 3\] .* expected \[4, 3, 7\], as old_logp has"):
+        uecr(data | {"mask": data["mask"][..., 0]}, group)
 
 
 def test_missing_settings_are_named_together_and_a_wrong_method_has_the_list() -> None:
-    record = ScoredBatch.of(torch.ones(2), ["a", "a"], torch.ones(2, 3), -torch.ones(2, 3), -torch.ones(2, 3))
+    record = ScoredBatch.of(torch.ones(2), ["a", "a"], torch.ones(2, 3).bool(), -torch.ones(2, 3), -torch.ones(2, 3))
     with pytest.raises(ConfigError, match="method uecr needs alpha, rho, tau_delta, tau_entropy"):
         nemo_uecr.method_advantage("uecr", record)
     with pytest.raises(ConfigError, match="unusable is 'zeros'"):
@@ -164,8 +202,8 @@ def test_scores_of_any_leading_shape_are_those_of_the_rows() -> None:
 
 def test_shapes_that_would_broadcast_are_refused() -> None:
     """Two temperatures' rows where one is meant, one advantage a response, and a logit too many."""
-    logp, mask = torch.zeros(3, 3, requires_grad=True), torch.ones(3, 3)
-    for wrong in ({"old_logp": torch.zeros(2, 3, 3)}, {"advantage": torch.ones(3)}, {"mask": torch.ones(3, 1)}):
+    logp, mask = torch.zeros(3, 3, requires_grad=True), torch.ones(3, 3).bool()
+    for wrong in ({"old_logp": torch.zeros(2, 3, 3)}, {"advantage": torch.ones(3)}, {"mask": mask[:, :1]}):
         fields = {"old_logp": torch.zeros(3, 3), "advantage": torch.ones(3, 3), "mask": mask} | wrong
         with pytest.raises(ScoreError, match=f"{next(iter(wrong))} has shape .* the shape of logp"):
             nemo_uecr.policy_loss(logp, **fields)
@@ -177,7 +215,7 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
 
 def test_a_batch_without_a_token_has_a_loss_of_zero() -> None:
     logp = torch.zeros(2, 3, requires_grad=True)
-    out = nemo_uecr.policy_loss(logp, torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3))
+    out = nemo_uecr.policy_loss(logp, torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3).bool())
     out.total.backward()
     assert out.total.item() == 0
     assert logp.grad is not None

@@ -31,7 +31,7 @@ def extremes() -> dict[str, list[Response]]:
     return {
         "entropy 12": [replace(r, entropy=tuple(12.0 + 0.01 * t for t in range(len(r.mask)))) for r in base],
         "entropy 0 or 12": [replace(r, entropy=tuple(12.0 * (t % 2) for t in range(len(r.mask)))) for r in base],
-        "gap 1e4": [replace(r, teacher=tuple(o + 1e4 * (-1) ** t for t, o in enumerate(r.old))) for r in base],
+        "gap 0 or -1e4": [replace(r, teacher=tuple(o - 1e4 * (t % 2) for t, o in enumerate(r.old))) for r in base],
         "gap all -1e4": [replace(r, teacher=tuple(o - 1e4 for o in r.old)) for r in base],
         "one token": random_responses(2, (4, 3), 1),
         "all right, agreeing": [replace(r, task=1.0, teacher=r.old) for r in base],

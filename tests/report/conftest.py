@@ -172,7 +172,7 @@ def _write_batch(folder: Path, story: Story, step: int) -> None:
             told.append({"row": len(told), "id": f"s{step}-p{prompt}-r{sample}", "problem": f"train-{prompt}",
                          "question": "47+8*3-5 = ?", "answer": "60", "response": "".join(tokens),
                          "verdict": "correct" if right else "wrong", "tokens": tokens})  # fmt: skip
-            old = [-0.2 - 0.4 * dice.random() for _ in gaps]
+            old = [-1.0 - 0.4 * dice.random() for _ in gaps]
             entropies = [abs(dice.gauss(0.2, 0.2)) for _ in gaps]
             values.append(torch.tensor([old, [x + gap for x, gap in zip(old, gaps, strict=True)], entropies]).T)
             labels.append(prompt)

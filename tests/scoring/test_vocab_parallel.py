@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.measure import collectives_begun
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.scoring.dense import score_logits, token_logp
+from nemo_uecr.scoring.dense import score_logits, token_logp, token_scores
 from nemo_uecr.scoring.records import VocabShard
 from nemo_uecr.scoring.vocab_parallel import DEBUG, STAGED_BYTES, _exchange
 
@@ -124,7 +124,7 @@ def sharded_gradient(rank: int, size: int, logits: Tensor, target: Tensor, weigh
     valid = logits.shape[1] - padding if padding else None
     logp = token_logp(leaf, target, temperature=0.7, valid_vocab=valid, shard=shard)
     (logp * weight).sum().backward()
-    scores = score_logits(own, target, valid_vocab=valid, shard=shard, **BOTH)
+    scores = token_scores(own, target, valid_vocab=valid, shard=shard, **BOTH)
     return logp.detach(), scores.logp[1], leaf.grad
 
 

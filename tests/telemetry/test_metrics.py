@@ -149,7 +149,7 @@ def made(*, seed: int = 3) -> ScoredBatch:
     old = -torch.rand(6, 9, generator=generator) - 0.1
     fields = {
         "old_logp_BT": old,
-        "teacher_logp_BT": old + torch.randn(6, 9, generator=generator),
+        "teacher_logp_BT": (old + torch.randn(6, 9, generator=generator)).clamp(max=0.0),
         "teacher_entropy_BT": 10.0 ** (4 * torch.rand(6, 9, generator=generator) - 3),
     }
     return ScoredBatch(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nemo_uecr.core.methods.view import View
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
-from nemo_uecr.errors import ConfigError
+from nemo_uecr.errors import ConfigError, ScoreError
 from nemo_uecr.method_registry import REGISTRY, Entry
 
 __all__ = ["METHODS", "Method", "method_advantage", "uecr_advantage"]
@@ -110,9 +110,13 @@ def _stand_in(batch: ScoredBatch) -> ScoredBatch:
 def _usable(batch: ScoredBatch) -> Tensor:
     """[B] bool: responses with a token, whose group has another one."""
     usable_B = batch.mask_BT.any(dim=1)
-    _, index_B, size_P = torch.unique(batch.group_B[usable_B], return_inverse=True, return_counts=True)
-    usable_B[usable_B.clone()] = (size_P > 1)[index_B]
-    return usable_B
+    group_P, index_B = torch.unique(batch.group_B, return_inverse=True)
+    if len(group_P) == batch.responses:
+        raise ScoreError(
+            f"each of the {batch.responses} responses is alone in its group: every advantage would be 0; expected the "
+            "same group for all responses to one prompt"
+        )
+    return usable_B & (torch.bincount(index_B[usable_B], minlength=len(group_P)) > 1)[index_B]
 
 
 def uecr_advantage(
@@ -137,8 +141,7 @@ def uecr_advantage(
         task_reward: [...] verifier reward.
         group: [...] prompt identities, or a flat sequence of them (strings, UUIDs).
         mask: [..., T] bool or integer, the sampled tokens; scores elsewhere are never read.
-        old_logp: [..., T] log pi_old(y_t) at temperature 1, nats. The policy's ratio wants it at the rollout
-            temperature T_r: two numbers of one pass, unless T_r is 1.
+        old_logp: [..., T] log pi_old(y_t) at temperature 1, nats; the policy's ratio wants the rollout temperature's.
         teacher_logp: [..., T] log pi_T(y_t) at temperature 1, nats.
         teacher_entropy: [..., T] full-vocabulary teacher entropy +H at temperature 1, nats.
         alpha: weight of the teacher's reward.

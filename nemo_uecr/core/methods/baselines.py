@@ -28,24 +28,18 @@ def grpo(view: View) -> Advantages:
 def pg_opd(view: View) -> Advantages:
     """On-policy distillation as a policy gradient: ``A = clip(delta, -5, 5)``, nats."""
     view.teacher_reward()
-
-    def tokens(block: Block) -> dict[str, Tensor]:
-        return {"advantage_BT": view.gap(block).clamp_(-GAP_CLIP, GAP_CLIP)}
-
-    return view.tokens(tokens)
+    return view.tokens(lambda block: {"advantage_BT": view.gap(block).clamp_(-GAP_CLIP, GAP_CLIP)})
 
 
 def grpo_plus_opd(view: View) -> Advantages:
     """The naive hybrid: GRPO's surrogate and a second one of ``clip(delta, -5, 5)``, which opd_coef multiplies."""
     view.teacher_reward()
-
-    def tokens(block: Block) -> dict[str, Tensor]:
-        return {
+    return view.tokens(
+        lambda block: {
             "advantage_BT": view.column(view.grpo_B, block),
             "advantage_opd_BT": view.gap(block).clamp_(-GAP_CLIP, GAP_CLIP),
         }
-
-    return view.tokens(tokens)
+    )
 
 
 def distilled_rl(view: View) -> Advantages:

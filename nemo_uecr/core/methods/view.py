@@ -62,13 +62,9 @@ class View:
 
     def unified(self, alpha: float) -> puu.UnifiedAdvantage:
         """PUU's components in float64, kept as part of the result."""
+        task_B, teacher_B = self.batch.task_reward_B, self.teacher_reward()
         parts = puu.unified_advantage(
-            self.batch.task_reward_B,
-            self.teacher_reward(),
-            self._groups,
-            alpha=alpha,
-            std_floor=self._floor,
-            sample_std=self._sample,
+            task_B, teacher_B, self._groups, alpha=alpha, std_floor=self._floor, sample_std=self._sample
         )
         self.keep("advantage_unified_B", parts.unified)
         self.keep("advantage_task_B", parts.task)
