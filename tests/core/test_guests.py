@@ -44,7 +44,8 @@ def test_trl_trains_with_the_advantages_of_the_method(tmp_path: Path) -> None:
     from tests.local.tiny import new_model
 
     tokenizer = build_tokenizer()
-    student, teacher = new_model(tokenizer, seed=0), new_model(tokenizer, seed=1)
+    student = new_model(tokenizer, seed=0, attention_dropout=0.5)
+    teacher = new_model(tokenizer, seed=1, vocab_size=len(tokenizer) + 40)  # padded columns
     before = [each.detach().clone() for each in student.parameters()]
     trainer_class, seen = example("TRL")["UECRTrainer"], []
 
@@ -54,11 +55,14 @@ def test_trl_trains_with_the_advantages_of_the_method(tmp_path: Path) -> None:
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
             width, chosen = batch["completion_ids"].shape[1], batch["completion_ids"].unsqueeze(-1)
+            assert self.model.training
+            self.model.eval()
             with torch.no_grad():
+                logits = (model(input_ids=ids, attention_mask=attention).logits for model in (self.model, self.teacher))
                 student_logp, teacher_logp = (
-                    model(input_ids=ids, attention_mask=attention).logits[:, -width - 1 : -1].double().log_softmax(-1)
-                    for model in (self.model, self.teacher)
+                    each[:, -width - 1 : -1, : len(tokenizer)].double().log_softmax(-1) for each in logits
                 )
+            self.model.train()
             group = torch.arange(len(ids)) // 4
             expected = by_the_method(
                 self._rewards[:, 0], group, batch["completion_mask"], student_logp.gather(-1, chosen)[..., 0],
@@ -86,23 +90,56 @@ def test_trl_trains_with_the_advantages_of_the_method(tmp_path: Path) -> None:
     assert any(not torch.equal(a, b) for a, b in zip(before, student.parameters(), strict=True))
 
 
-def test_verl_computes_the_advantages_of_the_method() -> None:
-    pytest.importorskip("verl", reason="verl is not installed; make test-real installs it")
-    from verl import DataProto
-    from verl.trainer.ppo import ray_trainer
+def test_trl_refuses_a_group_that_is_split_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    trl = pytest.importorskip("trl", reason="TRL is not installed; make test-real installs it")
+    trainer_class = example("TRL")["UECRTrainer"]
+    batch = {"completion_mask": torch.ones(6, 5, dtype=torch.long)}
+    monkeypatch.setattr(trl.GRPOTrainer, "_generate_and_score_completions", lambda self, inputs: batch)
+    trainer = object.__new__(trainer_class)
+    trainer.model, trainer.num_generations = torch.nn.Identity(), 4
+    with pytest.raises(ValueError, match="6 rows on a process; expected whole groups of 4"):
+        trainer._generate_and_score_completions([])
 
+
+def test_verl_computes_the_advantages_of_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its default trainer's own stage, from the queue and back into it."""
+    pytest.importorskip("verl", reason="verl is not installed; make test-real installs it")
+    import ray
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+    from tensordict import TensorDict
+    from verl.trainer.ppo.v1 import PPOTrainer, PPOTrainerSync
+
+    monkeypatch.setattr(PPOTrainer, "_compute_advantage", PPOTrainer._compute_advantage)  # the example replaces it
     example("verl")
     g = torch.Generator().manual_seed(0)
-    mask = (torch.rand(6, 5, generator=g) < 0.8).long()
-    mask[:, 0] = 1
-    rewards = torch.zeros(6, 5)
-    rewards[:, -1] = torch.tensor([1.0, 0, 0, 1, 1, 0])
+    lengths, uid = (5, 3, 4, 1, 5, 2), ["a1", "a1", "a1", "b2", "b2", "b2"]
+    rewards = torch.tensor([1.0, 0, 0, 1, 1, 0])
+    mask = torch.arange(5).unsqueeze(0) < torch.tensor(lengths).unsqueeze(1)
+    mask[0, 2] = False  # another's turn
     scores = {name: -3 * torch.rand(6, 5, generator=g) for name in ("old_logp", "teacher_logp")}
     scores["teacher_entropy"] = 2 * torch.rand(6, 5, generator=g)
-    uid = ["a1", "a1", "a1", "b2", "b2", "b2"]
-    data = DataProto.from_dict(
-        tensors={"response_mask": mask, "token_level_rewards": rewards, **scores}, non_tensors={"uid": uid}
-    )
-    out = ray_trainer.compute_advantage(data, "uecr", config=SETTINGS).batch["advantages"]
-    expected = by_the_method(rewards.sum(-1), torch.tensor([0, 0, 0, 1, 1, 1]), mask, *scores.values())
-    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+
+    def nested(values: torch.Tensor) -> torch.Tensor:
+        rows = [row[:length] for row, length in zip(values, lengths, strict=True)]
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    placed = torch.zeros(6, 5).index_put((torch.arange(6), torch.tensor(lengths) - 1), rewards)
+    columns = {"response_mask": mask.long(), "rm_scores": placed, "old_log_probs": scores["old_logp"] / 2, **scores}
+    fields = {name: nested(values) for name, values in columns.items()} | {"uid": uid}
+    keys = [f"{name}_{row}_0" for row, name in enumerate(uid)]
+    trainer = object.__new__(PPOTrainerSync)
+    algorithm = {"adv_estimator": "uecr", "gamma": 1.0, "lam": 1.0, "use_kl_in_reward": False, **SETTINGS}
+    trainer.config = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": 3}}})
+    ray.init(num_cpus=4, include_dashboard=False)
+    try:
+        tq.init()
+        data = TensorDict(fields, batch_size=6)
+        batch = tq.kv_batch_put(keys=keys, partition_id="train", fields=data, tags=[{}] * 6)
+        trainer._compute_advantage(batch, {})
+        found = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])["advantages"]
+        tq.close()
+    finally:
+        ray.shutdown()
+    expected = by_the_method(rewards, torch.tensor([0, 0, 0, 1, 1, 1]), mask, *scores.values())
+    torch.testing.assert_close(found.to_padded_tensor(0.0, (6, 5)).double(), expected, rtol=0, atol=1e-5)
