@@ -18,9 +18,17 @@ COPY nemo_uecr /opt/nemo-uecr/nemo_uecr
 # The path, and no installation: workers run in environments of their own and inherit PYTHONPATH from the driver.
 ENV PYTHONPATH=/opt/nemo-uecr${PYTHONPATH:+:${PYTHONPATH}}
 
-# And the one package that the image lacks, on the same path.
+# And what the image lacks, on the same path.
 RUN python -m pip install --no-cache-dir --no-deps --target /opt/nemo-uecr 'cyclopts<6' docstring-parser
 
-RUN printf '#!/bin/sh\nexec python -m nemo_uecr "$@"\n' > /usr/local/bin/nemo-uecr \
+# vLLM and Megatron-Bridge are only in the environments of NeMo-RL's workers.
+RUN printf '%s\n' '#!/bin/sh' \
+      'case "$1" in' \
+      '  evaluate) worker=nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWorker ;;' \
+      '  convert) worker=nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker ;;' \
+      'esac' \
+      'python=${NEMO_RL_VENV_DIR:-/opt/ray_venvs}/$worker/bin/python' \
+      '[ -x "$python" ] || python=python' \
+      'exec "$python" -m nemo_uecr "$@"' > /usr/local/bin/nemo-uecr \
     && chmod 755 /usr/local/bin/nemo-uecr \
     && nemo-uecr --version
