@@ -197,13 +197,13 @@ def study(
     from nemo_uecr.files import locked
     from nemo_uecr.stopping import listening
     from nemo_uecr.study.grid import check_overrides
-    from nemo_uecr.study.runner import forecast, run_study, summarise
+    from nemo_uecr.study.runner import forecast, other_code, run_study, summarise
     from nemo_uecr.study.schema import load_study
 
     loaded = load_study(config)
     if tables_only:
         with locked(Path(loaded.folder)):
-            say(f"summary: {summarise(loaded)}")
+            say(*other_code(loaded), f"summary: {summarise(loaded)}")
         return
     check_overrides(loaded)  # a misspelt override must not wait for its turn
     with contextlib.nullcontext() if budget else locked(Path(loaded.folder)):

@@ -48,7 +48,16 @@ def forecast(study: StudyConfig) -> list[str]:
         f"to do: {models} models, {selection} runs to choose learning rates, {runs - selection} runs for the tables",
         f"{model_seconds:.0f} s a model ({of_models}), {run_seconds:.0f} s a run ({of_runs}), "
         f"{study.processes} at once: about {hours:.2f} hours",
+        *other_code(study),
     ]
+
+
+def other_code(study: StudyConfig) -> list[str]:
+    """A line where runs were made by other code of the package than today's."""
+    code = package_source()[0]["package_sha256"]
+    old = [cell.folder for cell in grid.every_cell(study) if of_other_code(cell.folder, code)]
+    said = f"{len(old)} runs are of other code of the package than today's; delete them to run again, such as "
+    return [said + str(old[0])] if old else []
 
 
 def run_study(study: StudyConfig, work: Work, *, stop: StopRequest, report: Report) -> Path:
@@ -108,9 +117,6 @@ def _run(study: StudyConfig, stage: str, cells: Sequence[Cell], work: Work, stop
     """Run every cell that is not finished; one that fails does not stop the others."""
     # Finished runs that are not this study's are refused before others train.
     ran = {cell: results.wall_seconds(run) for cell, run in grid.finished_runs(study, cells)}
-    code = package_source()[0]["package_sha256"]
-    if old := sum(of_other_code(cell.folder, code) for cell in ran):
-        report(f"{stage}: {old} finished runs are of other code of the package than today's; delete them to run again")
     waiting = [cell for cell in cells if cell not in ran]
     failures = list[tuple[Cell, str]]()
 

@@ -83,7 +83,7 @@ class ArmConfig(Section):
     overrides: Overrides
     pairs: Annotated[int, Field(ge=2)]  # runs on the first so many; each is a student and a seed of its own
     teacher: Name  # what scores: teacher, one of task.models, or "student", the initial one itself
-    learning_rate_of: Text | None  # the arm whose chosen rate it uses; null: it has a choice of its own
+    learning_rate_of: Text | None = None  # the arm whose chosen rate it uses; null: it has a choice of its own
     variants: Annotated[list[Text], Field(min_length=1)] | None = None  # that it runs in; null: all
     stage: Count = 1  # runs of stage 1 come before those of stage 2, and so on; within a stage pairs come first
 

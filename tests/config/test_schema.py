@@ -11,7 +11,7 @@ from nemo_uecr.config.load import known_keys, load_config, sections_of
 from nemo_uecr.config.methods import objective, unused_line
 from nemo_uecr.config.schema import REQUIRED_SETTINGS, Config, MethodConfig
 from nemo_uecr.core.records import Settings
-from nemo_uecr.method_registry import FROM_THE_RUN, REGISTRY, SCORES, SETTINGS
+from nemo_uecr.method_registry import FROM_THE_RUN, REGISTRY, SETTINGS
 from tests.config.demo import CONFIGS, DEMO, refusal
 
 # 6 prompts * 4 responses = 24 responses a step
@@ -76,15 +76,6 @@ def test_the_base_states_every_required_key() -> None:
 
 
 # Methods
-
-
-@pytest.mark.parametrize("name", REGISTRY)
-def test_a_line_of_the_registry_names_what_both_sides_have(name: str) -> None:
-    """Keys of the configuration on one side, fields of `Settings` on the other; nothing is misspelt in between."""
-    entry = REGISTRY[name]
-    assert entry.config_settings <= set(MethodConfig.model_fields)
-    assert entry.core_settings <= set(vars(Settings()))
-    assert entry.scores <= SCORES
 
 
 def test_a_line_may_name_every_key_of_the_method_section() -> None:

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from nemo_uecr.config.schema import MethodConfig
+from nemo_uecr.core.invariants import IDENTITIES
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ConfigError, ScoreError
 from nemo_uecr.method_registry import ADDED, PAPER, REGISTRY, SCORES
 from tests.core import batches
@@ -27,6 +30,16 @@ ALL = sorted(METHODS)
 def test_every_name_once_and_the_papers_first() -> None:
     assert [entry.name for entry in (*PAPER, *ADDED)] == list(REGISTRY) == list(METHODS)
     assert len(PAPER) == 14
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_line_names_what_there_is(name: str) -> None:
+    """Keys of the configuration, fields of `Settings`, scores and identities: nothing is misspelt in between."""
+    method = METHODS[name]
+    assert method.config_settings <= set(MethodConfig.model_fields)
+    assert method.core_settings <= set(vars(Settings()))
+    assert method.scores <= SCORES
+    assert {*method.identities, *method.monitored} <= IDENTITIES.keys()
 
 
 @pytest.mark.parametrize("name", ALL)

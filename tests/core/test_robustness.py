@@ -146,5 +146,18 @@ def test_decomposition_survives_a_nearly_degenerate_group() -> None:
 def test_a_method_that_returns_another_shape_is_refused() -> None:
     """A [b] value would be spread along the tokens wherever a block has as many responses as tokens."""
     view = View(padded(random_responses(2, (4, 4), 1), torch.float32))
-    with pytest.raises(ScoreError, match=r"^advantage_BT: got shape \[8\], expected \[8, 1\] or one column$"):
+    with pytest.raises(ScoreError, match=r"^advantage_BT: got shape \[8\], expected that of the block, \[8, 1\], or one"):
         view.tokens(lambda block: {"advantage_BT": view.column(view.grpo_B, block).squeeze(1)})
+    with pytest.raises(ScoreError, match=r"got shape \[8, 3\], expected that of the block, \[8, 1\]"):
+        view.tokens(lambda block: {"advantage_BT": view.gap(block).expand(-1, 3)})
+
+
+def test_a_score_in_a_block_is_masked_and_finite() -> None:
+    batch = padded(mixed_responses(1))
+    [block] = batch.blocks
+    outside = tuple((~batch.mask_BT).nonzero()[0].tolist())
+    masked = View(changed(batch, "student_entropy_BT", outside, math.nan)).score("student_entropy", block)
+    assert torch.equal(masked, torch.where(batch.mask_BT, batch.student_entropy_BT, 0.0)[block.index])
+    inside = tuple(batch.mask_BT.nonzero()[0].tolist())
+    with pytest.raises(ScoreError, match=f"student_entropy of response {inside[0]} at token {inside[1]} is nan"):
+        View(changed(batch, "student_entropy_BT", inside, math.nan)).score("student_entropy", block)

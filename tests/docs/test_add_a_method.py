@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.local import tiny
 from tests.study.made import study_file
@@ -36,7 +37,7 @@ def copy_with_the_method(root: Path) -> Path:
     text, opening = registry.read_text(encoding="utf-8"), "\nADDED = (\n"
     assert text.count(opening) == 1
     registry.write_text(text.replace(opening, opening + LINE), encoding="utf-8")
-    (root / "tests" / "core").mkdir(parents=True)
+    shutil.copytree(ROOT / "tests" / "core", root / "tests" / "core", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "tests" / "core" / "test_soft_gate.py").write_text(TEST, encoding="utf-8")
     return root
 
@@ -51,6 +52,17 @@ def run(root: Path, words: list[str]) -> str:
     return done.stdout + done.stderr
 
 
+def tiny_few(folder: Path) -> Path:
+    """The arms, tables and map of few.yaml on tiny models."""
+    path = study_file(folder)
+    content = yaml.safe_load(path.read_text())
+    few = yaml.safe_load((ROOT / "examples" / "configs" / "study" / "few.yaml").read_text())
+    content |= {key: few[key] for key in ("variants", "arms", "tables", "map")}
+    content["task"]["models"] = {"bad_teacher": content["task"]["teacher"]}
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
 @pytest.mark.slow
 def test_the_page_from_top_to_bottom(tmp_path: Path) -> None:
     copy = copy_with_the_method(tmp_path / "clone")
@@ -58,7 +70,7 @@ def test_the_page_from_top_to_bottom(tmp_path: Path) -> None:
     told = run(copy, check)
     assert "A = A^GRPO 2 sigmoid(sign(A^GRPO) delta / scale)" in told
     assert "scale = 1" in told
-    assert "2 passed" in run(copy, test)
+    assert "5 passed" in run(copy, test)
     assert train[2] == DEMO
     small = [str(tiny.assets().config), *tiny.SMALL, "telemetry.save_batch_every=1"]
     run(copy, [*train[:2], *small, *train[3:]])
@@ -67,10 +79,11 @@ def test_the_page_from_top_to_bottom(tmp_path: Path) -> None:
     assert all(step["identity/sign_kept"] == 0 for step in steps)
     assert all(step["identity/budget_error"] > 1e-3 for step in steps), "logged, and no promise"
     assert "2 of 2 saved steps reproduced" in run(copy, replay)
-    assert STUDY.startswith("defaults: study/small.yaml\n")
-    (copy / "mine.yaml").write_text(STUDY.replace("study/small.yaml", str(study_file(copy))), encoding="utf-8")
+    assert STUDY.startswith("defaults: study/few.yaml\n")
+    (copy / "mine.yaml").write_text(STUDY.replace("study/few.yaml", str(tiny_few(copy))), encoding="utf-8")
     run(copy, ["nemo-uecr", "study", "mine.yaml"])
-    assert "| soft\\_gate |" in (copy / "runs" / "study-mine" / "summary.md").read_text()
+    summary = (copy / "runs" / "study-mine" / "summary.md").read_text()
+    assert all(f"| {arm} |" in summary for arm in ("soft\\_gate", "soft\\_gate.wrong"))
 
 
 def test_the_pages_equations_are_those_of_the_methods() -> None:

@@ -75,7 +75,7 @@ def test_tables_come_again_without_training(copied: Path) -> None:
 
 
 def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
-    copied: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command, model = ["study", str(study_file(copied.parent))], copied / "task" / "models" / "student-001"
     runs = sorted((copied / "runs").rglob("pair-00*"))
@@ -96,8 +96,11 @@ def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
     provenance["source"]["package_sha256"] = "0" * 64
     (kept[0] / "provenance-1.json").write_text(json.dumps(provenance))  # begun under it, continued under today's
     assert entry_point(command) == 0
-    assert "0 models, 0 runs to choose learning rates, 2 runs for the tables" in capsys.readouterr().out
-    assert "tables: 1 finished runs are of other code of the package than today's" in caplog.text
+    said = capsys.readouterr().out
+    assert "0 models, 0 runs to choose learning rates, 2 runs for the tables" in said
+    assert f"1 runs are of other code of the package than today's; delete them to run again, such as {kept[0]}" in said
+    assert entry_point([*command, "--tables-only"]) == 0
+    assert "1 runs are of other code" in capsys.readouterr().out
     assert [(folder / "metrics.jsonl").stat().st_mtime_ns for folder in kept] == stamps
     assert all(finished_run(folder) is not None for folder in runs)
     study_file(copied.parent, variants={"one_update": ["loss.clip_low=0.1"]})

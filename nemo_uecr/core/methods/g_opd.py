@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from nemo_uecr.core.methods.view import View
-from nemo_uecr.core.records import GAP_CLIP, Advantages, Block, check_finite
+from nemo_uecr.core.records import GAP_CLIP, Advantages, Block
 
 
 def g_opd(view: View, *, extrapolation: float) -> Advantages:
@@ -15,9 +14,7 @@ def g_opd(view: View, *, extrapolation: float) -> Advantages:
 
     def tokens(block: Block) -> dict[str, Tensor]:
         implicit = view.gap(block, behind="initial_logp")
-        initial, mask = block.of(view.batch.scores("initial_logp")), block.of(view.batch.mask_BT)
-        sums_b = implicit.sum(dim=1, dtype=torch.float64)
-        check_finite(sums_b, mask, view.batch.names(block), initial_logp=initial)
+        view.score("initial_logp", block)  # refuses what is not finite
         # In this form an extrapolation of 1 gives pg_opd's bits.
         advantage = view.gap(block).add_(implicit, alpha=extrapolation - 1.0)
         return {"advantage_BT": advantage.clamp_(-GAP_CLIP, GAP_CLIP)}

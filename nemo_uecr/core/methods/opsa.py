@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.methods.view import View
-from nemo_uecr.core.records import Advantages, Block, check_finite
+from nemo_uecr.core.records import Advantages, Block
 
 #: The advantage of every selected token, and how much the one of the highest entropy has beyond it.
 PENALTY, BY_ENTROPY = -0.5, -0.5
@@ -27,9 +27,7 @@ def opsa(view: View, *, share: float) -> Advantages:
     """``A = -1/2 - 1/2 (H - min H) / (max H - min H)`` on the same tokens, H the student's entropy on all of them."""
     selected_BT, entropy_BT = lowest(view, share), view.batch.scores("student_entropy")
     for block in view.batch.blocks:
-        mask, entropy = block.of(view.batch.mask_BT), block.of(entropy_BT)
-        sums_b = torch.where(mask, entropy, 0.0).sum(dim=1, dtype=torch.float64)
-        check_finite(sums_b, mask, view.batch.names(block), student_entropy=entropy)
+        view.score("student_entropy", block)  # refuses what is not finite
     low, high = entropy_BT[selected_BT].aminmax()
 
     def tokens(block: Block) -> dict[str, Tensor]:
@@ -45,9 +43,7 @@ def lowest(view: View, share: float) -> Tensor:
     """[B, T] bool: the ``floor(share N)`` of the N sampled tokens with the lowest log pi_old, at least one."""
     batch = view.batch
     for block in batch.blocks:
-        mask, old = block.of(batch.mask_BT), block.of(batch.old_logp_BT)
-        sums_b = torch.where(mask, old, 0.0).sum(dim=1, dtype=torch.float64)
-        check_finite(sums_b, mask, batch.names(block), old_logp=old)
+        view.score("old_logp", block)
     order_N = batch.old_logp_BT[batch.mask_BT].argsort(stable=True)
     chosen_N = torch.zeros_like(order_N, dtype=torch.bool)
     chosen_N[order_N[: max(1, int(share * len(order_N)))]] = True

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nemo_uecr.core import ecr, puu
 from nemo_uecr.core.groups import Groups, normalised
-from nemo_uecr.core.records import GAP_CLIP, Advantages, Block, ScoredBatch
+from nemo_uecr.core.records import GAP_CLIP, Advantages, Block, ScoredBatch, check_finite
 from nemo_uecr.errors import ScoreError
 
 #: Token fields of `Advantages` that are made with ``detail`` alone.
@@ -94,6 +94,13 @@ class View:
         teacher, other = self.batch.scores("teacher_logp"), self.batch.scores(behind)
         return puu.gap(block.of(teacher), block.of(other), block.of(self.batch.mask_BT))
 
+    def score(self, name: str, block: Block) -> Tensor:
+        """A score by its name in the registry's line, [b, t] nats, fresh, finite, 0 where the mask is False."""
+        value, mask = block.of(self.batch.scores(name)), block.of(self.batch.mask_BT)
+        masked = torch.where(mask, value, 0.0)
+        check_finite(masked.sum(dim=1, dtype=torch.float64), mask, self.batch.names(block), **{name: value})
+        return masked
+
     def direction(self, block: Block, sign_b: Tensor, tau_delta: float) -> Tensor:
         """Direction d of the credit, [b, t], 0 where the mask is False."""
         return ecr.direction(self.gap(block), sign_b, tau_delta)
@@ -140,8 +147,12 @@ class View:
         for name, value in values.items():
             if name in DETAILS and not self.detail:
                 continue
-            if value.dim() != 2:  # torch might spread a [b] value along the tokens
-                raise ScoreError(f"{name}: got shape {list(value.shape)}, expected {list(mask.shape)} or one column")
+            rows, columns = mask.shape
+            if value.dim() != 2 or value.shape[0] not in (1, rows) or value.shape[1] not in (1, columns):
+                got = list(value.shape)  # torch might spread a [b] value along the tokens
+                raise ScoreError(
+                    f"{name}: got shape {got}, expected that of the block, {[rows, columns]}, or one column"
+                )
             if name not in tokens:
                 make = torch.ones_like if name == "weight_BT" else torch.zeros_like
                 like = self.batch.mask_BT if name == "loss_mask_BT" else self.batch.old_logp_BT
