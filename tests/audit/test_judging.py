@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 
 from nemo_uecr.audit.judging import NO_STEP, Labels, read_labels, segment, token_steps, write_steps
 from nemo_uecr.errors import DataError
-from nemo_uecr.study.judge import judge
 from tests.audit.made import TOKENIZER, Made, encoded, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
+
+judge = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "audits" / "step_judge.py"))["judge"]
 
 MADE = [Made(f"p{i}", 0.0, [0.1], question=f"question {i}", response=f"one {i}\ntwo {i}") for i in range(20)]
 

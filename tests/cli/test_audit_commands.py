@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +46,11 @@ def test_audits_of_scores_and_the_report_with_them(tmp_path: Path) -> None:
 
 
 def test_localization_with_the_demos_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from nemo_uecr.study.judge import main as judge
-
     scores, judging, labels = tmp_path / "scores", tmp_path / "judging", tmp_path / "labels.jsonl"
     write_scores(scores, responses())
     assert entry_point(["audit", "localization", str(scores), "--write-steps", str(judging)]) == 0
     assert "15 responses, 60 steps" in capsys.readouterr().out
+    judge = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "audits" / "step_judge.py"))["main"]
     judge(judging / "steps.jsonl", labels)
     TOKENIZER.save_pretrained(tmp_path / "tokenizer")
     words = ["--judge", labels, "--key", judging / "key.jsonl", "--tokenizer", tmp_path / "tokenizer", *SETTINGS]

@@ -146,7 +146,7 @@ def test_decomposition_survives_a_nearly_degenerate_group() -> None:
 def test_a_method_that_returns_another_shape_is_refused() -> None:
     """A [b] value would be spread along the tokens wherever a block has as many responses as tokens."""
     view = View(padded(random_responses(2, (4, 4), 1), torch.float32))
-    with pytest.raises(ScoreError, match=r"^advantage_BT: got shape \[8\], expected that of the block, \[8, 1\], or one"):
+    with pytest.raises(ScoreError, match=r"^advantage_BT: got shape \[8\], expected that of the block, \[8, 1\]"):
         view.tokens(lambda block: {"advantage_BT": view.column(view.grpo_B, block).squeeze(1)})
     with pytest.raises(ScoreError, match=r"got shape \[8, 3\], expected that of the block, \[8, 1\]"):
         view.tokens(lambda block: {"advantage_BT": view.gap(block).expand(-1, 3)})

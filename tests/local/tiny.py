@@ -202,7 +202,7 @@ def outcome(folder: Path) -> dict[str, object]:
         name = str(path.relative_to(folder))
         # Times, the folder's own name, hashes of such files, and records of starts that differed.
         timed = path.name in ("metrics.jsonl", "artifacts.jsonl", "run.lock", "state.json", "manifest.json")
-        if path.is_dir() or timed or name.startswith(("provenance", "source-", "tensorboard")):
+        if path.is_dir() or timed or name.startswith(("provenance", "source", "tensorboard")):
             continue
         if name == "evaluation.jsonl":
             found[name] = [{key: value for key, value in line.items() if key != "seconds"} for line in records(path)]

@@ -1,6 +1,6 @@
 """A judge for the demo's written steps: exact, because every step is one operation on a known value.
 
-`python -m nemo_uecr.study.judge judging/steps.jsonl labels.jsonl` labels what
+`python examples/audits/step_judge.py judging/steps.jsonl labels.jsonl` labels what
 `nemo-uecr audit localization --write-steps judging` wrote. A step is valid when it is the problem's next operation on
 the value that stands there, computed right; after an error it is judged by the value that the response has. What is no
 equation, the boxed answer among it, is no reasoning.
