@@ -81,7 +81,7 @@ def slow(model: str) -> Reference:
         ("transformers", 1e-5),
         ("transformers-bf16", 0.5),
         pytest.param("transformers-int8", 0.6, marks=pytest.mark.real),
-        pytest.param("transformers-nf4", 3, marks=pytest.mark.real),
+        pytest.param("transformers-nf4", 6, marks=pytest.mark.real),  # of a model whose weights depend on the machine
         pytest.param("megatron", 1e-4, marks=pytest.mark.real),
     ],
 )
