@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from nemo_uecr.checkpoint.proof import Agreement, compare, fixed_sequences, hugg
 from nemo_uecr.data.adapter import base_of, load_causal_lm
 from nemo_uecr.data.models import load_tokenizer, only_here, save_pretrained
 from nemo_uecr.errors import CheckpointError, require_extra
+from nemo_uecr.evaluation.engines import STATE
 from nemo_uecr.files import check_writable, new_folder, read_object
 
 
@@ -19,7 +21,7 @@ def trained_model(run: Path) -> Path:
         if (run / "config.json").is_file():
             return run
         raise CheckpointError(f"{run}: no checkpoints/step-* and no config.json; expected a run folder or a checkpoint")
-    state = read_object(inside[-1] / "state.json")
+    state = read_object(inside[-1] / STATE)
     best = state["position"]["best_step"] if state["config"]["checkpoint"]["keep_best"] else None
     return inside[-1] if best is None else inside[0].with_name(f"step-{best:06d}")
 
@@ -28,10 +30,8 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
     """Write the model of a run, and prove that it is the one that was trained.
 
     Adapter and base are added in float32 in a copy; then both folders score the same sequences. bfloat16 rounds the sum
-    once more, which the agreement then shows; the ``tolerance``, nats, is held against float32 alone.
-
-    Returns:
-        The checkpoint that was taken, and how far the two models are apart.
+    once more, which the agreement then shows; the ``tolerance``, nats, is held against float32 alone. Returned are the
+    checkpoint that was taken, and how far the two models are apart.
     """
     source = trained_model(run)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
@@ -42,6 +42,8 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
     sequences = fixed_sequences(source, sizes.get("text_config", sizes)["vocab_size"])
     with new_folder(out) as folder:
         _write(source, base, folder, dtype)
+        if (source / STATE).is_file():  # `evaluate` takes the prompt from it
+            shutil.copyfile(source / STATE, folder / STATE)
         before, after = huggingface_scores(source, sequences), huggingface_scores(folder, sequences)
         limit = tolerance if dtype == "float32" else float("inf")
         return source, compare(sequences, before, after, limit, ("the run's", "the export's"))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, types, validators
 
 from nemo_uecr.cli.common import AtLeastOne, Seed, family, say
 from nemo_uecr.errors import DataError
+
+if TYPE_CHECKING:
+    from nemo_uecr.evaluation.engines import ChatSettings
 
 app = family("evaluate")
 
@@ -31,21 +35,22 @@ def evaluate(
     engine: Literal["transformers", "vllm"] = "vllm",
     dtype: Literal["float32", "bfloat16"] = "bfloat16",
     batch: AtLeastOne = 256,
-    thinking: bool = False,
-    prompt_template: Annotated[str, Parameter(show_default=repr)] = TEMPLATE,
+    thinking: Annotated[bool | None, Parameter(negative="--no-thinking")] = None,
+    prompt_template: str | None = None,
     system_prompt: str | None = None,
     dry_run: bool = False,
 ) -> None:
     r"""Measure avg@k of one or several models on benchmarks, keeping every sample.
 
     All models, the teacher included, are evaluated in the same way, each into its own folder under `--out`. Run the
-    same command again after an interruption: it generates only the missing samples.
+    same command again after an interruption: it generates only the missing samples. Unless an
+    option says otherwise, the prompt is that of the run that trained one of them.
 
         nemo-uecr evaluate student=runs/uecr/checkpoints/step-000160 teacher=path/to/teacher \
             --benchmarks aime24 amc23=amc23.jsonl --max-tokens 16384 --out evaluations
 
     Args:
-        models: Model folder, hub name or demo:student, each as MODEL or LABEL=MODEL.
+        models: Model folder, run folder, hub name or demo:student, each as MODEL or LABEL=MODEL.
         max_tokens: Longest response, in tokens.
         out: Folder of the results.
         benchmarks: Known names, files or NAME=FILE.
@@ -58,9 +63,9 @@ def evaluate(
         engine: What generates the responses.
         dtype: Precision of the model.
         batch: Responses generated, and saved, at once.
-        thinking: Use the thinking chat template.
-        prompt_template: The user's turn, with {question} in it.
-        system_prompt: The system's turn.
+        thinking: Chat template's mode.
+        prompt_template: The user's turn, with {question} in it; by default asks for the answer in \boxed{}.
+        system_prompt: The system's turn; '' for none.
         dry_run: Check everything that is named; write nothing.
     """
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
@@ -69,14 +74,12 @@ def evaluate(
     from nemo_uecr.files import check_writable
     from nemo_uecr.study.demo import locate, resolve
 
-    if "{question}" not in prompt_template:
-        raise DataError(f"--prompt-template: got {prompt_template!r}, expected {{question}} in the text")
-    decoding = engines.Decoding(temperature, top_p, top_k, max_tokens, stop)
-    chat = engines.ChatSettings(prompt_template, system_prompt, thinking)
-    settings = runner.Settings(samples, decoding, seed, chat, engine, dtype, batch)
     named = dict(map(label_of, models))
     if not named or len(named) < len(models):
         raise DataError("expected at least one model, and labels that differ: LABEL=MODEL")
+    chat = _prompt(named.values(), prompt_template, system_prompt, thinking)
+    decoding = engines.Decoding(temperature, top_p, top_k, max_tokens, stop)
+    settings = runner.Settings(samples, decoding, seed, chat, engine, dtype, batch)
     if dry_run:
         check_benchmarks(_placed(benchmarks, locate))
         for label, model in named.items():
@@ -86,18 +89,16 @@ def evaluate(
         return
     named = {label: resolve(model) for label, model in named.items()}
     for model in named.values():
-        engines.check_model_place(model)  # a mistyped path is told before a missing package
-    engines.check_engine(settings.engine)
+        engines.load_tokens(model)  # a mistyped path is told before a missing package and the first model's hours
     loaded = load_benchmarks(_placed(benchmarks, resolve))
-    for model in named.values():
-        engines.load_tokens(model)  # so that a mistyped second model is reported before the first one's hours
     for label, model in named.items():
         result = runner.evaluate(label, model, loaded, settings, out / label)
         say(*lines_of(result), f"  {out / label}/result.json")
 
 
 def label_of(text: str) -> tuple[str, str]:
-    """Label and model of ``[LABEL=]MODEL``; without a label the model's last name."""
+    """Label and model of ``[LABEL=]MODEL``, of a run its checkpoint; without a label the model's last name."""
+    from nemo_uecr.checkpoint.export import trained_model
     from nemo_uecr.study.demo import SCHEME
 
     label, sign, model = text.partition("=")
@@ -105,7 +106,31 @@ def label_of(text: str) -> tuple[str, str]:
         label, model = Path(text.removeprefix(SCHEME)).name, text
     if label in ("", ".", "..") or "/" in label or not model:
         raise DataError(f"{text!r}: expected MODEL or LABEL=MODEL, the label a plain name: its folder is --out/LABEL")
-    return label, str(Path(model).expanduser()) if model.startswith("~") else model
+    if model.endswith((".jsonl", ".parquet")):
+        raise DataError(f"{model} is no model; problems are named by --benchmarks")
+    path = Path(model).expanduser()
+    found = trained_model(path) if (path / "checkpoints").is_dir() else path
+    return label, model if found == Path(model) else str(found)
+
+
+def _prompt(models: Iterable[str], template: str | None, system: str | None, thinking: bool | None) -> ChatSettings:
+    """The prompt of the runs that trained the models, else the default, with what is given in its place; says it."""
+    from nemo_uecr.evaluation.engines import ChatSettings, trained_chat
+
+    if template is not None and "{question}" not in template:
+        raise DataError(f"--prompt-template: got {template!r}, expected {{question}} in the text")
+    given = {"template": template, "system": system, "thinking": thinking}
+    changes: dict[str, Any] = {k: None if value == "" else value for k, value in given.items() if value is not None}
+    known = {f"{model}'s run": chat for model in models if (chat := trained_chat(model))}
+    known = known or {"default": ChatSettings(TEMPLATE, None, False)}
+    (source, chat), *others = [(source, replace(chat, **changes)) for source, chat in known.items()]
+    if unlike := [f"{other} {theirs}" for other, theirs in others if theirs != chat]:
+        raise DataError(
+            f"{source} had {chat}, {unlike[0]}; evaluate them apart, or give one --prompt-template, "
+            "--system-prompt ('' for none) and --thinking or --no-thinking for all"
+        )
+    say(f"prompt ({source}): {chat.template!r}, system prompt {chat.system!r}, thinking {chat.thinking}")
+    return chat
 
 
 def _placed(given: Sequence[str], find: Callable[[str], str]) -> list[str]:
@@ -121,7 +146,7 @@ def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
     p-values; the average is a test of its own.
 
     Args:
-        first: Evaluation folder, or a training run's sample file (RUN/evaluations/step-000040.jsonl).
+        first: Evaluation folder, run folder (its last evaluation) or one of its evaluations/step-NNNNNN.jsonl.
         second: The other one.
         seed: Seed of the sign changes.
     """
@@ -140,8 +165,7 @@ def table(
 ) -> None:
     """Print the paper's tables from evaluations and training runs.
 
-    Best bold, second best underlined, 95% intervals in brackets. A label that is a method's name gets the paper's
-    title.
+    Best bold, second best underlined, 95% intervals in brackets. A method's name as a label gets the paper's title.
 
         nemo-uecr evaluate table initial=ev/base grpo=ev/grpo uecr=ev/uecr --format latex
         nemo-uecr evaluate table runs/grpo runs/puu runs/uecr --layout ablation

@@ -217,7 +217,7 @@ def _read_mapping(path: str) -> dict[str, object]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
         tree, reason = None, getattr(error, "strerror", None) or " ".join(str(error).split())
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: cannot be read: {reason}; expected YAML as in examples/configs")
+        raise ConfigError(f"{path}: cannot be read: {reason}; expected YAML as in examples/configs, or RUN/config.yaml")
     return tree
 
 

@@ -6,36 +6,30 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.runner import SETTINGS, differences
+from nemo_uecr.evaluation.runner import differences, recorded
 from nemo_uecr.evaluation.samples import SAMPLES, check_complete, read_samples, rewards_by_benchmark
-from nemo_uecr.files import read_object
 from nemo_uecr.stats import DIFFERENT, RESAMPLES, Difference, holm, paired_comparison
 
 
 def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
-    """Compare two evaluation folders, or two sample files of training runs.
+    """The difference on each benchmark and, under "average", on their equal-weight average.
 
-    Returns:
-        The difference on each benchmark and, under "average", on their equal-weight average.
-
-    Raises:
-        DataError: Problems, samples or decoding differ, or an evaluation is not finished.
+    Each is a finished evaluation's folder, a run's folder (its last evaluation) or a sample file of one; a DataError
+    where problems, samples or settings differ.
     """
     places = (first, second)
-    records = {path: read_object(path / SETTINGS) for path in places if path.is_dir()}
-    if len(records) == 2:
-        for key, ours, theirs in differences(records[first], records[second]):
-            if not key.startswith("model."):
-                raise DataError(
-                    f"{first} and {second} were evaluated with {key}={ours!r} and {theirs!r}; expected the same"
-                )
-    samples = [read_samples(path / SAMPLES if path in records else path) for path in places]
+    files, records = zip(*map(_samples, places), strict=True)
+    known = (records[0].keys() & records[1].keys()) - {"model"}
+    for key, ours, theirs in differences(*({key: record[key] for key in known} for record in records)):
+        raise DataError(f"{first} and {second} were evaluated with {key}={ours!r} and {theirs!r}; expected the same")
+    samples = [read_samples(file) for file in files]
     rewards = [rewards_by_benchmark(each) for each in samples]
-    for path, found in zip(places, rewards, strict=True):
-        if path in records:
-            check_complete(path, records[path], found)
+    for path, record, found in zip(places, records, rewards, strict=True):
+        if "benchmarks" in record:
+            check_complete(path, record, found)
     problems = [Counter((x.benchmark, x.problem, x.question, x.answer) for x in each) for each in samples]
     if problems[0] != problems[1]:
         (name, problem, *_), _ = min(problems[0].items() ^ problems[1].items())
@@ -49,6 +43,13 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
     }
     each = {name: paired_comparison({name: pair}, seed=seed) for name, pair in pairs.items()}
     return each | {"average": paired_comparison(pairs, seed=seed)}
+
+
+def _samples(place: Path) -> tuple[Path, dict[str, Any]]:
+    """The samples' file, and what is known of how they were drawn."""
+    if not place.is_dir():
+        return place, recorded(place.parent) or recorded(place.parent.parent)
+    return max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES), recorded(place)
 
 
 def lines_of(differences: Mapping[str, Difference]) -> list[str]:

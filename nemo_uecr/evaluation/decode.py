@@ -28,10 +28,8 @@ def decode(
 ) -> list[list[int]]:
     """One response for each prompt, up to where it is finished or has ``decoding.max_tokens``.
 
-    Every response has a random stream of its own: what else is in the batch plays no part but for rounding.
-
-    Equal prompts are read once. Returns token ids, the end token included; the last is `NOT_FINITE` where the logits
-    were not.
+    Every response has a random stream of its own: what else is in the batch plays no part but for rounding. Equal
+    prompts are read once. Returns token ids with the end token; the last is `NOT_FINITE` where the logits were not.
     """
     device, different = module.device, list(dict.fromkeys(prompts))
     width = max(len(prompt) for prompt in different)
@@ -83,19 +81,11 @@ def decode(
 
 
 def choose(logits_BV: Tensor, decoding: Decoding, uniform_B: Tensor) -> Tensor:
-    """The next token of each row.
+    """The next token of each row [B], `NOT_FINITE` where its logits are NaN, +inf, or -inf throughout.
 
-    It is the first candidate whose cumulative probability exceeds u, over the tokens of softmax(z / T) that survive
-    top-k and then top-p. Restricting to k candidates before the softmax gives the same distribution as after it, and
-    the vocabulary is not sorted.
-
-    Args:
-        logits_BV: next-token logits.
-        decoding: temperature 0 takes the arg max; top_k 0 and top_p 1 are off.
-        uniform_B: u, from [0, 1).
-
-    Returns:
-        [B] token ids, `NOT_FINITE` where logits are NaN, +inf, or -inf throughout.
+    It is the first candidate whose cumulative probability exceeds u from [0, 1), over the tokens of softmax(z / T) that
+    survive top-k and then top-p. Restricting to k candidates before the softmax gives the same distribution as after
+    it, and the vocabulary is not sorted.
     """
     if decoding.temperature == 0:
         top_B, chosen_B = logits_BV.max(dim=-1)

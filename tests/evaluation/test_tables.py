@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nemo_uecr.config.load import SHIPPED, dump_config, load_config
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.tables import FORMATS, Row, Score, build_table, read_rows, rounded
 
@@ -66,7 +67,9 @@ def test_rows_of_an_evaluation_and_of_a_training_run(tmp_path: Path) -> None:
     lines[1]["sets"]["aime24"]["avg"] = 0.4
     run.mkdir()
     (run / "evaluation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (run / "config.yaml").write_text("method:\n  name: puu\n")
+    (run / "config.yaml").write_text(
+        dump_config(load_config(SHIPPED / "local" / "demo.yaml", ["method.name=puu"]).config)
+    )
     rows, k = read_rows([place, f"grpo={place}", str(run)])
     assert [each.method for each in rows] == ["mine", "grpo", "puu"]
     assert k == 4

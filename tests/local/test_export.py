@@ -59,7 +59,7 @@ def test_saving_an_adapter_asks_no_hub(lora: Path, tmp_path: Path, monkeypatch: 
 def test_a_run_without_an_adapter_is_copied(trained: Path, tmp_path: Path) -> None:
     assert entry_point(["export", str(trained), "--merged", str(tmp_path / "out")]) == 0
     assert torch.equal(logits(tmp_path / "out"), logits(trained / "checkpoints" / "step-000002"))
-    assert not {"optimizer.pt", "state.json", "manifest.json"} & {path.name for path in (tmp_path / "out").iterdir()}
+    assert not {"optimizer.pt", "manifest.json"} & {path.name for path in (tmp_path / "out").iterdir()}
 
 
 def test_what_cannot_be_exported(tmp_path: Path, lora: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,8 +77,11 @@ def _write_head(folder: Path, story: Story) -> None:
     method = "\n".join(f"  {key}: {SETTINGS[key]}" for key in ("alpha", "rho", "tau_delta", "tau_entropy"))
     sets = "\n".join(f"    {name}: demo:bench/{name}" for name in SETS)
     (folder / "config.yaml").write_text(
+        "backend: local\nstudent: {dtype: float32}\nrollout: {engine: transformers}\n"
+        "data: {prompt_template: '{question}', enable_thinking: false}\n"
         f"method:\n  name: {story.method}\n{method}\ntrain:\n  steps: {story.planned}\n  learning_rate: 0.0002\n"
         f"run:\n  folder: runs/{folder.name}\n  seed: {story.seed}\nevaluation:\n  samples: {story.samples}\n"
+        "  temperature: 0.6\n  top_p: 0.95\n  top_k: 20\n  max_tokens: 64\n  stop: []\n  seed: 42\n"
         f"  benchmarks:\n{sets}\n"
     )
     origins = {"method.name": "override", "train.steps": "demo.yaml", "evaluation": "base.yaml"}

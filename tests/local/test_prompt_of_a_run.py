@@ -1,0 +1,100 @@
+"""A trained model is evaluated under its run's prompt, and what was evaluated otherwise is not compared with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.cli.main import entry_point
+from tests.local.tiny import assets, every, records, run
+from tests.reliability.commands import refused
+
+CHAT = {"template": "Q {question}", "system": "Be brief.", "thinking": True}
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps under a prompt that has nothing of the default."""
+    prompt = ("data.prompt_template=Q {question}", "data.system_prompt=Be brief.", "data.enable_thinking=true")
+    return run(tmp_path_factory.mktemp("prompted") / "run", *every(), *prompt)
+
+
+def words(out: Path, *given: object) -> list[str]:
+    """`evaluate` as the runs evaluate themselves, of the models and options given; a later option counts."""
+    sets = ("--benchmarks", f"a={assets().problems}", "--samples", 2, "--max-tokens", 6, "--engine", "transformers")
+    options = () if "--dtype" in given else ("--dtype", "float32")
+    return ["evaluate", *map(str, (*given, *sets, *options, "--out", out))]
+
+
+def chat_of(folder: Path) -> object:
+    return json.loads((folder / "settings.json").read_text())["chat"]
+
+
+def test_checkpoint_run_and_export_are_evaluated_as_the_run_evaluates_itself(
+    prompted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sample for sample; a model that no run trained, evaluated beside them, gets their prompt."""
+    last, merged = prompted / "checkpoints" / "step-000002", tmp_path / "merged"
+    assert entry_point(["export", str(prompted), "--merged", str(merged)]) == 0
+    models = (f"checkpoint={last}", f"run={prompted}", f"export={merged}", f"base={assets().student}")
+    assert entry_point(words(tmp_path, *models)) == 0
+    line = f"prompt ({last}'s run): 'Q {{question}}', system prompt 'Be brief.', thinking True\n"
+    assert line in capsys.readouterr().out
+    own = {(row["problem"], row["sample"]): row for row in records(prompted / "evaluations" / "step-000002.jsonl")}
+    for name in ("checkpoint", "run", "export"):
+        drawn = {(row["problem"], row["sample"]): row for row in records(tmp_path / name / "samples.jsonl")}
+        assert drawn == own
+    assert chat_of(tmp_path / "base") == CHAT
+    assert entry_point(["evaluate", "compare", str(prompted), str(tmp_path / "export")]) == 0
+    assert "0     0 of 6" in capsys.readouterr().out
+
+
+def test_the_command_line_goes_before_the_runs_prompt(
+    prompted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert entry_point(words(tmp_path, f"a={prompted}", "--system-prompt", "", "--no-thinking")) == 0
+    assert chat_of(tmp_path / "a") == {"template": "Q {question}", "system": None, "thinking": False}
+    assert entry_point(words(tmp_path, f"b={assets().student}", "--thinking")) == 0
+    assert "prompt (default): '{question}\\nPlease reason" in capsys.readouterr().out
+    assert "'Q'" in refused(capsys, *words(tmp_path, f"c={prompted}", "--prompt-template", "Q"))
+
+
+def test_models_of_runs_with_different_prompts_need_one_from_the_command_line(
+    prompted: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both = words(tmp_path, f"a={prompted}", f"b={trained}", "--dry-run")
+    assert "evaluate them apart" in refused(capsys, *both, "--prompt-template", "{question}")
+    assert entry_point([*both, "--prompt-template", "{question}", "--system-prompt", "", "--no-thinking"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "note"),
+    [
+        (("--prompt-template", "{question}"), "chat.template='Q {question}' and '{question}'", "chat settings"),
+        (("--dtype", "bfloat16"), "dtype='float32' and 'bfloat16'", "number types"),
+        ((), "engine='transformers' and 'vllm'", "engines"),
+    ],
+)
+def test_a_runs_evaluation_is_neither_compared_nor_ranked_with_one_taken_otherwise(
+    prompted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...], key: str, note: str
+) -> None:
+    other = tmp_path / "a"
+    assert entry_point(words(tmp_path, f"a={prompted}", *given)) == 0
+    if not given:  # as if vLLM had drawn them
+        settings = json.loads((other / "settings.json").read_text())
+        (other / "settings.json").write_text(json.dumps(settings | {"engine": "vllm"}))
+    for ours in (prompted, prompted / "evaluations" / "step-000002.jsonl"):
+        for theirs in (other, other / "samples.jsonl"):
+            assert f"were evaluated with {key}" in refused(capsys, "evaluate", "compare", ours, theirs)
+    assert entry_point(["evaluate", "table", str(prompted), str(other)]) == 0
+    table = capsys.readouterr().out
+    assert f"No ranks in a: {note} of UECR-GRPO are" in table
+    assert "**" not in table
+
+
+def test_a_run_folder_in_a_configurations_place_is_told_what_to_name(
+    prompted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "or RUN/config.yaml" in refused(capsys, "train", "--resume", prompted)
