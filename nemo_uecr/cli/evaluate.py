@@ -142,9 +142,6 @@ def _placed(given: Sequence[str], find: Callable[[str], str]) -> list[str]:
 def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
     """Paired comparison of two evaluations on the same problems: second minus first, with interval and p-values.
 
-    Interval and p come from one test by sign changes of the problems' differences; Holm corrects the benchmarks'
-    p-values; the average is a test of its own.
-
     Args:
         first: Evaluation folder, run folder (its last evaluation) or one of its evaluations/step-NNNNNN.jsonl.
         second: The other one.
