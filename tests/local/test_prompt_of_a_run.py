@@ -38,10 +38,10 @@ def test_checkpoint_run_and_export_are_evaluated_as_the_run_evaluates_itself(
     """Sample for sample; a model that no run trained, evaluated beside them, gets their prompt."""
     last, merged = prompted / "checkpoints" / "step-000002", tmp_path / "merged"
     assert entry_point(["export", str(prompted), "--merged", str(merged)]) == 0
-    models = (f"checkpoint={last}", f"run={prompted}", f"export={merged}", f"base={assets().student}")
-    assert entry_point(words(tmp_path, *models)) == 0
+    assert entry_point(words(tmp_path, f"checkpoint={last}", f"run={prompted}", f"base={assets().student}")) == 0
     line = f"prompt ({last}'s run): 'Q {{question}}', system prompt 'Be brief.', thinking True\n"
     assert line in capsys.readouterr().out
+    assert entry_point(words(tmp_path, f"export={merged}")) == 0
     own = {(row["problem"], row["sample"]): row for row in records(prompted / "evaluations" / "step-000002.jsonl")}
     for name in ("checkpoint", "run", "export"):
         drawn = {(row["problem"], row["sample"]): row for row in records(tmp_path / name / "samples.jsonl")}
