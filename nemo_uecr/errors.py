@@ -63,14 +63,17 @@ class DependencyError(UecrError, ImportError):
 
 
 def require_extra(*extras: str) -> None:
-    """Refuse to start when a module of an extra is missing, naming the extra."""
-    for extra in extras:
-        for module in EXTRAS[extra]:
-            spec = find_spec(module)
-            # A folder of data beside the user, such as ray/, looks like a package without __init__.py.
-            places = [] if spec is None else [spec.origin or each for each in spec.submodule_search_locations or [""]]
-            if all(Path(place).parent == Path.cwd() for place in places):
-                raise _missing(module, extra)
+    """Refuse to start when a module of an extra is missing, naming all extras of which one is."""
+    missing = {extra: module for extra in extras for module in EXTRAS[extra] if not _installed(module)}
+    if missing:
+        raise _missing(next(iter(missing.values())), ",".join(missing))
+
+
+def _installed(module: str) -> bool:
+    """Whether a module can be found; a folder of data beside the user, such as ray/, looks like a package too."""
+    spec = find_spec(module)
+    places = [] if spec is None else [spec.origin or each for each in spec.submodule_search_locations or [""]]
+    return not all(Path(place).parent == Path.cwd() for place in places)
 
 
 def as_dependency_error(error: ModuleNotFoundError) -> DependencyError | None:

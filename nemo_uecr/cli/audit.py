@@ -239,7 +239,7 @@ def teacher(
         engines: Engines to compare.
         responses: Only the first N responses.
     """
-    require_extra("local")
+    require_extra("local", "data", "plots")
     from nemo_uecr.audit.teacher import teacher_audit
     from nemo_uecr.evaluation.runner import model_digest
 

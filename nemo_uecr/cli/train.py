@@ -61,7 +61,7 @@ def _train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Pa
 def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: StopRequest | None = None) -> Path:
     """Train with the local back end until the last step, a signal or the request; returns the run folder.
 
-    Ctrl-C saves nothing; the command that continues from the newest checkpoint is printed.
+    Ctrl-C saves nothing; the command that continues is printed, and whether there is a checkpoint to begin with.
     """
     from nemo_uecr.config.load import load_config
     from nemo_uecr.stopping import listening
@@ -79,10 +79,12 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
         with listening() as heard:
             return work(stop=heard)
     except KeyboardInterrupt:
-        written = os.path.join(loaded.config.run.folder, "config.yaml")
-        if os.path.exists(written):
-            command = shlex.join(["nemo-uecr", "train", written, "--resume"])
-            sys.stderr.write(f"to continue from the newest checkpoint: {command}\n")
+        folder = Path(loaded.config.run.folder)
+        if (folder / "config.yaml").exists():
+            saved = any((folder / "checkpoints").glob("step-*"))
+            command = shlex.join(["nemo-uecr", "train", str(folder / "config.yaml"), "--resume"])
+            said = "to continue from the newest checkpoint" if saved else "no checkpoint yet; to begin again"
+            sys.stderr.write(f"{said}: {command}\n")
         raise
 
 

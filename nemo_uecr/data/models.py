@@ -42,6 +42,8 @@ HEAD_DIMENSIONS: Mapping[object, int] = {"qwen3": 128}
 KERNEL = re.compile(r'"\w*_implementation": (?:\{[^}]*)?"[^"]*/[^"]*"')
 #: How a library written in Rust tells of the system's error.
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+#: What is said of a folder without tokenizer files.
+NO_TOKENIZER = "has no tokenizer that can be read; expected tokenizer.json beside its weights"
 #: Seconds in which the hub must answer one question before its models are looked for on this machine alone.
 HUB_SECONDS = 10.0
 
@@ -150,6 +152,8 @@ def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: 
                 f"model {name!r} needs code of its own, which is never run; take a release of the model without "
                 "auto_map and with transformers' own tokenizer class, or a newer transformers"
             ) from error
+        if "backend tokenizer" in str(error):
+            raise DataError(f"model {name!r} {NO_TOKENIZER}") from error
         raise ModelLoadError(name, error) from error
 
 
@@ -164,7 +168,7 @@ def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
     except Exception as error:  # as above
         raise ModelLoadError(name, error) from error
     if not ids:  # what a folder without tokenizer files gives
-        raise DataError(f"model {name!r} has a tokenizer without tokens; expected tokenizer.json beside its weights")
+        raise DataError(f"model {name!r} {NO_TOKENIZER}")
     return tokenizer
 
 
@@ -286,9 +290,9 @@ def only_here(name: str) -> bool:
 
 
 def fitting_prompts(
-    tokenizer: Any, asked: Sequence[tuple[str, str]], data: DataConfig | NemoDataConfig
+    tokenizer: Any, asked: Sequence[tuple[str, str]], data: DataConfig | NemoDataConfig, benchmark: str = ""
 ) -> dict[int, list[int]]:
-    """Token ids of the prompts that are not too long, by their places; ``asked`` has names and questions."""
+    """Token ids by place of the prompts that are not too long, of a benchmark all; ``asked``: names and questions."""
     kept, most, first = {}, data.max_prompt_tokens, ""
     for place, (name, question) in enumerate(asked):
         ids = prompt_ids(tokenizer, data.prompt_template.replace("{question}", question), data)
@@ -298,11 +302,12 @@ def fitting_prompts(
             first = first or f"problem {name!r} with {len(ids)}"
     if first:
         said = (
-            f"{len(asked) - len(kept)} of {len(asked)} prompts have more than data.max_prompt_tokens={most} tokens; "
-            f"the first is {first}"
+            f"{benchmark and f'benchmark {benchmark}: '}{len(asked) - len(kept)} of {len(asked)} prompts have more "
+            f"than data.max_prompt_tokens={most} tokens; the first is {first}"
         )
-        if data.long_prompts == "refuse" or not kept:
-            raise DataError(f"{said}. Raise the limit, or leave some out: data.long_prompts=drop")
+        if benchmark or data.long_prompts == "refuse" or not kept:
+            drop = ", or leave some out: data.long_prompts=drop" if kept else ""
+            raise DataError(f"{said}. Raise the limit{'; a benchmark is never cut' if benchmark else drop}")
         log.warning("%s; they are dropped", said)
     return kept
 

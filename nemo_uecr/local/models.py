@@ -59,8 +59,7 @@ class TokenModel:
         Further ones of the teacher are cut before its softmax. The student stays whole, whatever it has more: it is the
         policy that it samples from.
         """
-        shared = None if columns == self.vocabulary else min(columns, self.vocabulary)
-        return replace(self, shared=shared)
+        return replace(self, shared=None if columns == self.vocabulary else min(columns, self.vocabulary))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -88,8 +87,7 @@ class TokenModel:
     def forward_context(self, *, keep_casts: bool = False) -> Iterator[None]:
         """Autocast when a lower compute precision was asked for; scoring and training use the same.
 
-        Args:
-            keep_casts: hold the weights in the lower precision too until the end, for more than one forward.
+        With ``keep_casts`` the weights in the lower precision are held until the end, for more than one forward.
         """
         with contextlib.ExitStack() as stack:
             if not self.adapter:
@@ -118,15 +116,10 @@ class TokenModel:
 def load_model(
     name: str, *, role: str, dtype: str, device: torch.device, master_weights: bool, quantize: Quantize = "none"
 ) -> TokenModel:
-    """Load a local folder or a hub name.
+    """Load a local folder or a hub name; messages name the configuration's section ``role``, e.g. "student".
 
-    Args:
-        name: folder or hub name.
-        role: configuration section for messages, e.g. "student".
-        dtype: "float32" or "bfloat16".
-        device: where to put it.
-        master_weights: keep float32 weights and lower only the computation, so that small updates are not lost.
-        quantize: bits of the linear layers' weights, rounded before they are put there.
+    With ``master_weights`` the weights are float32 and only the computation is lower, so that small updates are not
+    lost. The linear layers are rounded (``quantize``) before they are put on the device.
     """
     if quantize != "none":
         require_extra("lowbit")

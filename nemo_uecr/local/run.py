@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from nemo_uecr.config.load import check_run_folder, flat_values
-from nemo_uecr.config.schema import Config, DataConfig
+from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.adapter import add_adapter, base_of, load_adapter
 from nemo_uecr.data.manifest import training_file
@@ -58,12 +58,10 @@ def train(
     locate: Locate,
     stop: StopRequest,
 ) -> Path:
-    """Run a configuration to its last step, or until ``stop`` asks it to save and end; returns the run folder.
+    """Run a configuration to its last step; returns the run folder. Asked by ``stop`` it saves and is a `RunStopped`.
 
     ``resume`` continues from the newest checkpoint; ``origins``, where each value came from, are for the run folder;
     ``locate`` maps model and data names to what is on disk.
-
-    A run that is asked to end saves the step it reached first, and is a `RunStopped`.
     """
     folder = Path(config.run.folder)
     if config.threads is not None:
@@ -75,6 +73,8 @@ def train(
             checkpoints = Checkpoints(folder / "checkpoints", config)
             log.info("%s: loading models and problems", folder)
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
+            if resume and start is None:  # no refusal: a job that is requeued early finds none either
+                log.info("%s has no checkpoint to resume from: a new run begins", folder)
             models = load_models(config, None if start is None else start[0], locate)
             prompts, benchmarks = encoded_problems(config, models, locate)
             rewards.check_columns(sorted({name for prompt in prompts for name in prompt.problem.columns}))
@@ -218,13 +218,12 @@ def encoded_problems(config: Config, models: Models, locate: Locate) -> tuple[li
     """Encoded training problems and those of each benchmark, which every model that is here can read."""
     data = config.data
 
-    def prompts(path: Path, data: DataConfig) -> list[Prompt]:
+    def prompts(path: Path, benchmark: str = "") -> list[Prompt]:
         problems = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
-        return encode_prompts(problems, models.student.tokenizer, data)
+        return encode_prompts(problems, models.student.tokenizer, data, benchmark)
 
-    whole = data.model_copy(update={"long_prompts": "refuse"})  # a benchmark is never cut
-    benchmarks = {name: prompts(Path(locate(path)), whole) for name, path in config.evaluation.benchmarks.items()}
-    training = prompts(training_file(Path(locate(data.train)), "data.train"), data)
+    benchmarks = {name: prompts(Path(locate(path)), name) for name, path in config.evaluation.benchmarks.items()}
+    training = prompts(training_file(Path(locate(data.train)), "data.train"))
     check_context(training, models.student, "rollout.max_response_tokens", config.rollout.max_response_tokens)
     if models.teachers is not None:
         models.teachers.check(training, config.rollout.max_response_tokens)

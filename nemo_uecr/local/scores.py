@@ -80,11 +80,8 @@ def score(
 ) -> Scores:
     """Log-probability of every response token at each temperature, and the entropy at temperature 1, in one forward.
 
-    With ``rank`` also its rank among the logits, 1 the largest; with ``places`` the most likely ids there.
-
-    Returns:
-        The scores; a token whose logits are not finite stays NaN. Of a teacher that is cut to its student's output
-        columns also the probability that they had beside the rest.
+    With ``rank`` also its rank among the logits, 1 the largest; with ``places`` the most likely ids there; of a teacher
+    that is cut to its student's output columns the probability of the others. Where logits are not finite, NaN stays.
     """
     dropped = model.shared is not None and model.shared < model.vocabulary
     if model.shared is not None:

@@ -42,9 +42,11 @@ class Response(Generation):
     text: str
 
 
-def encode_prompts(problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> list[Prompt]:
-    """Encode every problem through the chat template; a tokenizer without one gets the plain text."""
-    found = fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in problems], data)
+def encode_prompts(
+    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, data: DataConfig, benchmark: str = ""
+) -> list[Prompt]:
+    """Encode every problem, training's or a benchmark's, through the chat template; without one as plain text."""
+    found = fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in problems], data, benchmark)
     return [Prompt(problems[place], tuple(ids)) for place, ids in found.items()]
 
 

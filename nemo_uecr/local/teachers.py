@@ -76,15 +76,10 @@ class SelfTeacher(ModelTeacher):
 
 @dataclass(frozen=True)
 class Teachers:
-    """The run's teachers by name.
+    """The run's teachers by name."""
 
-    Attributes:
-        by_name: the teachers; an unnamed one is called `teacher`.
-        routing: which column of a problem names its teacher.
-    """
-
-    by_name: Mapping[str, Teacher]
-    routing: RoutingConfig | None
+    by_name: Mapping[str, Teacher]  # an unnamed one is called `teacher`
+    routing: RoutingConfig | None  # which column of a problem names its teacher
 
     def places(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Places | None:
         """Where the student is compared with them; None where every teacher is behind a URL."""

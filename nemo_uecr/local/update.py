@@ -40,10 +40,7 @@ class UpdateInputs:
 
 @dataclass(frozen=True)
 class UpdateOutcome:
-    """Per-optimizer-step scalars and the ratio of every trained token, with the first step's apart.
-
-    ``place_N2`` is response and column of each entry of ``ratio_N``, of which ``first_ratio_N`` is the beginning.
-    """
+    """Per-optimizer-step scalars and the ratio of every trained token, with the first step's apart."""
 
     loss: list[float]
     surrogate: list[float]
@@ -51,8 +48,8 @@ class UpdateOutcome:
     grad_norm: list[float]
     learning_rate: float
     ratio_N: Tensor
-    first_ratio_N: Tensor
-    place_N2: Tensor
+    first_ratio_N: Tensor  # its beginning
+    place_N2: Tensor  # response and column of each of its entries
     optimizer_steps: int
 
 
@@ -149,8 +146,7 @@ def _check_weights(model: TokenModel, optimizer_step: int) -> None:
     if math.isfinite(float(torch.nn.utils.get_total_norm(model.trained))):
         return
     for name, parameter in model.module.named_parameters():
-        bad = int((~parameter.isfinite()).sum())
-        if bad:
+        if bad := int((~parameter.isfinite()).sum()):
             raise InvariantError(
                 f"{bad} of {parameter.numel()} weights of {name} are not finite after optimizer step {optimizer_step}; "
                 "expected finite numbers. No checkpoint of them is saved. Lower train.learning_rate or "

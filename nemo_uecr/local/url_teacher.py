@@ -64,21 +64,13 @@ class RefusedError(ScoreError):
 
 @dataclass
 class UrlTeacher(Teacher):
-    """A teacher whose scores come over HTTP.
+    """A teacher whose scores come over HTTP."""
 
-    Attributes:
-        asked: its section of the configuration.
-        columns: V, the student's output columns; the server must not count more.
-        tokens: ids of the tokenizer.
-        tolerance: largest mean change of the probe's scores and of a step's bracketed tokens, nats.
-        first: what `look` found when the run began; empty until `check` of a new run.
-    """
-
-    asked: UrlTeacherConfig
-    columns: int
-    tokens: int
-    tolerance: float
-    first: dict[str, Any]
+    asked: UrlTeacherConfig  # its section of the configuration
+    columns: int  # V, the student's output columns; the server must not count more
+    tokens: int  # ids of the tokenizer
+    tolerance: float  # largest mean change of the probe's scores and of a step's bracketed tokens, nats
+    first: dict[str, Any]  # what `look` found when the run began; empty until `check` of a new run
 
     def terms(self, step: int) -> dict[str, str]:
         """The server, what it says that it serves, and that its weights are known from their scores alone."""
@@ -234,7 +226,7 @@ class UrlTeacher(Teacher):
                 log.warning("the teacher at %s did not answer (%s); asking again in %g s", self.asked.url, reason, wait)
                 time.sleep(wait)
         raise self._error(
-            f"did not answer {len(RETRY_S) + 1} times: {reason}. Start it, then run again; --resume continues a run"
+            f"did not answer {len(RETRY_S) + 1} times: {reason}. Start it, then run again (with --resume after a step)"
         )
 
     def _error(self, text: str, kind: type[ScoreError] = ScoreError) -> ScoreError:

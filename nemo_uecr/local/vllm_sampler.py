@@ -72,8 +72,7 @@ class VllmSampler:
             kept = generation_of(drawn, self._student.tokens.end_ids)
             found = zip(kept.token_ids, drawn.logprobs, strict=False)
             self._logp.append([logprobs[token].logprob for token, logprobs in found])
-            text = self._student.tokens.text(kept.token_ids)
-            responses.append(Response(kept.token_ids, kept.truncated, text))
+            responses.append(Response(kept.token_ids, kept.truncated, self._student.tokens.text(kept.token_ids)))
         return responses, None
 
     def _hand_over(self, folder: Path) -> object:

@@ -123,7 +123,7 @@ def made(checks: Iterable[Check]) -> Iterator[Finding]:
 
 
 def _of_the_machine(run: AnyConfig | None, ray_port: int) -> Iterator[Check]:
-    gpus, nodes, megatron, remedy = 0, 1, sys.executable, "call it where the GPU is, or set device=cpu"
+    gpus, nodes, megatron, remedy = 0, 1, sys.executable, "call it where the GPU is, or set device=auto or cpu"
     if isinstance(run, NemoConfig):
         gpus, nodes = run.cluster.gpus_per_node, run.cluster.nodes
         megatron = worker_python(upstream.NATIVE_WORKER_FQN)
@@ -444,7 +444,7 @@ def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:
 
 
 def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
-    """Whether every training prompt is short enough, counted as the run counts it, and its teacher can read it."""
+    """Whether every prompt is short enough, counted as the run counts it, and the problem's teacher can read it."""
     if isinstance(run, NemoConfig):
         dropped = len(preflight.long_prompts(run, tokenizer))
     else:
@@ -456,7 +456,10 @@ def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
             teacher = teachers[teacher_name(problem, run.routing, teachers)]
             if isinstance(teacher, SelfTeacherConfig):
                 filled(teacher.prompt_template, problem)
-    return ok("prompt length", f"{dropped} prompts are dropped" if dropped else "every training prompt fits")
+        for name, path in run.evaluation.benchmarks.items():
+            if Path(path).exists():  # `problems` says which is missing
+                encode_prompts(_local_problems(run, Path(path)), tokenizer, run.data, name)
+    return ok("prompt length", f"{dropped} prompts are dropped" if dropped else "every prompt fits")
 
 
 def megatron_finding(key: str, folder: Path) -> Finding:

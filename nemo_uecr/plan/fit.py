@@ -34,10 +34,7 @@ def _rungs(run: Config) -> Iterator[tuple[Keys, str]]:
         adapter: Keys = {"train.optimizer": "adamw", "student.lora_rank": 32, "student.lora_alpha": 32.0}
         yield adapter | low | {"train.learning_rate": rate}, "what is trained, at ten times the learning rate"
     for quantize, noise in (("int8", 0.01), ("nf4", 0.05)):
-        yield (
-            _few_bits(run, quantize, noise),
-            "the scores: give the noise that `audit teacher` measures",
-        )
+        yield _few_bits(run, quantize, noise), "the scores: give the noise that `audit teacher` measures"
 
 
 def _few_bits(run: Config, quantize: str, noise: float) -> Keys:

@@ -55,9 +55,8 @@ class _Run:
         self.student = sizes(config.student.model_name, "student")
         self.teachers: dict[str, OneTeacher] = {}
         for key, teacher in config.active_teachers.items():
-            known = isinstance(teacher, UrlTeacherConfig) or teacher in self.teachers.values()
-            if not known:  # two names of one model share it, and a server computes elsewhere
-                self.teachers[key] = teacher
+            if not (isinstance(teacher, UrlTeacherConfig) or teacher in self.teachers.values()):
+                self.teachers[key] = teacher  # two names of one model share it, and a server computes elsewhere
         models = {key: one for key, one in self.teachers.items() if isinstance(one, TeacherConfig)}
         self.shapes = {key: sizes(str(teacher.model_name), key) for key, teacher in models.items()}
         self.scores_reference = config.loss.reference_kl > 0 or config.method.entry.needs_initial
@@ -123,9 +122,10 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
     mismatches = mismatches_of(config, student, run.shapes)
     steps = responses // train.minibatch_responses
     memory = "" if device.memory is None else f", {device.memory / GIB:.1f} GiB that can be allocated"
+    threads = f"{config.threads} thread(s)" if config.threads else "as many threads as torch chooses (times: of one)"
     return Plan(
         title=f"{title}, local back end",
-        hardware=f"one {device.name}{f', {run.threads} thread(s)' if device.name == 'CPU' else ''}{memory}",
+        hardware=f"one {device.name}{f', {threads}' if device.name == 'CPU' else ''}{memory}",
         capacity=device.memory,
         layout=(
             records.RankLine(0, 0, f"whole, {responses} responses", "whole" if run.teachers else "-", drawn.engine),
@@ -142,6 +142,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
             f"micro-batches of {train.microbatch_responses}",
             f"room for the keys and values of {run.at_once} responses of {run.longest} tokens at once",
             f"{sum(moved.values()) / GIB:.1f} GiB to and from the device a step",
+            _whole_run(config, sum(phase.seconds for phase in phases)),
         ),
         assumptions=(
             f"{lengths.said(drawn.max_response_tokens)}; memory takes the longest, {run.longest}",
@@ -157,6 +158,19 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
         faults=(*mismatches, *_memory_faults(run, phases)),
         mismatches=mismatches,
     )
+
+
+def _whole_run(config: Config, seconds: float) -> str:
+    """What all steps take, and those that a kill may cost; ``seconds`` of one."""
+    steps = config.train.steps
+    lost = min(config.checkpoint.every or steps, steps)
+    whole, again = (_time(count * seconds) for count in (steps, lost))
+    return f"{steps} steps: {whole}; a kill costs at most {lost} of them, {again} (checkpoint.every)"
+
+
+def _time(seconds: float) -> str:
+    size, unit = (3600, "h") if seconds >= 3600 else (60, "min") if seconds >= 60 else (1, "s")
+    return f"{seconds / size:,.1f} {unit}"
 
 
 def lora_parameters(shape: ModelShape, rank: int) -> int:
@@ -182,10 +196,9 @@ def quantized_bytes(shape: ModelShape, quantize: str, width: int) -> int:
     """A teacher whose linear layers are rounded: int8 with 5 bytes a row, nf4 with 4 bytes for each 64 weights."""
     matrices = shape.layers * _matrices(shape)
     weights = sum(outputs * inputs for outputs, inputs in matrices)
+    rounded = weights // 2 + weights // 16
     if quantize == "int8":
         rounded = weights + 5 * sum(outputs for outputs, _ in matrices)
-    else:
-        rounded = weights // 2 + weights // 16
     return rounded + width * (shapes.parameters(shape) - weights)
 
 
