@@ -122,7 +122,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
     mismatches = mismatches_of(config, student, run.shapes)
     steps = responses // train.minibatch_responses
     memory = "" if device.memory is None else f", {device.memory / GIB:.1f} GiB that can be allocated"
-    threads = f"{config.threads} thread(s)" if config.threads else "as many threads as torch chooses (times: of one)"
+    threads = f"{config.threads} thread(s)" if config.threads else "threads: torch's choice (times: of one)"
     return Plan(
         title=f"{title}, local back end",
         hardware=f"one {device.name}{f', {threads}' if device.name == 'CPU' else ''}{memory}",

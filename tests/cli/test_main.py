@@ -76,6 +76,9 @@ def test_a_missing_module_of_an_extra_refuses_to_start(monkeypatch: pytest.Monke
     monkeypatch.setattr("nemo_uecr.errors.find_spec", lambda name: None if name == "jinja2" else find_spec(name))
     with pytest.raises(DependencyError, match=r"jinja2 is not installed; run: pip install 'nemo-uecr\[local\]'"):
         require_extra("local")
+    monkeypatch.setattr("nemo_uecr.errors.find_spec", lambda name: None)
+    with pytest.raises(DependencyError, match=r"run: pip install 'nemo-uecr\[data,plots\]'"):
+        require_extra("data", "plots")
 
 
 def test_a_folder_of_an_extras_name_is_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.data.embedding import load_encoder
-from nemo_uecr.data.models import decoder_sizes, load_pretrained, only_here, read_header, weight_names
+from nemo_uecr.data.models import (
+    decoder_sizes,
+    load_pretrained,
+    load_tokenizer,
+    only_here,
+    read_header,
+    weight_names,
+)
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import load_tokens
 from tests.evaluation.tiny import save_tokenizer
@@ -100,6 +107,17 @@ def test_weight_files_are_held_against_their_headers(tmp_path: Path) -> None:
         read_header(path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "2", "b": "1", "c": "2"}}))
     assert weight_names(tmp_path) == ["1", "2"]
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    """Whatever of the tokenizer's smaller files is left."""
+    folder = tmp_path / "model"
+    save_tokenizer(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+        with pytest.raises(DataError, match=r"model '.*/model' has no tokenizer that can be read; expected tokenizer"):
+            load_tokenizer(str(folder), local_files_only=True)
 
 
 def test_a_kernel_of_the_hub_is_refused(tmp_path: Path) -> None:

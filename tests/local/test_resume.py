@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
@@ -34,7 +35,19 @@ def test_another_configuration_and_a_second_run_are_refused(tmp_path: Path, trai
         tiny.run(folder, *every(), "method.rho=0.25", resume=True)
     with pytest.raises(RunFolderError, match="already holds a run; add --resume"):
         tiny.run(folder, *every())
+    with pytest.raises(CheckpointError, match=r"train\.steps: got 1, but .*step-000002 is of step 2; raise"):
+        tiny.run(folder, *every(), "train.steps=1", resume=True)
     assert same(outcome(folder), before) == []
+
+
+def test_resume_says_where_no_run_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A mistyped folder; a job that was requeued before its first checkpoint goes on all the same."""
+    with caplog.at_level(logging.INFO, logger="nemo_uecr"):
+        tiny.run(tmp_path / "mistyped", resume=True)
+        assert f"{tmp_path / 'mistyped'} has no checkpoint to resume from: a new run begins" in caplog.messages
+        caplog.clear()
+        tiny.run(tmp_path / "mistyped", resume=True)
+        assert not any("a new run begins" in message for message in caplog.messages)
 
 
 def test_keep_last_and_best(tmp_path: Path) -> None:

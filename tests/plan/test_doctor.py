@@ -191,6 +191,30 @@ def test_tokenizers_and_prompts(tmp_path: Path) -> None:
     assert found("student.model_name=nobody/nothing")["check"][0] == "fail"
 
 
+def test_a_benchmarks_long_prompt_is_told_before_the_run(tmp_path: Path) -> None:
+    """The run drops training problems alone, and says so of each."""
+    student, rows, asked = save_tokenizer(tmp_path / "s"), tmp_path / "p.jsonl", tmp_path / "b.jsonl"
+    line = '{{"id": "{0}", "question": "{1}", "answer": "2"}}\n'
+    long = "1+1" * 40
+    given = [f"data.train={rows}", f"student.model_name={student}", "method.name=grpo", "data.max_prompt_tokens=100"]
+    given += ["data.long_prompts=drop", f"evaluation.benchmarks={{held: {asked}}}", "evaluation.max_tokens=100"]
+
+    def found() -> tuple[str, str]:
+        return made(lambda: doctor.tokenizer_findings(local(*given)))["prompt length"]
+
+    rows.write_text(line.format("short", "1+1") + line.format("long", long))
+    asked.write_text(line.format("b1", "1+1"))
+    assert found() == ("ok", "1 prompts are dropped -> ")
+    asked.write_text(line.format("b1", long))
+    status, told = found()
+    assert status == "fail"
+    assert told.startswith("benchmark held: 1 of 1 prompts have more than data.max_prompt_tokens=100 tokens; the first")
+    assert "'b1'" in told
+    assert told.endswith("Raise the limit; a benchmark is never cut -> ")
+    rows.write_text(line.format("long", long))
+    assert found()[1].endswith("Raise the limit -> ")  # nothing would be left
+
+
 def test_a_problem_that_its_teacher_cannot_read(tmp_path: Path) -> None:
     student, rows = save_tokenizer(tmp_path / "s"), tmp_path / "p.jsonl"
     rows.write_text('{"id": "one", "question": "1+1", "answer": "2", "hint": "even"}\n')

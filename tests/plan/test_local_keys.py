@@ -96,6 +96,13 @@ def test_bytes_over_the_host_link_of_a_step(keys: list[str], moved: str) -> None
     assert found == pytest.approx(sum(held[letter] for letter in moved) / 2**30, abs=0.05)
 
 
+@pytest.mark.parametrize(("every", "lost"), [(5, 5), (0, 40), (90, 40)])
+def test_what_the_run_takes_and_a_kill_costs(every: int, lost: int) -> None:
+    plan = planned("train.steps=40", f"checkpoint.every={every}")
+    whole, again = (f"{count * plan.seconds / 3600:,.1f} h" for count in (40, lost))
+    assert f"40 steps: {whole}; a kill costs at most {lost} of them, {again} (checkpoint.every)" in plan.facts
+
+
 def test_vllm_sleeps_outside_of_the_rollout() -> None:
     """0.6B in bfloat16: 0.3 x 79 - 1.11 - 3 GiB for keys and values of 2 x 28 x 8 x 128 x 2 bytes a token."""
     plan = planned("rollout.engine=vllm", "rollout.gpu_memory=0.3")
