@@ -68,6 +68,8 @@ class Checkpoints:
                 state = {
                     "position": asdict(position),
                     "config": self._config.model_dump(mode="json"),
+                    # Every random stream is a function of these two, so they are the generator's state.
+                    "random": {"seed": self._config.run.seed, "next_step": position.step + 1},
                 }
                 (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
                 hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
@@ -98,8 +100,7 @@ class Checkpoints:
         check_same_configuration(folder, self._config, written.model_dump(mode="json"))
         if step > self._config.train.steps:
             raise CheckpointError(
-                f"train.steps: got {self._config.train.steps}, but {folder} is of step {step}; raise train.steps to "
-                "train on, or choose another run.folder"
+                f"train.steps={self._config.train.steps}, but {folder} is beyond it: raise it or choose another run.folder"
             )
         if self._config.train.optimizer == "adamw8bit_sr":
             import torchao.optim  # noqa: F401 - torch loads its moments only when it knows them

@@ -56,8 +56,7 @@ class TokenModel:
     def beside(self, columns: int) -> TokenModel:
         """The same model as the teacher of a student with that many output columns: those that both have count.
 
-        Further ones of the teacher are cut before its softmax. The student stays whole, whatever it has more: it is the
-        policy that it samples from.
+        Further ones of the teacher are cut before its softmax; the student, the policy that samples, stays whole.
         """
         return replace(self, shared=None if columns == self.vocabulary else min(columns, self.vocabulary))
 
