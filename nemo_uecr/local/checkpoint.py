@@ -100,7 +100,7 @@ class Checkpoints:
         check_same_configuration(folder, self._config, written.model_dump(mode="json"))
         if step > self._config.train.steps:
             raise CheckpointError(
-                f"train.steps={self._config.train.steps}, but {folder} is beyond it: raise it or choose another run.folder"
+                f"train.steps={self._config.train.steps}, but {folder} is later: raise it or choose another run.folder"
             )
         if self._config.train.optimizer == "adamw8bit_sr":
             import torchao.optim  # noqa: F401 - torch loads its moments only when it knows them

@@ -35,7 +35,7 @@ def test_another_configuration_and_a_second_run_are_refused(tmp_path: Path, trai
         tiny.run(folder, *every(), "method.rho=0.25", resume=True)
     with pytest.raises(RunFolderError, match="already holds a run; add --resume"):
         tiny.run(folder, *every())
-    with pytest.raises(CheckpointError, match=r"train\.steps=1, but .*step-000002 is beyond it: raise it"):
+    with pytest.raises(CheckpointError, match=r"train\.steps=1, but .*step-000002 is later: raise it"):
         tiny.run(folder, *every(), "train.steps=1", resume=True)
     assert same(outcome(folder), before) == []
 
