@@ -218,20 +218,18 @@ class ScoredBatch:
         Raises:
             ScoreError: as the record does.
         """
-        if mask.shape != old_logp.shape or task_reward.shape != mask.shape[:-1]:
+        scores = (old_logp, teacher_logp, teacher_entropy, initial_logp, student_entropy)
+        given = {name: each for name, each in zip(SCORE_FIELDS, scores, strict=True) if each is not None}
+        if task_reward.shape != mask.shape[:-1] or any(each.shape != mask.shape for each in given.values()):
+            named = {"task_reward": task_reward, "mask": mask, **given}
             raise ScoreError(
-                f"mask has shape {list(mask.shape)} and task_reward {list(task_reward.shape)}; expected "
-                f"{list(old_logp.shape)}, as old_logp has, and {list(old_logp.shape[:-1])}, one a response"
+                f"got shapes {', '.join(f'{name} {list(each.shape)}' for name, each in named.items())}; expected one "
+                "[..., T] for mask and scores, [...] for task_reward; token_scores gives [K, ...], a row a temperature"
             )
+        token_fields: dict[str, Any] = {f"{name}_BT": rows(each) for name, each in given.items()}
+        numbers_B = numbered(group, mask.device)
         return cls(
-            task_reward_B=task_reward.reshape(-1),
-            group_B=numbered(group, mask.device),
-            mask_BT=rows(as_bool(mask)),
-            old_logp_BT=rows(old_logp),
-            teacher_logp_BT=None if teacher_logp is None else rows(teacher_logp),
-            teacher_entropy_BT=None if teacher_entropy is None else rows(teacher_entropy),
-            initial_logp_BT=None if initial_logp is None else rows(initial_logp),
-            student_entropy_BT=None if student_entropy is None else rows(student_entropy),
+            task_reward_B=task_reward.reshape(-1), group_B=numbers_B, mask_BT=rows(as_bool(mask)), **token_fields
         )
 
     def select(self, keep_B: Tensor) -> ScoredBatch:

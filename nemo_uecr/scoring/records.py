@@ -96,8 +96,8 @@ def check_tokens(logits_NV: Tensor, target_N: Tensor) -> None:
     """Check shapes and dtypes of logits and targets."""
     if logits_NV.dim() != 2 or logits_NV.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ScoreError(
-            f"logits_NV has shape {tuple(logits_NV.shape)} and is {logits_NV.dtype}, expected two dimensions (flatten "
-            "the tokens) of float32, bfloat16 or float16"
+            f"logits have shape {list(logits_NV.shape)} and are {logits_NV.dtype}, expected [N, V] of float32, "
+            "bfloat16 or float16"
         )
     if target_N.shape != logits_NV.shape[:1] or target_N.dtype not in (torch.int64, torch.int32):
         raise ScoreError(

@@ -138,6 +138,11 @@ def test_verl_computes_the_advantages_of_the_method(monkeypatch: pytest.MonkeyPa
         batch = tq.kv_batch_put(keys=keys, partition_id="train", fields=data, tags=[{}] * 6)
         trainer._compute_advantage(batch, {})
         found = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])["advantages"]
+        later = [f"later_{key}" for key in keys]
+        data = TensorDict({name: fields[name] for name in fields if name != "teacher_entropy"}, batch_size=6)
+        forgotten = tq.kv_batch_put(keys=later, partition_id="train", fields=data, tags=[{}] * 6)
+        with pytest.raises(KeyError, match="teacher_entropy"):  # not those of the step before
+            trainer._compute_advantage(forgotten, {})
         tq.close()
     finally:
         ray.shutdown()

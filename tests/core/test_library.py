@@ -162,8 +162,10 @@ def test_masks_that_would_be_misread_are_refused() -> None:
     ):
         with pytest.raises(ScoreError, match=r"mask has dtype torch.float32; expected bool or integer"):
             call()
-    with pytest.raises(ScoreError, match=r"mask has shape \[4, 3\] .* expected \[4, 3, 7\], as old_logp has"):
+    with pytest.raises(ScoreError, match=r"mask \[4, 3\], old_logp \[4, 3, 7\].*; expected one \[\.\.\., T\]"):
         uecr(data | {"mask": data["mask"][..., 0]}, group)
+    with pytest.raises(ScoreError, match=r"teacher_logp \[3, 4, 7\]"):  # as many values, in another order
+        uecr(data | {"teacher_logp": data["teacher_logp"].transpose(0, 1)}, group)
 
 
 def test_missing_settings_are_named_together_and_a_wrong_method_has_the_list() -> None:
