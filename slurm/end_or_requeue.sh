@@ -38,7 +38,9 @@ requeue() { # TEXT
   say "REQUEUED: $1"
   printf 'REQUEUED: %s\n' "$1" >"$LOGS/final"
   FINISHED=yes
-  if scontrol requeue "$SLURM_JOB_ID"; then
+  local code=0
+  scontrol requeue "$SLURM_JOB_ID" || code=$?
+  if ((code == 0 || code > 128)); then # above: Slurm's signal ended it before it returned
     sleep "$GRACE_S" # Slurm ends this script
     exit 0
   fi

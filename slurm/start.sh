@@ -25,9 +25,9 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
   say "job $SLURM_JOB_ID attempt $ATTEMPT on ${NODE_NAMES[*]}; logs in $LOGS; ends ${end:-never}"
 }
 
-job_over() { # STATE/REASON from one answer; nothing while the job runs, or where Slurm does not answer
+job_over() { # STATE/REASON from one answer; nothing while the job lives, or where Slurm does not answer
   scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null |
-    sed -nE '/ JobState=RUNNING /d; s|.* JobState=([^ ]+) Reason=([^ ]+).*|\1/\2|p'
+    sed -nE '/ JobState=(RUNNING|SIGNALING|STOPPED|SUSPENDED|RESIZING) /d; s|.* JobState=([^ ]+) Reason=([^ ]+).*|\1/\2|p'
 }
 
 check_image() { # whether a container that is a file is there

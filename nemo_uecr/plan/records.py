@@ -180,7 +180,7 @@ def plan_text(plan: Plan) -> str:
     for phase in plan.phases:
         lines.append(f"  {phase.name:<18}{_size(phase.size) + share:>26} {phase.seconds:>10,.1f} s   {phase.how}")
         lines += (f"    {line}" for line in _items(phase.device))
-    waiting = f"   {plan.waiting:.0%} of the GPUs' time waits in the rollout's tail" if plan.waiting else ""
+    waiting = f"   {plan.waiting:.0%} of the GPUs' time waits in the rollout's tail" if plan.waiting >= 0.01 else ""
     lines.append(f"  {'whole step':<18}{plan.seconds:>27,.1f} s{waiting}")
     lines += ["", "host memory of each machine, besides device memory", *_items(plan.host)]
     lines += [f"  {'together':<28}{_size(plan.host_bytes):>12}"]

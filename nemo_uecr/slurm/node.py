@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from nemo_uecr.config.load import backend_of, load_nemo_config
+from nemo_uecr.config.load import backend_of, load_config, load_nemo_config
 from nemo_uecr.errors import ConfigError, DependencyError, require_extra
 from nemo_uecr.files import replace_file
 from nemo_uecr.plan.faults import layout_faults, refuse
@@ -131,9 +131,15 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
 
     Every attempt of a job runs the same words: they continue what the run folder holds.
     """
+    backend = backend_of(config, overrides)
     if smoke:
+        if backend != "local":
+            raise ConfigError(
+                f"{config} has backend {backend}; --smoke wants --config examples/configs/local/demo.yaml"
+            )
+        load_config(config, overrides)
         return ["slurm", "smoke", config, *overrides]
-    if backend_of(config, overrides) != "nemo_rl":
+    if backend != "nemo_rl":
         if nodes != 1:
             raise ConfigError(f"{config}: backend local runs on one node, the job has {nodes}; sbatch --nodes=1")
         return ["train", config, *overrides, "--resume"]

@@ -160,6 +160,7 @@ def test_the_gpus_of_a_job_are_slurm_s(given: str, gpus: int) -> None:
     [
         ("", "SIGUSR1: asking the run to save and end; cancelled:"),
         ("JobState=RUNNING Reason=None", "SIGUSR1: asking the run to save and end; cancelled:"),
+        ("JobState=SIGNALING Reason=None", "SIGUSR1: asking the run to save and end; cancelled:"),
         ("JobState=TIMEOUT Reason=TimeLimit", "cancelled: TIMEOUT/TimeLimit"),
     ],
 )
@@ -172,3 +173,13 @@ def test_a_signal_saves_unless_slurm_says_that_the_job_is_over(tmp_path: Path, a
     done = run(["bash", "-c", slurm])
     assert (done.stdout.strip(), done.stderr) == (said, "")
     assert (tmp_path / "stop").exists() == ("asking" in said)
+
+
+@pytest.mark.parametrize(
+    ("code", "last"), [(0, "REQUEUED: saved"), (143, "REQUEUED: saved"), (1, "FAILED: saved, but")]
+)
+def test_a_requeue_whose_answer_slurm_cuts_off_is_one(tmp_path: Path, code: int, last: str) -> None:
+    slurm = f"""scontrol() {{ return {code}; }}
+        SLURM_JOB_ID=7 ROOT=$PWD && source slurm/common.sh && LOGS={tmp_path} GRACE_S=0 && requeue saved"""
+    assert run(["bash", "-c", slurm]).stdout.splitlines()[-1].startswith(f"slurm: {last}")
+    assert (tmp_path / "final").read_text().startswith(last)

@@ -68,7 +68,11 @@ def test_two_nodes_form_one_cluster_and_train(
     folder = f"run.folder={tmp_path / 'run'}"
     words = [folder if word.startswith("run.folder=") else word for word in words]
     assert "train.steps=3" in words
-    job = slurm.submit(tmp_path, *words[:-1], *SMALL, *words[-1:], folder, UECR_ROOT=str(ROOT))
+    token = tmp_path / "home" / ".ray" / "auth_token"  # of a Ray that ran in this home
+    token.parent.mkdir(parents=True)
+    token.write_text("0" * 64)
+    home = {"HOME": str(tmp_path / "home")}
+    job = slurm.submit(tmp_path, *words[:-1], *SMALL, *words[-1:], folder, UECR_ROOT=str(ROOT), **home)
     log = tmp_path / f"uecr-qwen3-4b-{job}.log"
     end = slurm.wait_for_end(job, log)
     assert (end.state, end.said("2 of 2 nodes, 16 of 16 GPUs")) == ("COMPLETED", True), end.lines

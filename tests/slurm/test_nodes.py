@@ -51,6 +51,16 @@ def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:
     ("node", "words", "cause"),
     [
         ("n1", [LOCAL], f"{LOCAL}: backend local runs on one node, the job has 2; sbatch --nodes=1"),
+        (
+            "n1",
+            ["--smoke", NEMO],
+            f"{NEMO} has backend nemo_rl; --smoke wants --config examples/configs/local/demo.yaml",
+        ),
+        (
+            "n1",
+            ["--smoke", LOCAL, "train.step=3"],
+            "override 'train.step=3': unknown key train.step; the nearest known key is train.steps",
+        ),
         ("n2", ["--smoke", LOCAL], "ray is not installed; run: pip install 'nemo-uecr[ray]'"),
     ],
 )
@@ -140,6 +150,15 @@ def test_a_driver_that_hangs_is_ended_with_its_children(tmp_path: Path, ray: sub
 
 
 # --- replicas ---
+
+
+def test_a_finished_test_is_not_taken_for_a_new_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["slurm", "smoke", LOCAL, "train.steps=2", f"run.folder={tmp_path}"]
+    run_folder(tmp_path / "n1", {"step": 1}, {"step": 2})
+    assert entry_point(words) == 2
+    assert (
+        "holds a finished test, of which nothing would run again; choose another run.folder" in capsys.readouterr().err
+    )
 
 
 def run_folder(path: Path, *records: dict[str, float]) -> Path:
