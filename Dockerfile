@@ -10,6 +10,9 @@ LABEL org.opencontainers.image.title="nemo-uecr" \
       org.opencontainers.image.version="0.2.0" \
       org.opencontainers.image.licenses="Apache-2.0"
 
+# What the image lacks, on the path below.
+RUN python -m pip install --no-cache-dir --no-deps --target /opt/nemo-uecr 'cyclopts<6' docstring-parser
+
 COPY pyproject.toml README.md LICENSE CITATION.cff /opt/nemo-uecr/
 COPY examples /opt/nemo-uecr/examples
 COPY slurm /opt/nemo-uecr/slurm
@@ -17,9 +20,6 @@ COPY nemo_uecr /opt/nemo-uecr/nemo_uecr
 
 # The path, and no installation: workers run in environments of their own and inherit PYTHONPATH from the driver.
 ENV PYTHONPATH=/opt/nemo-uecr${PYTHONPATH:+:${PYTHONPATH}}
-
-# And what the image lacks, on the same path.
-RUN python -m pip install --no-cache-dir --no-deps --target /opt/nemo-uecr 'cyclopts<6' docstring-parser
 
 # vLLM and Megatron-Bridge are only in the environments of NeMo-RL's workers.
 RUN printf '%s\n' '#!/bin/sh' \

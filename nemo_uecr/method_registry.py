@@ -52,6 +52,7 @@ class Entry:
         identities: names in `nemo_uecr.core.invariants.IDENTITIES` that must hold; a violation stops the run.
         monitored: names there that are logged and never stop a run.
         parameters: numbers of its own.
+        compares: whether it compares the responses of a group, so that a group of one cannot be used.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Entry:
     identities: tuple[str, ...]
     monitored: tuple[str, ...] = ()
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    compares: bool = True
 
     @property
     def core_settings(self) -> frozenset[str]:
@@ -108,7 +110,7 @@ PAPER = (
     ),
     Entry(
         name="pg_opd", file="baselines", settings=NONE, scores=TEACHER, identities=("finite",),
-        equation="A = clip(delta, -5, 5)",
+        equation="A = clip(delta, -5, 5)", compares=False,
         provenance="eq:teacher-token-reward as the advantage; the clip is not in the paper",
     ),
     Entry(
@@ -189,7 +191,7 @@ ADDED = (
     ),
     Entry(
         name="g_opd", file="g_opd", settings=NONE, scores=TEACHER | {"initial_logp"}, identities=("finite",),
-        parameters={"extrapolation": Parameter(1.25, 0, 10)},
+        parameters={"extrapolation": Parameter(1.25, 0, 10)}, compares=False,
         equation="A = clip(extrapolation (log pi_T - log pi_0) - (log pi_old - log pi_0), -5, 5), pi_0 the initial "
         "student",
         provenance="G-OPD; its authors' ExOPD has extrapolation 1.25; the clip is pg_opd's and not theirs",
@@ -214,19 +216,19 @@ ADDED = (
     ),
     Entry(
         name="iw_opd", file="iw_opd", settings=NONE, scores=TEACHER, identities=("finite",), monitored=("budget",),
-        parameters={"amplification": Parameter(0.5, 0, 100)},
+        parameters={"amplification": Parameter(0.5, 0, 100)}, compares=False,
         equation="A = delta (1 + amplification (1 - sum of earlier |delta| / sum |delta|))",
         provenance="arXiv 2606.22600 as TRL 1.16 has it (iw_opd_gamma)",
     ),
     Entry(
         name="opsa_control", file="opsa", settings=NONE, scores=NONE, identities=("finite",),
-        parameters={"share": Parameter(0.2, 0.001, 1)},
+        parameters={"share": Parameter(0.2, 0.001, 1)}, compares=False,
         equation="A = -1/2 on the share of the batch's tokens with the lowest log pi_old; the others leave the loss",
         provenance="the control of OPSA, arXiv 2608.31046: no teacher and no verifier; by its authors' repository",
     ),
     Entry(
         name="opsa", file="opsa", settings=NONE, scores=frozenset({"student_entropy"}), identities=("finite",),
-        parameters={"share": Parameter(0.2, 0.001, 1)},
+        parameters={"share": Parameter(0.2, 0.001, 1)}, compares=False,
         equation="A = -1/2 - 1/2 (H - min) / (max - min) on opsa_control's tokens, H the student's entropy",
         provenance="OPSA, arXiv 2608.31046, by its authors' repository",
     ),

@@ -74,7 +74,7 @@ sbatch_value() { # SCRIPT OPTION: its value in the script's #SBATCH lines
 find_resources() { # SCRIPT
   NODES=${SLURM_JOB_NUM_NODES:-${ASKED_NODES:-$(sbatch_value "$1" nodes)}}
   GPUS=${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-${ASKED_GPUS:-$(sbatch_value "$1" gpus-per-node)}}}
-  GPUS=${GPUS##*:} # the second may name a kind, h100:8; a job that asked for 0 on nodes without has it alone
+  GPUS=${GPUS##*:} # SLURM_GPUS_PER_NODE may name a kind (h100:8); on nodes without GPUs it alone says 0
   GPUS=${GPUS:-0}
   CPUS=${SLURM_CPUS_ON_NODE:-1}
 }
@@ -100,10 +100,10 @@ PYTHONPATH=$0:$0/.venv-container${PYTHONPATH:+:$PYTHONPATH} exec "$worker" "$@"
 '
 
 find_python() { # COMMAND: our package lies on top of either environment and changes nothing in it
+  local lent=$ROOT/.venv-container/cyclopts worker=none
+  [[ -z $CONTAINER || -d $lent ]] ||
+    refuse "no $lent, which NeMo-RL's image lacks; in $ROOT: pip install --no-deps --target .venv-container 'cyclopts<6' docstring-parser"
   if [[ -n $CONTAINER && -z $DRY_RUN ]]; then
-    local lent=$ROOT/.venv-container/cyclopts worker=none
-    [[ -d $lent ]] ||
-      refuse "no $lent, which NeMo-RL's image lacks; in $ROOT: pip install --no-deps --target .venv-container 'cyclopts<6' docstring-parser"
     case $1 in
       evaluate) worker=nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWorker ;;
       convert) worker=nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker ;;

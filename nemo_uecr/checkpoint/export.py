@@ -20,7 +20,10 @@ def trained_model(run: Path) -> Path:
     if not inside:
         if (run / "config.json").is_file():
             return run
-        raise CheckpointError(f"{run}: no checkpoints/step-* and no config.json; expected a run folder or a checkpoint")
+        raise CheckpointError(
+            f"{run}: no checkpoints/step-* and no config.json; expected a local run's folder or checkpoint. `nemo-uecr "
+            "convert` makes a model of NeMo-RL's"
+        )
     state = read_object(inside[-1] / STATE)
     best = state["position"]["best_step"] if state["config"]["checkpoint"]["keep_best"] else None
     return inside[-1] if best is None else inside[0].with_name(f"step-{best:06d}")

@@ -43,8 +43,8 @@ def evaluate(
     r"""Measure avg@k of one or several models on benchmarks, keeping every sample.
 
     All models, the teacher included, are evaluated in the same way, each into its own folder under `--out`. Run the
-    same command again after an interruption: it generates only the missing samples. Unless an
-    option says otherwise, the prompt is that of the run that trained one of them.
+    same command again after an interruption: it generates only the missing samples. Unless an option says otherwise,
+    the prompt is that of the run that trained one of the models; without such a run it asks for the answer in \boxed{}.
 
         nemo-uecr evaluate student=runs/uecr/checkpoints/step-000160 teacher=path/to/teacher \
             --benchmarks aime24 amc23=amc23.jsonl --max-tokens 16384 --out evaluations
@@ -63,8 +63,8 @@ def evaluate(
         engine: What generates the responses.
         dtype: Precision of the model.
         batch: Responses generated, and saved, at once.
-        thinking: Chat template's mode.
-        prompt_template: The user's turn, with {question} in it; by default asks for the answer in \boxed{}.
+        thinking: Whether the chat template thinks.
+        prompt_template: The user's turn, with {question} in it.
         system_prompt: The system's turn; '' for none.
         dry_run: Check everything that is named; write nothing.
     """

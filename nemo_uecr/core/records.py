@@ -118,13 +118,14 @@ def check_finite(row_sums_b: Tensor, mask: Tensor, names: Names, **fields: Tenso
 
     A float64 sum of float32 values is finite exactly when every value is. A GPU is waited for once.
     """
+    limit = {name: LOGP_ROUNDING for name in fields if name.endswith("logp")}
     fine_b = row_sums_b.isfinite()
-    for values in (each for name, each in fields.items() if name.endswith("logp")):
-        fine_b &= ~((values > LOGP_ROUNDING) & mask).any(dim=1)
+    for name in limit:
+        fine_b &= ~((fields[name] > limit[name]) & mask).any(dim=1)
     if bool(fine_b.all()):
         return
     for name, values in fields.items():
-        wrong = ~values.isfinite() | (values > (LOGP_ROUNDING if name.endswith("logp") else math.inf))
+        wrong = ~values.isfinite() | (values > limit.get(name, math.inf))
         for row, column in (wrong & mask).nonzero()[:1].tolist():
             raise ScoreError(
                 f"{name} of {names.row(row)} at token {names.first_token + column} is {float(values[row, column])}; "

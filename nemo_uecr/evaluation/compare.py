@@ -48,7 +48,8 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
 def _samples(place: Path) -> tuple[Path, dict[str, Any]]:
     """The samples' file, and what is known of how they were drawn."""
     if not place.is_dir():
-        return place, recorded(place.parent) or recorded(place.parent.parent)
+        folder = place.absolute().parent
+        return place, recorded(folder) or recorded(folder.parent)
     return max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES), recorded(place)
 
 

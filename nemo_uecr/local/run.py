@@ -92,6 +92,9 @@ def train(
             sample = sampler_of(config, models.student, locate, prompts, benchmarks)
             clients = open_clients(folder, config.telemetry, flat_values(config))
             progress = Progress(total=config.train.steps, style=config.telemetry.progress)
+            if start is None:  # the steps of an attempt that left no checkpoint are gone, and so is its record
+                for record in folder.glob("provenance*.json"):
+                    record.unlink()
             write_run_files(folder, config, origins=origins, inputs=inputs)
             if models.teachers is not None:
                 models.teachers.keep_probes(folder)

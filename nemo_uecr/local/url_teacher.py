@@ -226,7 +226,7 @@ class UrlTeacher(Teacher):
                 log.warning("the teacher at %s did not answer (%s); asking again in %g s", self.asked.url, reason, wait)
                 time.sleep(wait)
         raise self._error(
-            f"did not answer {len(RETRY_S) + 1} times: {reason}. Start it, then run again (with --resume after a step)"
+            f"did not answer {len(RETRY_S) + 1} times: {reason}. Start it, then run again (--resume if it had begun)"
         )
 
     def _error(self, text: str, kind: type[ScoreError] = ScoreError) -> ScoreError:

@@ -139,6 +139,8 @@ def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor
             + ("" if mask is None else f" and mask {list(mask.shape)}")
             + "; expected one row of logits a token, that of the position before it"
         )
+    if mask is not None and mask.is_floating_point():  # an additive mask has 0 at the tokens
+        raise ScoreError(f"mask has dtype {mask.dtype}; expected bool or integer")
     if mask is None or bool(mask.all()):  # without a copy of the logits
         return logits.reshape(tokens.numel(), logits.shape[-1]), tokens.reshape(-1)
     return logits[mask.bool()], tokens[mask.bool()]

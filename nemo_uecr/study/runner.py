@@ -55,8 +55,9 @@ def forecast(study: StudyConfig) -> list[str]:
 def other_code(study: StudyConfig) -> list[str]:
     """A line where runs were made by other code of the package than today's."""
     code = package_source()[0]["package_sha256"]
-    old = [cell.folder for cell in grid.every_cell(study) if of_other_code(cell.folder, code)]
-    said = f"{len(old)} runs are of other code of the package than today's; delete them to run again, such as "
+    kept = (each.folder for each in grid.every_cell(study) if any((each.folder / "checkpoints").glob("step-*")))
+    old = [folder for folder in kept if of_other_code(folder, code)]
+    said = f"{len(old)} of the runs there used other code of the package; delete them to run again, such as "
     return [said + str(old[0])] if old else []
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from nemo_uecr import __version__
+from nemo_uecr.nemo import upstream
 from nemo_uecr.plan.doctor import IMAGE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +34,8 @@ def test_changelog_citation_and_image_label_have_it() -> None:
 
 def test_the_dockerfile_starts_from_the_image_that_the_doctor_names() -> None:
     assert re.findall(r"^FROM (\S+)$", text_of("Dockerfile"), re.M) == [IMAGE]
+    workers = re.findall(r"worker=(\S+)", text_of("Dockerfile"))
+    assert workers == [upstream.VLLM_WORKER_FQN, upstream.NATIVE_WORKER_FQN]
 
 
 def test_what_the_dockerfile_copies_is_there_and_not_ignored() -> None:

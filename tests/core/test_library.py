@@ -159,6 +159,8 @@ def test_masks_that_would_be_misread_are_refused() -> None:
         lambda: uecr(data | {"mask": additive}, group),
         lambda: nemo_uecr.teacher_reward(logp, logp, additive),
         lambda: nemo_uecr.policy_loss(logp, logp, logp, additive),
+        lambda: nemo_uecr.token_scores(logp.unsqueeze(-1), torch.zeros_like(logp).long(), additive),
+        lambda: nemo_uecr.token_logp(logp.unsqueeze(-1), torch.zeros_like(logp).long(), additive),
     ):
         with pytest.raises(ScoreError, match=r"mask has dtype torch.float32; expected bool or integer"):
             call()

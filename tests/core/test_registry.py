@@ -10,7 +10,7 @@ import torch
 
 from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.core.invariants import IDENTITIES
-from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.methods import METHODS, method_advantage
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ConfigError, ScoreError
 from nemo_uecr.method_registry import ADDED, PAPER, REGISTRY, SCORES
@@ -65,6 +65,18 @@ def test_a_score_is_needed_exactly_where_it_is_declared(name: str) -> None:
                 method.compute(without, batches.SETTINGS)
         else:
             assert torch.equal(method.compute(without, batches.SETTINGS).advantage_BT, expected)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_group_of_one_is_refused_exactly_by_what_compares(name: str) -> None:
+    batch, method = padded(mixed_responses(1, (4, 1))), METHODS[name]
+    settings = {key: value for key, value in vars(batches.SETTINGS).items() if key != "parameters"}
+    if method.compares:
+        with pytest.raises(ScoreError, match="is alone in its group"):
+            method.compute(batch, batches.SETTINGS)
+    else:
+        found = method_advantage(name, batch, unusable="zero", **settings)
+        assert torch.equal(found.advantage_BT, method_advantage(name, batch, **settings).advantage_BT)
 
 
 def test_a_parameter_out_of_range_is_named() -> None:

@@ -116,6 +116,18 @@ def test_a_resumed_run_passes_and_keeps_what_was_different(
     assert (folder / "source-1.diff").read_bytes() == diff
 
 
+def test_an_attempt_without_a_checkpoint_leaves_no_record_of_its_code(
+    tmp_path: Path, trained: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(shutil.copytree(trained, tmp_path / "run"))
+    shutil.rmtree(folder / "checkpoints")
+    code = manifest.package_source()[0]["package_sha256"]
+    replaced(folder / "provenance.json", code, "0" * 64)
+    tiny.run(folder, *tiny.every(), resume=True)
+    assert "other code" not in caplog.text
+    assert not manifest.of_other_code(folder, code)
+
+
 def test_the_source_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commit, then an edit, then a new file: each shows, and a package outside git has no commit."""
     package = tmp_path / "nemo_uecr"

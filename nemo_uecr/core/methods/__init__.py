@@ -84,7 +84,7 @@ def method_advantage(
     scalars = Settings(**{"std_floor": 0.0, "sample_std": False, **settings}, parameters=parameters)
     if unusable not in ("error", "zero"):
         raise ConfigError(f"unusable is {unusable!r}; expected 'error' or 'zero'")
-    usable_B = _usable(batch) if unusable == "zero" else None
+    usable_B = _usable(batch, method.compares) if unusable == "zero" else None
     if usable_B is None or bool(usable_B.all()):
         return method.compute(batch, scalars, detail=detail)
     nothing = not bool(usable_B.any())
@@ -96,7 +96,7 @@ def method_advantage(
             whole[field] = make(len(usable_B), *part.shape[1:], dtype=part.dtype, device=part.device)
             if not nothing:
                 whole[field][usable_B] = part
-    return Advantages(**whole, state=found.state)
+    return Advantages(**whole, state=scalars.state if nothing and found.state else found.state)
 
 
 def _stand_in(batch: ScoredBatch) -> ScoredBatch:
@@ -107,9 +107,11 @@ def _stand_in(batch: ScoredBatch) -> ScoredBatch:
     return replace(first, **twice | {"mask_BT": torch.ones_like(twice["mask_BT"])}, sample_ids=None)
 
 
-def _usable(batch: ScoredBatch) -> Tensor:
-    """[B] bool: responses with a token, whose group has another one."""
+def _usable(batch: ScoredBatch, compares: bool) -> Tensor:
+    """[B] bool: responses with a token, whose group has another one where the method compares them."""
     usable_B = batch.mask_BT.any(dim=1)
+    if not compares:
+        return usable_B
     group_P, index_B = torch.unique(batch.group_B, return_inverse=True)
     if len(group_P) == batch.responses:
         raise ScoreError(

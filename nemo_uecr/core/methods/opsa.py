@@ -18,7 +18,7 @@ def opsa_control(view: View, *, share: float) -> Advantages:
 
     def tokens(block: Block) -> dict[str, Tensor]:
         mask = block.of(selected_BT)
-        return {"advantage_BT": torch.full((1, 1), PENALTY, device=mask.device), "loss_mask_BT": mask}
+        return {"advantage_BT": torch.full((len(mask), 1), PENALTY, device=mask.device), "loss_mask_BT": mask}
 
     return view.tokens(tokens)
 

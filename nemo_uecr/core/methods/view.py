@@ -74,7 +74,7 @@ class View:
 
     @cached_property
     def _groups(self) -> Groups:
-        _ = self.batch.token_counts_B  # an empty response is an error for every method
+        _ = self.batch.token_counts_B  # an empty response is an error for all that compare
         return Groups.of(self.batch.group_B)
 
     def keep(self, field: str, value_B: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class View:
             if name in DETAILS and not self.detail:
                 continue
             rows, columns = mask.shape
-            if value.dim() != 2 or value.shape[0] not in (1, rows) or value.shape[1] not in (1, columns):
+            if tuple(value.shape) not in ((rows, columns), (rows, 1)):
                 got = list(value.shape)  # torch might spread a [b] value along the tokens
                 raise ScoreError(
                     f"{name}: got shape {got}, expected that of the block, {[rows, columns]}, or one column"
