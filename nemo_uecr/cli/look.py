@@ -200,7 +200,7 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
         say(annotated_yaml(loaded.config, loaded.origins).rstrip("\n"), *(f"# {note}" for note in notes))
     else:
         more = _check_nemo(loaded.config) if isinstance(loaded.config, NemoConfig) else _check_files(loaded.config)
-        say(*notes, *more, f"ok: {config}: keys, values and problem files")
+        say(*notes, *more, f"ok: {config}: keys and values; the problem files are there")
 
 
 def _check_nemo(config: NemoConfig) -> list[str]:

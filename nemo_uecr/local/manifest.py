@@ -88,7 +88,11 @@ def package_source() -> tuple[dict[str, object], bytes]:
         for name in _git("ls-files", "--others", "--exclude-standard", "-z", "--", *WATCHED).decode().split("\0"):
             if name:
                 diff += _git("diff", "--no-ext-diff", "--no-color", "--no-index", "--", "/dev/null", name)
-    return {"commit": commit or None, "dirty": bool(diff), "package_sha256": digest.hexdigest()}, diff
+    return {
+        "commit": commit or None,
+        "dirty": bool(diff) if commit else None,
+        "package_sha256": digest.hexdigest(),
+    }, diff
 
 
 def _git(*words: str) -> bytes:

@@ -55,10 +55,11 @@ def forecast(study: StudyConfig) -> list[str]:
 def other_code(study: StudyConfig) -> list[str]:
     """A line where runs were made by other code of the package than today's."""
     code = package_source()[0]["package_sha256"]
-    kept = (each.folder for each in grid.every_cell(study) if any((each.folder / "checkpoints").glob("step-*")))
-    old = [folder for folder in kept if of_other_code(folder, code)]
-    said = f"{len(old)} of the runs there used other code of the package; delete them to run again, such as "
-    return [said + str(old[0])] if old else []
+    kept = (each for each in grid.every_cell(study) if any((each.folder / "checkpoints").glob("step-*")))
+    old = Counter(cell.arm for cell in kept if of_other_code(cell.folder, code))
+    named = ", ".join(f"{count} of {arm}" for arm, count in old.items())
+    said = f"runs of other code of the package: {named}; to run an arm again, delete {study.folder}/*/*/ARM"
+    return [said] if old else []
 
 
 def run_study(study: StudyConfig, work: Work, *, stop: StopRequest, report: Report) -> Path:

@@ -83,7 +83,7 @@ def test_doctor_on_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_good_configuration_is_told_so_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry_point(["config", "check", *DEMO]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"ok: {DEMO[0]}: keys, values and problem files"
+    assert capsys.readouterr().out.splitlines()[-1] == f"ok: {DEMO[0]}: keys and values; the problem files are there"
     assert "ok: " not in refused(capsys, "config", "check", *DEMO, "data.train=nowhere.jsonl")
 
 

@@ -176,6 +176,8 @@ def test_missing_settings_are_named_together_and_a_wrong_method_has_the_list() -
         nemo_uecr.method_advantage("uecr", record)
     with pytest.raises(ConfigError, match="unusable is 'zeros'"):
         nemo_uecr.method_advantage("uecr", record, unusable="zeros", **SCALARS)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="uecr: unknown setting tau_dleta; expected of alpha, "):
+        nemo_uecr.method_advantage("uecr", record, **SCALARS, tau_dleta=1.0)
     with pytest.raises(ConfigError, match="no method 'urec'; expected one of grpo, "):
         nemo_uecr.method_advantage("urec", record)
     default = nemo_uecr.method_advantage("rlsd", record).advantage_BT

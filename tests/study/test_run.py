@@ -98,9 +98,10 @@ def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
     assert entry_point(command) == 0
     said = capsys.readouterr().out
     assert "0 models, 0 runs to choose learning rates, 2 runs for the tables" in said
-    assert f"1 of the runs there used other code of the package; delete them to run again, such as {kept[0]}" in said
+    old = f"runs of other code of the package: 1 of {kept[0].parent.name}; to run an arm again, delete {copied}/*/*/ARM"
+    assert old in said
     assert entry_point([*command, "--tables-only"]) == 0
-    assert "1 of the runs there used other code" in capsys.readouterr().out
+    assert old in capsys.readouterr().out
     assert [(folder / "metrics.jsonl").stat().st_mtime_ns for folder in kept] == stamps
     assert all(finished_run(folder) is not None for folder in runs)
     study_file(copied.parent, variants={"one_update": ["loss.clip_low=0.1"]})

@@ -80,6 +80,10 @@ def method_advantage(
     if name not in METHODS:
         raise ConfigError(f"no method {name!r}; expected one of {', '.join(METHODS)}")
     method = METHODS[name]
+    known = {*vars(Settings()), *method.parameters} - {"parameters"}
+    if unknown := settings.keys() - known:
+        listed = ", ".join(sorted(known))
+        raise ConfigError(f"{name}: unknown setting {', '.join(sorted(unknown))}; expected of {listed}")
     parameters = {key: settings.pop(key, parameter.default) for key, parameter in method.parameters.items()}
     scalars = Settings(**{"std_floor": 0.0, "sample_std": False, **settings}, parameters=parameters)
     if unusable not in ("error", "zero"):
