@@ -75,6 +75,8 @@ def rows(tokens: Tensor) -> Tensor:
 def numbered(group: Tensor | Sequence[Hashable], device: torch.device) -> Tensor:
     """[B] integer prompt identities: a tensor of them, of any shape, or the numbers of hashable ones."""
     if isinstance(group, Tensor):
+        if group.is_floating_point():
+            raise ScoreError(f"group has dtype {group.dtype}; expected integers: are rewards and groups exchanged?")
         return group.reshape(-1)
     numbers: dict[Hashable, int] = {}
     keys = [each.item() if isinstance(each, Tensor) else each for each in group]
@@ -85,6 +87,8 @@ def as_bool(mask: Tensor) -> Tensor:
     """A bool or integer mask as bool; a float one may be additive, whose zeros are the tokens to keep."""
     if mask.is_floating_point():
         raise ScoreError(f"mask has dtype {mask.dtype}; expected bool or integer: if these are 1 and 0, pass mask == 1")
+    if mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
+        raise ScoreError(f"mask has values from {int(mask.min())} to {int(mask.max())}; expected 0 and 1")
     return mask.bool()
 
 
