@@ -168,7 +168,7 @@ def test_masks_that_would_be_misread_are_refused() -> None:
         uecr(data | {"mask": data["mask"][..., 0]}, group)
     with pytest.raises(ScoreError, match="mask has values from -10000 to 0; expected 0 and 1"):
         uecr(data | {"mask": torch.where(data["mask"] == 0, -10000, 0)}, group)
-    with pytest.raises(ScoreError, match="group has dtype torch.float32; expected integers: are"):
+    with pytest.raises(ScoreError, match=r"group has dtype torch\.float32; expected integers: are"):
         uecr(data, group.float())
     with pytest.raises(ScoreError, match=r"teacher_logp \[3, 4, 7\]"):  # as many values, in another order
         uecr(data | {"teacher_logp": data["teacher_logp"].transpose(0, 1)}, group)
