@@ -61,9 +61,10 @@ def test_the_page_s_dry_runs(command: Shown) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", LOOKS, ids=[command.text for command in LOOKS])
-def test_the_page_s_looks(command: Shown) -> None:
+def test_the_page_s_looks(command: Shown, tmp_path: Path) -> None:
     """The doctor may miss GPUs, packages and data here; everything else must work as the page shows it."""
-    done = run([sys.executable, "-m", "nemo_uecr", *command.words[1:]])
+    elsewhere = [f"run.folder={tmp_path / 'run'}"] if command.words[1] == "train" else []
+    done = run([sys.executable, "-m", "nemo_uecr", *command.words[1:], *elsewhere])
     assert done.returncode in ((0, 1) if command.words[1] == "doctor" else (0,)), done.stderr
     assert "Traceback" not in done.stderr
 
