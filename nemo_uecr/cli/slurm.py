@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.common import ConfigFile, Override, family, say
 from nemo_uecr.cli.train import train_local
-from nemo_uecr.errors import RunFolderError, require_extra
+from nemo_uecr.errors import require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.stopping import StopRequest
@@ -29,15 +29,8 @@ def smoke(config: ConfigFile, /, *overrides: Override) -> None:
     from nemo_uecr.config.load import load_config
     from nemo_uecr.slurm.replicas import compare_nodes
     from nemo_uecr.stopping import listening
-    from nemo_uecr.telemetry.sinks import STEPS, read_records
 
-    run = load_config(config, overrides).config
-    folder = Path(run.run.folder).resolve()
-    done = [len(read_records(path)[0]) >= run.train.steps for path in folder.glob(f"*/{STEPS}")]
-    if done and all(done):
-        raise RunFolderError(
-            f"{folder} holds a finished test, of which nothing would run again; choose another run.folder"
-        )
+    folder = Path(load_config(config, overrides).config.run.folder).resolve()
     os.environ["RAY_DEDUP_LOGS"] = "0"  # read at the import; else lines end in "[repeated 4x across cluster]", coloured
     require_extra("ray")
     import ray

@@ -35,6 +35,7 @@ from nemo_uecr.errors import ConfigError, DependencyError, require_extra
 from nemo_uecr.files import replace_file
 from nemo_uecr.plan.faults import layout_faults, refuse
 from nemo_uecr.stopping import STOPPED
+from nemo_uecr.telemetry.sinks import STEPS, read_records
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,10 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
             raise ConfigError(
                 f"{config} has backend {backend}; --smoke wants --config examples/configs/local/demo.yaml"
             )
-        load_config(config, overrides)
+        run = load_config(config, overrides).config
+        done = [len(read_records(path)[0]) >= run.train.steps for path in Path(run.run.folder).glob(f"*/{STEPS}")]
+        if done and all(done):
+            raise ConfigError(f"run.folder={run.run.folder} holds a finished test; choose another, to run it again")
         return ["slurm", "smoke", config, *overrides]
     if backend != "nemo_rl":
         if nodes != 1:

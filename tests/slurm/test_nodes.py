@@ -152,13 +152,13 @@ def test_a_driver_that_hangs_is_ended_with_its_children(tmp_path: Path, ray: sub
 # --- replicas ---
 
 
-def test_a_finished_test_is_not_taken_for_a_new_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["slurm", "smoke", LOCAL, "train.steps=2", f"run.folder={tmp_path}"]
+def test_a_finished_test_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    words = ["train.steps=2", f"run.folder={tmp_path}"]
     run_folder(tmp_path / "n1", {"step": 1}, {"step": 2})
-    assert entry_point(words) == 2
-    assert (
-        "holds a finished test, of which nothing would run again; choose another run.folder" in capsys.readouterr().err
-    )
+    with pytest.raises(ConfigError, match="holds a finished test; choose another, to run it again"):
+        command_words(LOCAL, words, smoke=True, nodes=2, gpus=0)
+    run_folder(tmp_path / "n2", {"step": 1})
+    assert command_words(LOCAL, words, smoke=True, nodes=2, gpus=0) == ["slurm", "smoke", LOCAL, *words]
 
 
 def run_folder(path: Path, *records: dict[str, float]) -> Path:
