@@ -14,7 +14,7 @@ from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, say, wr
 from nemo_uecr.errors import ConfigError, require_extra
 
 if TYPE_CHECKING:
-    from nemo_uecr.audit.advice import Facts
+    from nemo_uecr.audit.advice import Facts, Line
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.doctor import Finding
@@ -117,11 +117,11 @@ def _fit(
     gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - room))
     gpu = replace(gpu, name=f"GPU of {size:g} GB with the rates of the {gpu.name}", memory=room)
     tried = climb(lambda more: load_config(config, [*overrides, *more]).config, gpu, lengths, sizes=sizes)
-    say(fit_text(tried, ["nemo-uecr", "train", config, *overrides]))
     best = min(tried, key=lambda rung: (rung.plan.misfits, rung.plan.fullest.size)).plan
-    write_json(json, {"format": "nemo_uecr.fit/1", "keys": typed(tried[-1].keys), "plan": as_json(best)})
-    if best.mismatches:
+    if best.mismatches:  # no key of the ladder mends them
         raise ConfigError("; ".join(best.mismatches))
+    say(fit_text(tried, ["nemo-uecr", "train", config, *overrides]))
+    write_json(json, {"format": "nemo_uecr.fit/1", "keys": typed(tried[-1].keys), "plan": as_json(best)})
     if best.misfits:
         largest = max(best.fullest.device, key=lambda item: item.size)
         raise ConfigError(
@@ -187,7 +187,7 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
 
     Args:
         action: `show` prints the complete configuration as YAML, every value with the file it comes from. `check`
-            validates it, looks for the problem files, and prints the objective as one equation.
+            validates it, reads the problems, and prints the objective as one equation.
     """
     from nemo_uecr.config.load import annotated_yaml, load
     from nemo_uecr.config.methods import objective, unused_line
@@ -199,8 +199,8 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     if action == "show":
         say(annotated_yaml(loaded.config, loaded.origins).rstrip("\n"), *(f"# {note}" for note in notes))
     else:
-        more = _check_nemo(loaded.config) if isinstance(loaded.config, NemoConfig) else _check_files(loaded.config)
-        say(*notes, *more, f"ok: {config}: keys and values; the problem files are there")
+        more = _check_nemo(loaded.config) if isinstance(loaded.config, NemoConfig) else _check_problems(loaded.config)
+        say(*notes, *more, f"ok: {config}: keys, values and problems")
 
 
 def _check_nemo(config: NemoConfig) -> list[str]:
@@ -219,14 +219,16 @@ def _check_nemo(config: NemoConfig) -> list[str]:
     return [*notes, f"NeMo-RL {version}: its schema accepts the run"]
 
 
-def _check_files(config: Config) -> list[str]:
-    from nemo_uecr.data.benchmarks import check_benchmark_files
+def _check_problems(config: Config) -> list[str]:
     from nemo_uecr.data.manifest import training_file
+    from nemo_uecr.data.problems import load_problems
 
-    if not config.data.train.startswith("demo:"):
-        training_file(Path(config.data.train), "data.train")
-    benchmarks = config.evaluation.benchmarks
-    check_benchmark_files({name: path for name, path in benchmarks.items() if not path.startswith("demo:")})
+    data, files = config.data, [Path(path) for path in config.evaluation.benchmarks.values()]
+    if not data.train.startswith("demo:"):
+        files.append(training_file(Path(data.train), "data.train"))
+    for file in files:
+        if not str(file).startswith("demo:"):
+            load_problems(file, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
     return []
 
 
@@ -250,11 +252,17 @@ def advise(
         problems: Training problems to draw responses to.
         out: Output folder (default: audits/advise in the run folder).
     """
-    say(*advised(source, overrides, problems=problems, out=out))
+    measured, advice, folder = advised(source, overrides, problems=problems, out=out)
+    say(*(f"{line.name:<27} {line.value:<21} {line.meaning}" for line in measured))
+    for line in advice:
+        say(f"{line.name:<12}{line.value}", f"{'':<12}{line.meaning} ({line.sure})")
+    say(f"advice: {folder}")
 
 
-def advised(source: str, overrides: Sequence[str], *, problems: int, out: Path | None) -> list[str]:
-    """Write the advice; the same in lines for a terminal."""
+def advised(
+    source: str, overrides: Sequence[str], *, problems: int, out: Path | None
+) -> tuple[list[Line], list[Line], Path]:
+    """Write the advice; what was measured, what follows from it, and the folder."""
     require_extra("local")
     from nemo_uecr.audit.advice import advice, advice_lines, load_map, measured_lines
     from nemo_uecr.audit.output import write_audit
@@ -262,10 +270,7 @@ def advised(source: str, overrides: Sequence[str], *, problems: int, out: Path |
     facts, cells = _facts(source, overrides, problems), load_map()
     folder = out or Path(facts.config.run.folder) / "audits" / "advise"
     write_audit(folder, advice(facts, cells))
-    lines = [f"{line.name:<27} {line.value:<21} {line.meaning}" for line in measured_lines(facts)]
-    for line in advice_lines(facts, cells):
-        lines += [f"{line.name:<12}{line.value}", f"{'':<12}{line.meaning} ({line.sure})"]
-    return [*lines, f"advice: {folder}"]
+    return measured_lines(facts), advice_lines(facts, cells), folder
 
 
 def _facts(source: str, overrides: Sequence[str], problems: int) -> Facts:

@@ -110,9 +110,10 @@ def demo(*overrides: Override, no_open: bool = False) -> None:
     from nemo_uecr.cli.runs import report
 
     folder = train_local(demo_config_path(), with_free_folder(overrides), resume=False)
-    advice = advised(str(folder / "config.yaml"), [], problems=DEMO_PROBLEMS, out=None)
+    _, advice, _ = advised(str(folder / "config.yaml"), [], problems=DEMO_PROBLEMS, out=None)
     report(folder, open_=not no_open)
-    say("", "before the training, nemo-uecr advise says:", *advice)
+    say("", "nemo-uecr advise, of the untrained student (the report has the reasons):")
+    say(*(f"{line.name:<12}{line.value}" for line in advice))
 
 
 def demo_config_path() -> str:

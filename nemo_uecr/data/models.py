@@ -266,6 +266,17 @@ def has_hub_form(name: str) -> bool:
     return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
+def cached(name: str) -> Path | None:
+    """The config.json of a hub's model in this machine's cache."""
+    from huggingface_hub import errors, try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except errors.HFValidationError:  # no name of the hub's
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
 def only_here(name: str) -> bool:
     """Whether the files of a folder or hub name can come from this machine alone: the hub is not needed or is silent.
 

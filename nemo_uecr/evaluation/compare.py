@@ -50,7 +50,11 @@ def _samples(place: Path) -> tuple[Path, dict[str, Any]]:
     if not place.is_dir():
         folder = place.absolute().parent
         return place, recorded(folder) or recorded(folder.parent)
-    return max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES), recorded(place)
+    file = max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES)
+    below = {each.parent.name for name in (SAMPLES, "evaluations") for each in place.glob(f"*/{name}")}
+    if below and not file.exists():
+        raise DataError(f"{place} is no evaluation; it holds some: {', '.join(sorted(below))}")
+    return file, recorded(place)
 
 
 def lines_of(differences: Mapping[str, Difference]) -> list[str]:

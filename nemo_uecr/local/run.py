@@ -87,6 +87,8 @@ def train(
                 position = start[2]
                 checkpoints.prune(position)
                 log.info("resuming after step %d from %s", position.step, start[0])
+                if position.step >= config.train.steps:
+                    log.info("the run is complete; a larger train.steps would continue it")
                 start = (start[0], {}, position)  # the optimizer has it
             placement = placement_of(config, models, optimizer)
             sample = sampler_of(config, models.student, locate, prompts, benchmarks)

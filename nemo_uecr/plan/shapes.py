@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import ParallelConfig
-from nemo_uecr.data.models import DecoderSizes, decoder_sizes
+from nemo_uecr.data.models import DecoderSizes, cached, decoder_sizes
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object
 
@@ -52,18 +52,18 @@ KNOWN = {
 
 
 def shape_of(name: str, *, role: str) -> ModelShape:
-    """Sizes of a model that a section `role` of a configuration names: a folder with config.json, or one of `KNOWN`."""
-    file = Path(name).expanduser() / "config.json"
+    """Sizes of a model that a section `role` names: a folder, one of `KNOWN`, or a model in the hub's cache here."""
+    file, known = Path(name).expanduser() / "config.json", KNOWN.get(name.removesuffix("-Base"))
+    if not file.is_file() and known is not None:
+        return replace(known, positions=32_768) if name.endswith("-Base") else known
+    file = cached(name) or file
     if file.is_file():
         return shape_of_values(read_object(file), f"{role}.model_name: {file}")
-    known = KNOWN.get(name.removesuffix("-Base"))
-    if known is None:
-        raise DataError(
-            f"{role}.model_name: got {name!r}, whose sizes are not known; expected a folder with the model's "
-            f"config.json, or one of {', '.join(KNOWN)} (for a model that is yet to be made, name the one it is made "
-            "from)"
-        )
-    return replace(known, positions=32_768) if name.endswith("-Base") else known
+    raise DataError(
+        f"{role}.model_name: got {name!r}, whose sizes are not known here; expected a folder with the model's "
+        f"config.json, a model in the hub's cache (hf download {name}), or one of {', '.join(KNOWN)} and their -Base "
+        "models (for a model that is yet to be made, name the one it is made from)"
+    )
 
 
 def shape_of_values(values: Mapping[str, Any], where: str) -> ModelShape:

@@ -81,10 +81,12 @@ def test_doctor_on_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None
     assert f"fail  ray port                    {port} is taken" in capsys.readouterr().out
 
 
-def test_a_good_configuration_is_told_so_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_is_checked_with_its_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry_point(["config", "check", *DEMO]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"ok: {DEMO[0]}: keys and values; the problem files are there"
-    assert "ok: " not in refused(capsys, "config", "check", *DEMO, "data.train=nowhere.jsonl")
+    assert capsys.readouterr().out.splitlines()[-1] == f"ok: {DEMO[0]}: keys, values and problems"
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "1+1", "answer": ""}\n')
+    assert f"{rows}:1: question is '1+1', " in refused(capsys, "config", "check", *DEMO, f"data.train={rows}")
 
 
 def test_a_plan_for_one_gpu_says_that_it_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,7 @@ REFUSALS = {
     ("config", "check", CONFIGS / "local" / "my_problems.yaml"): "data.train: path/to/train.jsonl: no such file",
     ("evaluate", "m", "--out", "o"): "--max-tokens",
     ("trainn", DEMO): 'Did you mean "train"?',
+    ("train", DEMO, "--steps", "3"): "Unknown option: --steps. A configuration's keys are given as key=value",
     ("train", DEMO, "--resum"): "Unknown option: --resum. Did you mean --resume? See: nemo-uecr train --help",
     ("train",): "CONFIG requires an argument",
     ("audit", "signal", "s", "--pairs", "0"): "Must be > 0",

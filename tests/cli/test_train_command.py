@@ -130,7 +130,7 @@ def test_demo_trains_and_reports(
     assert steps_in(Path("runs/demo")) == [1, 2]
     printed = capsys.readouterr().out
     assert "report: runs/demo/report.html\n" in printed
-    assert printed.endswith("advice: runs/demo/audits/advise\n")
+    assert "\nmethod      " in printed.partition("the report has the reasons")[2]
     assert "<h3>Advice</h3>" in Path("runs/demo/report.html").read_text(encoding="utf-8")
     assert with_free_folder(["run.seed=1"]) == ["run.folder=runs/demo-2", "run.seed=1"]
     assert with_free_folder(["+run.folder=mine"]) == ["+run.folder=mine"]

@@ -122,6 +122,12 @@ def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nemo-uecr train" not in shown.out
 
 
+def test_more_tokens_than_positions_fit_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry_point(["plan", str(EIGHT), "--fit", "80", "rollout.max_response_tokens=50000"]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, "40960" in shown.err) == ("", True), shown.err
+
+
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
 def test_a_ready_configuration_fits_its_gpu(path: Path) -> None:
     """With the reading of GB that has the fewest bytes."""

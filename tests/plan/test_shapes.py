@@ -45,6 +45,18 @@ def test_every_parameter_is_counted(name: str, more: dict[str, Any], tied: bool,
     assert parameters(shape_of(str(tmp_path), role="student")) == found
 
 
+def test_a_model_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--a--b" / "refs").mkdir(parents=True)
+    (tmp_path / "models--a--b" / "refs" / "main").write_text("c0ffee")
+    folder = tmp_path / "models--a--b" / "snapshots" / "c0ffee"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(WHOLE))
+    assert shape_of("a/b", role="student") == shape_of(str(folder), role="student")
+    with pytest.raises(DataError, match="hf download a/c"):
+        shape_of("a/c", role="student")
+
+
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_table_is_that_of_the_real_sizes(name: str) -> None:
     shape = KNOWN[name]
