@@ -2,9 +2,9 @@
 # shellcheck shell=bash
 
 dry_run() { # SCRIPT COMMAND...: everything that would run, and nothing runs
-  local code=0
-  section "script $1"
-  cat "$1"
+  local script=$1 code=0 plan
+  section "script $script"
+  cat "$script"
   shift
   section "resources: $NODES nodes, $GPUS GPUs each; environment: ${CONTAINER:-$VENV}"
   section command
@@ -15,10 +15,25 @@ dry_run() { # SCRIPT COMMAND...: everything that would run, and nothing runs
   else
     uecr config show "$CONFIG" "${RESOLVED[@]}" || code=$?
     section plan
-    uecr plan "$CONFIG" "${RESOLVED[@]}" || code=$?
+    plan=$(uecr plan "$CONFIG" "${RESOLVED[@]}") || code=$?
+    printf '%s\n' "$plan"
+    compare_notice "$(sbatch_value "$script" signal)" "$plan"
   fi
   ((code == 0)) || refuse "the dry run found an error, see above"
   finish 0 DONE "dry run; nothing was started"
+}
+
+compare_notice() { # B:USR1@SECONDS PLAN: a step that is longer than the notice is lost at the time limit
+  local notice=${1##*@} step
+  step=$(sed -nE 's/^ *whole step +([0-9,]+).*/\1/p' <<<"$2" | head -n 1)
+  step=${step//,/}
+  [[ -n $step ]] || return 0
+  section notice
+  if ((step < notice)); then
+    echo "the notice of $notice s is longer than the longest step planned, $step s"
+  else
+    echo "the longest step planned, $step s with every response at its limit, is no shorter than the notice of $notice s: see the expected one with nemo-uecr plan --response-tokens MEAN, and ask for more than that: sbatch --signal=B:USR1@SECONDS"
+  fi
 }
 
 section() { printf '\n# --- %s\n' "$*"; }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -68,6 +68,8 @@ def evaluate(
         system_prompt: The system's turn; '' for none.
         dry_run: Check everything that is named; write nothing.
     """
+    import yaml
+
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
     from nemo_uecr.evaluation import engines, runner
     from nemo_uecr.evaluation.samples import lines_of
@@ -85,8 +87,7 @@ def evaluate(
         for label, model in named.items():
             engines.check_model(locate(model))
             check_writable(out / label)
-        say(f"dry run: {settings}")
-        return
+        return say(yaml.safe_dump(asdict(settings), sort_keys=False, width=float("inf")).rstrip())
     named = {label: resolve(model) for label, model in named.items()}
     for model in named.values():
         engines.load_tokens(model)  # a mistyped path is told before a missing package and the first model's hours

@@ -199,6 +199,10 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     if action == "show":
         say(annotated_yaml(loaded.config, loaded.origins).rstrip("\n"), *(f"# {note}" for note in notes))
     else:
+        from nemo_uecr.core.invariants import rehearse
+
+        method = loaded.config.method
+        rehearse(method.name, method.core_settings(), loaded.config.tolerances.model_dump())
         more = _check_nemo(loaded.config) if isinstance(loaded.config, NemoConfig) else _check_problems(loaded.config)
         say(*notes, *more, f"ok: {config}: keys, values and problems")
 

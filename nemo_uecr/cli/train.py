@@ -52,7 +52,7 @@ def _train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Pa
     from nemo_uecr.nemo.launcher import train as launch
 
     loaded = load_as(NemoConfig, config, overrides)
-    _note_unused(loaded)
+    _look_over(loaded, resume=resume)
     logger.info(objective(loaded.config))
     with locked(Path(loaded.config.run.folder)):
         return launch(loaded.config, resume=resume, origins=loaded.origins)
@@ -67,7 +67,7 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
     from nemo_uecr.stopping import listening
 
     loaded = load_config(config, overrides)
-    _note_unused(loaded)
+    _look_over(loaded, resume=resume)
     require_extra("local")
     from nemo_uecr.local.run import train as run
     from nemo_uecr.study.demo import resolve
@@ -88,10 +88,14 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
         raise
 
 
-def _note_unused(loaded: Loaded[Any]) -> None:
+def _look_over(loaded: Loaded[Any], *, resume: bool) -> None:
+    """Try the method out, and log what it does not use."""
     from nemo_uecr.config.methods import unused_line
+    from nemo_uecr.core.invariants import rehearse
 
-    if line := unused_line(loaded.config, loaded.origins):
+    method = loaded.config.method
+    rehearse(method.name, method.core_settings(), loaded.config.tolerances.model_dump())
+    if not resume and (line := unused_line(loaded.config, loaded.origins)):  # a run's own file states every key
         logger.info(line)
 
 

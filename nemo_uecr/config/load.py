@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config, MethodConfig, Section, nearest_name
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
+from nemo_uecr.method_registry import REGISTRY
 
 #: Origins of a value given on the command line, and of one that neither a file nor the command line gave.
 OVERRIDE, DEFAULT = "override", "default"
@@ -48,6 +49,8 @@ INTERPOLATION = re.compile(r"(\\*)\$\{")
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b),
 }  # fmt: skip
+#: Each method's own numbers, among the nearest of an unknown key.
+PARAMETERS = [f"method.parameters.{key}" for entry in REGISTRY.values() for key in entry.parameters]
 #: Where `annotated_yaml` begins its comments.
 COLUMN = 48
 
@@ -105,7 +108,11 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
     A fault is one line that says what was got, what was expected and where it was set.
     """
     shown = os.fspath(path)
-    layer = reduce(_overlay, [override_layer(text, schema) for text in overrides], read_chain(shown))
+    chain = read_chain(shown)
+    for key, command in (("arms", "study"), ("backend", "train")):
+        if key in chain.values and key not in schema.model_fields:
+            raise ConfigError(f"{shown} has the key {key}, so it is a file for another command: nemo-uecr {command}")
+    layer = reduce(_overlay, [override_layer(text, schema) for text in overrides], chain)
     config = _validated(schema, _resolved(layer, shown), layer.origins, shown)
     return Loaded(config, {key: layer.origins.get(key, DEFAULT) for key in flat_values(config)})
 
@@ -231,7 +238,7 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     name = name.strip().lstrip("+")
     key = key_of(name, schema)
     if key is None:
-        nearest = nearest_name(name, known_keys(schema))
+        nearest = nearest_name(name, [*known_keys(schema), *PARAMETERS])
         raise ConfigError(f"override {text!r}: unknown key {name}; the nearest known key is {nearest}")
     annotation, parts = known_keys(schema)[key].annotation, (name if ".NAME." in key else key).split(".")
     if name != key and ".NAME." not in key:
@@ -314,7 +321,7 @@ def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[s
         if first["type"] == "value_error":
             said = str(first["ctx"]["error"])
         elif first["type"] == "extra_forbidden":
-            nearest = nearest_name(name, known_keys(schema))
+            nearest = nearest_name(name, [*known_keys(schema), *PARAMETERS])
             said = f"{_origin(name, origins, path)}: unknown key {name}; the nearest known key is {nearest}"
         elif first["type"] == "missing" and isinstance(first["loc"][-1], str):  # else a list is too short
             said = f"{path}: missing {name}; write it in the file or pass {name}=VALUE"

@@ -53,8 +53,10 @@ Tracking = Annotated[Literal["off", "offline", "online"], Word]
 
 
 def nearest_name(wrong: str, known: Iterable[str]) -> str:
-    """The known name most similar to a wrong one."""
-    return get_close_matches(wrong.lower(), list(known), n=1, cutoff=0.0)[0]
+    """The known name most similar to a wrong one; first come those that end alike, then those that begin with it."""
+    known, last = list(known), wrong.rpartition(".")[2]
+    alike = [name for name in known if name.rpartition(".")[2] == last] or [n for n in known if n.startswith(wrong)]
+    return get_close_matches(wrong.lower(), alike or known, n=1, cutoff=0.0)[0]
 
 
 class Section(BaseModel):
@@ -154,7 +156,8 @@ class MethodConfig(Section):
                 own[name].check(f"method.parameters.{name}", value)
             elif name not in known:  # another method's is left alone
                 raise ValueError(
-                    f"method.parameters.{name}: no such parameter; {self.name} has: {', '.join(own) or 'none'}"
+                    f"method.parameters.{name}: no such parameter; {self.name} has: {', '.join(own) or 'none'}; "
+                    f"the nearest of all methods is {nearest_name(name, known)}"
                 )
         return self
 

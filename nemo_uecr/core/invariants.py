@@ -5,15 +5,16 @@ Tests, run telemetry and audits call the same functions. Shape legend: B = respo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
-from nemo_uecr.errors import InvariantError
+from nemo_uecr.errors import ConfigError, InvariantError, ScoreError
 from nemo_uecr.method_registry import Entry
 
 #: (batch, settings, advantages) -> [B] residual of each response, 0 when the identity holds exactly.
@@ -90,6 +91,7 @@ def check_identities(
         tolerances: largest allowed residual by identity name; counts and monitored ones need none.
 
     Raises:
+        ConfigError: If there is no such identity, or no tolerance for it.
         InvariantError: If a declared identity is violated, naming the worst response.
     """
     if "alpha" not in method.settings:
@@ -97,6 +99,11 @@ def check_identities(
         settings = replace(settings, alpha=0.0)
     worst: dict[str, float] = {}
     for name in (*method.identities, *method.monitored):
+        if name not in IDENTITIES or (name in method.identities and name not in EXACT | tolerances.keys()):
+            known, given = ", ".join(IDENTITIES), ", ".join(tolerances) or "none"
+            raise ConfigError(
+                f"{method.name} declares {name!r}; expected of {known}, with a tolerance (given: {given})"
+            )
         statement, residual_of = IDENTITIES[name]
         residual_B = residual_of(batch, settings, advantages)
         row = int(residual_B.argmax())
@@ -110,6 +117,20 @@ def check_identities(
                 f"expected at most {allowed:g} for method {method.name}"
             )
     return worst
+
+
+def rehearse(name: str, scalars: Mapping[str, Any], tolerances: dict[str, float]) -> None:
+    """Compute and check a made batch: a slip in a method's line is a ConfigError before the first rollout."""
+    nats_BT = torch.linspace(0.2, 1.6, 8, dtype=torch.float64).reshape(4, 2)
+    made: dict[str, Any] = {f"{s}_BT": nats_BT if "entropy" in s else -nats_BT for s in METHODS[name].scores}
+    group_B, settings = torch.tensor([0, 0, 1, 1]), Settings(**scalars, step=0, total_steps=1, seed=0)
+    try:
+        batch = ScoredBatch(1.0 - group_B.roll(1), group_B, nats_BT > 0, -nats_BT.flip(0), **made)
+        found = METHODS[name].compute(batch, settings, detail=True)
+        check_identities(METHODS[name], batch, settings, found, tolerances)
+    except (ScoreError, InvariantError, ImportError, AttributeError, TypeError) as error:
+        said = f"method {name}, tried on a made batch: {error}; see its file, and its line in method_registry.py"
+        raise ConfigError(said) from error
 
 
 def _present(tensor: Tensor | None, name: str) -> Tensor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.records import as_bool
+from nemo_uecr.core.records import check_scores
 from nemo_uecr.errors import ScoreError
 
 
@@ -81,15 +81,13 @@ def policy_loss(
         second: token advantages and coefficient of a second clipped surrogate.
 
     Raises:
-        ScoreError: If shapes differ, the denominator is not positive, or the reference and its coefficient disagree.
+        ScoreError: If shapes or types differ, the denominator is not positive, or reference and coefficient disagree.
 
     References:
         eq:policy-loss, eq:final-objective.
     """
-    for name, each in (("old_logp", old_logp), ("advantage", advantage), ("mask", mask), ("ref_logp", ref_logp)):
-        if each is not None and each.shape != logp.shape:
-            raise ScoreError(f"{name} has shape {list(each.shape)}; expected {list(logp.shape)}, the shape of logp")
-    mask = as_bool(mask)
+    added = {"second": second[0]} if second else {}
+    mask = check_scores(mask, logp=logp, old_logp=old_logp, advantage=advantage, ref_logp=ref_logp, **added)
     if denominator is None:
         denominator = max(float(mask.sum()), 1.0)
     if denominator <= 0:

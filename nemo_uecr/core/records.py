@@ -170,11 +170,7 @@ class ScoredBatch:
     sample_ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse shapes and types that no method could use.
-
-        Raises:
-            ScoreError: naming the field.
-        """
+        """Refuse shapes and types that no method could use: a ScoreError that names the field."""
         reward_B, mask, responses = self.task_reward_B, self.mask_BT, self.responses
         if reward_B.ndim != 1 or responses == 0 or self.group_B.shape != reward_B.shape:
             raise ScoreError(
@@ -210,15 +206,8 @@ class ScoredBatch:
     ) -> ScoredBatch:
         """A batch of tensors of any leading shape, with a bool or integer mask and groups of any hashable identity.
 
-        Args:
-            task_reward: [...] verifier reward.
-            group: [...] prompt identities, or a flat sequence of them (strings, UUIDs).
-            mask: [..., T] sampled tokens.
-            old_logp: [..., T] log pi_old at temperature 1, nats; so are the other scores.
-            teacher_logp: [..., T] log pi_T.
-            teacher_entropy: [..., T] full-vocabulary +H.
-            initial_logp: [..., T] log pi_0.
-            student_entropy: [..., T] full-vocabulary +H of pi_old.
+        Rewards and groups are [...] (groups also a flat sequence: strings, UUIDs), mask and scores [..., T]; the
+        record's fields say what each is.
 
         Raises:
             ScoreError: as the record does.
@@ -266,11 +255,7 @@ class ScoredBatch:
 
     @cached_property
     def token_counts_B(self) -> Tensor:
-        """[B] float64 number of sampled tokens, at least 1 each.
-
-        Raises:
-            ScoreError: If a response has none.
-        """
+        """[B] float64 number of sampled tokens, at least 1 each; a response without any is a ScoreError."""
         counts_B = torch.empty(self.responses, dtype=torch.float64, device=self.mask_BT.device)
         for block in self.blocks:
             counts_B[block.rows] = block.of(self.mask_BT).sum(dim=1).to(torch.float64)
@@ -323,22 +308,14 @@ class Settings:
     state: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse values outside the paper's ranges.
-
-        Raises:
-            ConfigError: naming the setting.
-        """
+        """Refuse a value outside the paper's ranges: a ConfigError that names the setting."""
         for name, (legal, expected) in RANGES.items():
             value = getattr(self, name)
             if value is not None and not legal(value):
                 raise ConfigError(f"{name} is {value}; expected {expected}")
 
     def given(self, names: Iterable[str], method: str) -> dict[str, Any]:
-        """Values of settings, or of the method's own parameters, by name.
-
-        Raises:
-            ConfigError: naming every one that was not given.
-        """
+        """Values of settings, or of the method's own parameters, by name; a ConfigError names all not given."""
         values = {name: getattr(self, name) if hasattr(self, name) else self.parameters.get(name) for name in names}
         missing = sorted(name for name, value in values.items() if value is None)
         if missing:
@@ -392,11 +369,7 @@ class Advantages:
         return mask_BT if self.loss_mask_BT is None else self.loss_mask_BT
 
     def check_used(self, used: Set[str], back_end: str) -> None:
-        """Refuse what the loss has to read and a back end would ignore.
-
-        Raises:
-            ScoreError: naming it.
-        """
+        """Refuse what the loss has to read and a back end would ignore: a ScoreError that names it."""
         if ignored := sorted(self.loss_tensors().keys() - used):
             raise ScoreError(
                 f"the method returned {', '.join(ignored)}, which the back end {back_end} does not use; expected only "

@@ -147,7 +147,7 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
         if nodes != 1:
             raise ConfigError(f"{config}: backend local runs on one node, the job has {nodes}; sbatch --nodes=1")
         return ["train", config, *overrides, "--resume"]
-    words = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus}", *overrides]
+    words = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus or 1}", *overrides]  # without any: refused below
     loaded = load_nemo_config(config, words)
     asked = loaded.cluster
     if asked.nodes != nodes or asked.gpus_per_node > gpus:
@@ -358,13 +358,9 @@ def _start_ray(job: Job, head_address: str | None) -> subprocess.Popen[bytes]:
 def _start(words: Sequence[str], output: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the leader of a process group of its own."""
     return subprocess.Popen(
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+        words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         env={**os.environ, **environment},
-    )
+    )  # fmt: skip
 
 
 def _stop_ray(job: Job, ray: subprocess.Popen[bytes], *, keep_logs: bool) -> None:

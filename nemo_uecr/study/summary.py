@@ -24,8 +24,8 @@ BASELINE = "grpo"
 ABLATION = "ablation"
 LEAD = (
     "Averages in percent over the five held-out sets; every pair is a student and a seed of its own, so pairs are "
-    "independent. Intervals are Student's t over pairs. A p-value is printed from "
-    f"{PAIRS_FOR_A_TEST} pairs on: {TEST_NAME}, Holm-corrected within the table and variant."
+    "independent. Intervals are Student's t over pairs. Tables of differences have a "
+    f"p-value from {PAIRS_FOR_A_TEST} pairs on: {TEST_NAME}, Holm-corrected within the table and variant."
 )
 DIFFERENCE_NOTE = (
     "Before and after are over each arm's own pairs; arms with other pairs have other students, and only the "
@@ -33,8 +33,8 @@ DIFFERENCE_NOTE = (
 )
 CURVES_NOTE = "On the pairs that all arms of the first table have."
 MAP_NOTE = (
-    "Level with the best: the interval of the paired difference holds 0. p is of paired t tests, Holm-corrected over "
-    "the cells; the leader was chosen on the same runs."
+    "Level with the best: the interval of the paired difference holds 0. p is of paired t tests, from two pairs "
+    "on, Holm-corrected over the cells; the leader was chosen on the same runs."
 )
 RATES_NOTE = "Chosen by: highest mean validation average after the last step; of equal ones the lower rate."
 COST_NOTE = (

@@ -71,6 +71,7 @@ def test_a_shipped_configuration_is_found_from_anywhere_but_not_before_ones_own(
     [
         ("run:\n  seed: 1\n  seed: 2\n", "found duplicate key seed"),
         ("run:\n\tseed: 1\n", "line 2"),
+        ("defaults: study/few.yaml\nfolder: x\n", "it is a file for another command: nemo-uecr study"),
         ("a: !!python/object:os.system x\n", "could not determine a constructor for the tag"),
         ("defaults: nowhere.yaml\n", "nowhere.yaml: cannot be read: No such file or directory"),
         ("defaults: config.yaml\n", "a file cannot inherit itself"),
@@ -120,6 +121,8 @@ def test_an_override_leaves_the_rest_of_its_section() -> None:
     [
         ("train.steps", 'train.steps: got "", expected a valid integer (set on the command line)'),
         ("train.step=3", "the nearest known key is train.steps"),
+        ("method.bound=1", "the nearest known key is method.parameters.bound"),
+        ("method.tau=1", "the nearest known key is method.tau_delta"),
         ("alpha=1", "the nearest known key is method.alpha"),
     ],
 )

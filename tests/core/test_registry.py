@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from nemo_uecr.config.schema import MethodConfig
-from nemo_uecr.core.invariants import IDENTITIES
+from nemo_uecr.core.invariants import rehearse
 from nemo_uecr.core.methods import METHODS, method_advantage
 from nemo_uecr.core.records import Settings
 from nemo_uecr.errors import ConfigError, ScoreError
-from nemo_uecr.method_registry import ADDED, PAPER, REGISTRY, SCORES
+from nemo_uecr.method_registry import ADDED, FROM_THE_RUN, PAPER, REGISTRY, SCORES
 from tests.core import batches
 from tests.core.batches import mixed_responses, padded
 
@@ -24,6 +24,9 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 #: The loss, not the advantage, multiplies the second surrogate by this.
 USED_BY_THE_LOSS = {"opd_coef"}
+#: What the configuration gives, and not the run.
+SCALARS = sorted(vars(Settings()).keys() - FROM_THE_RUN)
+TOLERANCES = dict.fromkeys(("budget", "decomposition", "residual_bound", "log_weight"), 1e-6)
 ALL = sorted(METHODS)
 
 
@@ -39,7 +42,33 @@ def test_a_line_names_what_there_is(name: str) -> None:
     assert method.config_settings <= set(MethodConfig.model_fields)
     assert method.core_settings <= set(vars(Settings()))
     assert method.scores <= SCORES
-    assert {*method.identities, *method.monitored} <= IDENTITIES.keys()
+    rehearse(name, {key: getattr(batches.SETTINGS, key) for key in SCALARS}, TOLERANCES)
+
+
+@pytest.mark.parametrize(
+    ("slip", "said"),
+    [
+        ({"identities": ("finitebudget",)}, "declares 'finitebudget'; expected of finite, "),
+        ({"identities": ("log_weight",)}, "identity 'log_weight' .* is off by"),
+        ({"identities": ("residual_bound",)}, "the method returned no residual"),
+        ({"scores": frozenset()}, "the batch has no teacher_logp"),
+        ({"scores": frozenset({"teacher_lgp"})}, "unexpected keyword argument 'teacher_lgp_BT'"),
+        ({"settings": frozenset({"rho"})}, "unexpected keyword argument 'rho'"),
+        ({"file": "rlds"}, r"No module named 'nemo_uecr\.core\.methods\.rlds'"),
+        ({"file": "uecr"}, "has no attribute 'rlsd'"),
+    ],
+)
+def test_a_slip_in_a_line_is_one_line_before_the_run(
+    slip: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "rlsd", replace(METHODS["rlsd"], **slip))
+    with pytest.raises(ConfigError, match=f"rlsd.*{said}"):
+        rehearse("rlsd", {key: getattr(batches.SETTINGS, key) for key in SCALARS}, TOLERANCES)
+
+
+def test_an_identity_without_its_tolerance_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"uecr declares 'decomposition'; .* with a tolerance \(given: none\)"):
+        rehearse("uecr", {key: getattr(batches.SETTINGS, key) for key in SCALARS}, {})
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -33,9 +33,9 @@ def shown() -> list[Shown]:
 
 
 def job(script: str, *parts: str) -> list[str]:
-    """The page's one job of a script that runs without what the tests do not have."""
+    """The page's last job of a script that runs without what the tests do not have."""
     wanted = {"sbatch", f"slurm/{script}.sbatch", *parts}
-    [words] = [one.words for one in shown() if not one.marked and wanted <= {*one.words}]
+    [*_, words] = [one.words for one in shown() if not one.marked and wanted <= {*one.words}]
     return words
 
 

@@ -32,8 +32,16 @@ def run(words: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_command_is_run_by_a_test_or_marked() -> None:
-    run_here = [job("train_qwen4b", "--smoke"), job("eval"), job("convert"), *(one.words for one in DRY_RUNS + LOOKS)]
-    assert [one.text for one in shown() if not one.marked and one.words not in run_here] == [
+    run_here = [job("train_qwen4b", "--smoke"), job("eval"), *(one.words for one in DRY_RUNS + LOOKS)]
+    left = [one for one in shown() if not one.marked and one.words not in run_here]
+    conversions = [one.words for one in left if one.words[:2] == ["sbatch", "slurm/convert.sbatch"]]
+    assert (
+        {(*words[2:5], words[6], len(words)) for words in conversions}
+        == {  # of other names
+            (*job("convert")[2:5], "--to", 8)
+        }
+    )
+    assert [one.text for one in left if one.words not in conversions] == [
         "make setup", 'export PATH="$PWD/.venv/bin:$PATH"', "pip install -e '.[ray]'", LENT, 'export HF_HOME="$PWD/hf"',
     ]  # fmt: skip
 
@@ -55,6 +63,10 @@ def test_the_page_s_dry_runs(command: Shown) -> None:
         assert f"\ncluster:\n  nodes: {nodes}\n  gpus_per_node: 8\n" in values
         assert "\n# objective: " in done.stdout
         assert "\n# --- plan\n" in done.stdout
+        notice = done.stdout.partition("\n# --- notice\n")[2]
+        assert re.search(
+            r"no shorter than the notice of 600 s.*--signal=B:USR1@SECONDS|^the notice of 600 s is", notice
+        )
     assert done.stdout.splitlines()[-1] == "slurm: DONE: dry run; nothing was started"
     assert done.returncode == 0
 
@@ -105,6 +117,7 @@ def test_scripts_are_clean() -> None:
         ("train_qwen4b", [], "this script is for sbatch; try: sbatch slurm/train_qwen4b.sbatch"),
         ("train_qwen4b", ["--dry-run", "--", *GIVEN, "cluster.nodes=2"], "the job has 1 nodes of 8 GPUs; ask Slurm"),
         ("train_qwen4b", ["--dry-run", "--", *GIVEN, "method.rho=3"], "method.rho"),
+        ("train_qwen4b", ["--dry-run", "--config", "examples/configs/study/small.yaml"], "nemo-uecr study"),
         ("convert", ["--dry-run", "--", "nowhere", "--to", "o"], "nowhere: no such folder; expected a checkpoint"),
         ("eval", ["--dry-run", "--", "/no/such/model", "--max-tokens", "5", "--out", "o"], "no such folder"),
         ("eval", ["--dry-run", "--nodes", "3", "--", "m"], "runs on one node, the job has 3"),

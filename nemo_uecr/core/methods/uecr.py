@@ -14,7 +14,6 @@ from torch import Tensor
 from nemo_uecr.core import ecr
 from nemo_uecr.core.ecr import Residual
 from nemo_uecr.core.methods.view import View
-from nemo_uecr.core.puu import UnifiedAdvantage
 from nemo_uecr.core.records import Advantages, Block
 
 #: (block, sign of A^task|U [b]) -> the block's residual
@@ -35,14 +34,12 @@ def separate_norm(view: View, *, alpha: float) -> Advantages:
 
 def uecr(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
     """``A = A^U + rho A^task|U q`` with q the projection of ``1/2 c d``."""
-    parts = view.unified(alpha)
-    return _redistributed(view, parts, projected(view, tau_delta, tau_entropy), rho * parts.task, rho)
+    return _redistributed(view, alpha, rho, projected(view, tau_delta, tau_entropy))
 
 
 def ecr_no_entropy(view: View, *, alpha: float, rho: float, tau_delta: float) -> Advantages:
     """UECR with c = 1 on every sampled token, projection recomputed."""
-    parts = view.unified(alpha)
-    return _redistributed(view, parts, without_entropy(view, tau_delta), rho * parts.task, rho)
+    return _redistributed(view, alpha, rho, without_entropy(view, tau_delta))
 
 
 def ecr_no_projection(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
@@ -51,8 +48,7 @@ def ecr_no_projection(view: View, *, alpha: float, rho: float, tau_delta: float,
     def residual(block: Block, sign_b: Tensor) -> Residual:
         return ecr.unprojected(view.direction(block, sign_b, tau_delta), *view.confidence(block, tau_entropy))
 
-    parts = view.unified(alpha)
-    return _redistributed(view, parts, residual, rho * parts.task, rho)
+    return _redistributed(view, alpha, rho, residual)
 
 
 def ecr_no_gap(view: View, *, alpha: float, rho: float, tau_entropy: float) -> Advantages:
@@ -62,14 +58,12 @@ def ecr_no_gap(view: View, *, alpha: float, rho: float, tau_entropy: float) -> A
         mask = block.of(view.batch.mask_BT)
         return ecr.confidence_alone(*view.confidence(block, tau_entropy), mask, sign_b)
 
-    parts = view.unified(alpha)
-    return _redistributed(view, parts, residual, rho * parts.task, rho)
+    return _redistributed(view, alpha, rho, residual)
 
 
 def ecr_full_advantage(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
     """``A = A^U (1 + rho q)``: the weight multiplies the whole unified advantage."""
-    parts = view.unified(alpha)
-    return _redistributed(view, parts, projected(view, tau_delta, tau_entropy), rho * parts.unified, rho)
+    return _redistributed(view, alpha, rho, projected(view, tau_delta, tau_entropy), whole=True)
 
 
 def ecr_alpha_zero(view: View, *, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
@@ -101,30 +95,22 @@ def without_entropy(view: View, tau_delta: float) -> Rule:
     return rule
 
 
-def _redistributed(view: View, parts: UnifiedAdvantage, rule: Rule, moved_B: Tensor, rho: float) -> Advantages:
-    """``A = A^U + moved q`` for the residual q of each block, given the sign of its responses' task advantage.
+def _redistributed(view: View, alpha: float, rho: float, rule: Rule, *, whole: bool = False) -> Advantages:
+    """``A = A^U + rho A^task|U q``, or ``+ rho A^U q``, for the residual q that the rule gives each block.
 
     eq:final-advantage, prop:invariants. ``A^task|U (1 + rho q) + alpha A^T|U`` is the same number but not the same
     bits: at rho = 0 it would not be A^U.
     """
-    sign_B = parts.task.sign()
+    parts = view.unified(alpha)
+    sign_B, moved_B = parts.task.sign(), rho * (parts.unified if whole else parts.task)
     centre_B = torch.empty_like(sign_B)
 
     def tokens(block: Block) -> dict[str, Tensor]:
         found = rule(block, sign_B[block.rows])
         centre_B[block.rows] = found.centre
-        details = (
-            {
-                "weight_BT": found.q * rho + 1.0,
-                "residual_BT": found.q.clone(),
-                "direction_BT": found.direction,
-                "confidence_BT": found.confidence,
-            }
-            if view.detail
-            else {}
-        )
+        details = {"weight_BT": found.q * rho + 1.0, "residual_BT": found.q.clone()} if view.detail else {}
         moved = found.q.mul_(view.column(moved_B, block)).add_(view.column(parts.unified, block))
-        return {"advantage_BT": moved, **details}
+        return details | {"advantage_BT": moved, "direction_BT": found.direction, "confidence_BT": found.confidence}
 
     found = view.tokens(tokens)
     return replace(found, centre_B=centre_B.to(found.advantage_BT.dtype))
