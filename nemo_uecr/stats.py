@@ -102,29 +102,17 @@ def score_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]]) -> Inter
 
 @dataclass(frozen=True)
 class Difference:
-    """Second minus first, as fractions of 1.
+    """Second minus first with the 95 % interval, as fractions of 1."""
 
-    Attributes:
-        first: avg@k of the first.
-        second: avg@k of the second.
-        difference: second minus first.
-        low: lower end of the 95 % interval.
-        high: upper end.
-        p_value: two-sided, at most 0.05 exactly where the interval leaves 0 out.
-        better: problems on which the second is better.
-        worse: problems on which it is worse.
-        problems: problems compared.
-    """
-
-    first: float
-    second: float
+    first: float  # avg@k
+    second: float  # avg@k
     difference: float
     low: float
     high: float
-    p_value: float
-    better: int
+    p_value: float  # two-sided, at most 0.05 exactly where the interval leaves 0 out
+    better: int  # problems on which the second is better
     worse: int
-    problems: int
+    problems: int  # compared
 
 
 def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, seed: int) -> Difference:

@@ -101,11 +101,7 @@ def _load(module: str) -> Any:
 
 @contextlib.contextmanager
 def substitutions(
-    *,
-    estimator: Callable[[], Any],
-    colocated_worker_groups: int,
-    evaluation: Evaluate | None,
-    stop: StopRequest,
+    *, estimator: Callable[[], Any], colocated_worker_groups: int, evaluation: Evaluate | None, stop: StopRequest
 ) -> Iterator[None]:
     """Put our estimator, evaluation, stop and the wider cluster in NeMo-RL's places, and its own back on leaving.
 

@@ -66,11 +66,7 @@ def accuracy_tables(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
     sets = list(dict.fromkeys(name for run in runs for record in run.evaluations for name in record["sets"]))
     most = SHOWN_EVALUATIONS if len(runs) == 1 else SHOWN_BESIDE
     shown = [(colour, run, record) for colour, run in enumerate(runs) for record in shown_evaluations(run, most)]
-    return {
-        "counts": counts,
-        "avg": _table(shown, [*sets, AVERAGE], "avg"),
-        "pass": _table(shown, sets, "pass"),
-    }
+    return {"counts": counts, "avg": _table(shown, [*sets, AVERAGE], "avg"), "pass": _table(shown, sets, "pass")}
 
 
 def _table(shown: Sequence[tuple[int, RunFolder, Record]], columns: list[str], figure: str) -> dict[str, Any]:
