@@ -298,9 +298,8 @@ def paired_difference(
             rng=np.random.default_rng(seed),
         )
         p_value = float(test.pvalue)
-    return Paired(
-        mean_interval(gaps.tolist(), confidence=confidence), int((np.round(gaps, DECIMALS) > 0).sum()), p_value
-    )
+    wins = int((np.round(gaps, DECIMALS) > 0).sum())
+    return Paired(mean_interval(gaps.tolist(), confidence=confidence), wins, p_value)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
