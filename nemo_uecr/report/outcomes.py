@@ -70,9 +70,8 @@ def accuracy_tables(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
 
 
 def _table(shown: Sequence[tuple[int, RunFolder, Record]], columns: list[str], figure: str) -> dict[str, Any]:
-    cells = [
-        [record["average"] if name == AVERAGE else record["sets"].get(name) for name in columns] for *_, record in shown
-    ]
+    figures_of = [record["sets"] | {AVERAGE: record["average"]} for *_, record in shown]
+    cells = [[found.get(name) for name in columns] for found in figures_of]
     best = [max(round(row[place][figure], 9) for row in cells if row[place]) for place in range(len(columns))]
     return {
         "columns": columns,
