@@ -113,8 +113,7 @@ def _weights(batch: ScoredBatch, rho: float, rule_of: Callable[[View], Rule]) ->
 
 def _permuted(batch: ScoredBatch, streams: Sequence[np.random.Generator]) -> ScoredBatch:
     """Each response's entropies permuted by a stream of its own: seed and name alone decide it."""
-    assert batch.teacher_entropy_BT is not None
-    parts = [block.of(batch.teacher_entropy_BT)[0] for block in batch.blocks]
+    parts = [block.of(batch.scores("teacher_entropy"))[0] for block in batch.blocks]
     mixed = [part[torch.from_numpy(stream.permutation(len(part)))] for part, stream in zip(parts, streams, strict=True)]
     return replace(batch, teacher_entropy_BT=torch.cat(mixed))
 
@@ -213,7 +212,7 @@ def _judged_responses(
     for name, found in labels.items():
         if name not in known:
             raise DataError(
-                f"the judge's response {name!r} is no candidate of this audit; expected labels of its items"
+                f"the judge's response {name!r} is no candidate here; expected labels of this audit's items"
             )
         row = known[name]
         span, text = tokens.span(row), texts[tokens.rows[row]]
