@@ -246,9 +246,7 @@ def _costs(run: RunFolder) -> Numbers:
     steps = run.steps
     training = np.asarray([float(step["time/step_s"] - step.get("time/evaluate_s", 0.0)) for step in steps])
     tokens = np.asarray([float(step["response/length_mean"] * step["count/trajectories"]) for step in steps])
-    phases = {
-        name: float(np.sum([one.get(key, 0.0) for one in steps])) for key, name in PHASES.items() if run.has(key)
-    }
+    phases = {name: float(np.sum([one.get(key, 0.0) for one in steps])) for key, name in PHASES.items() if run.has(key)}
     scorer, total = phases.get("score teacher"), float(training.sum())
     return {
         "method": run.method,
