@@ -112,9 +112,6 @@ def substitutions(
 
     native_cluster, native_checker = grpo.RayVirtualCluster, grpo.TimeoutChecker
 
-    def make_estimator(master_config: Any) -> Any:
-        return estimator()
-
     def make_cluster(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("name") == POLICY_CLUSTER:
             kwargs["max_colocated_worker_groups"] = colocated_worker_groups
@@ -127,7 +124,7 @@ def substitutions(
             return stop.asked
 
     ours: dict[str, Any] = {
-        "_create_advantage_estimator": make_estimator,
+        "_create_advantage_estimator": lambda master_config: estimator(),
         "RayVirtualCluster": make_cluster,
         "TimeoutChecker": StoppingTimeoutChecker,
     }
