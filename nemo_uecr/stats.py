@@ -102,17 +102,21 @@ def score_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]]) -> Inter
 
 @dataclass(frozen=True)
 class Difference:
-    """Second minus first with the 95 % interval, as fractions of 1."""
+    """Second minus first with its 95 % interval, and the avg@k of both, as fractions of 1.
 
-    first: float  # avg@k
-    second: float  # avg@k
+    ``p_value`` is two-sided, at most 0.05 exactly where the interval leaves 0 out. Of the ``problems`` compared, the
+    second is ``better`` on some and ``worse`` on others.
+    """
+
+    first: float
+    second: float
     difference: float
     low: float
     high: float
-    p_value: float  # two-sided, at most 0.05 exactly where the interval leaves 0 out
-    better: int  # problems on which the second is better
+    p_value: float
+    better: int
     worse: int
-    problems: int  # compared
+    problems: int
 
 
 def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, seed: int) -> Difference:

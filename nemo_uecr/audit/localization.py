@@ -129,14 +129,12 @@ def _gaps(judged: Sequence[Judged], weights: Sequence[Array]) -> Array:
     return np.asarray([_gap(w_N, each.invalid_N, each.valid_N) for each, w_N in zip(judged, weights, strict=True)])
 
 
-def _variant(
-    judged: Sequence[Judged], weights: Sequence[Array], sampler: ClusterBootstrap, problem_I: Array
-) -> Numbers:
-    pairs = zip(judged, weights, strict=True)
+def _variant(judged: Sequence[Judged], found: Sequence[Array], sampler: ClusterBootstrap, problem_I: Array) -> Numbers:
+    pairs = zip(judged, found, strict=True)
     first_I = np.asarray([_gap(w_N, each.first_error_N, each.valid_before_N) for each, w_N in pairs])
-    return _summary(_gaps(judged, weights), sampler, problem_I) | {
+    return _summary(_gaps(judged, found), sampler, problem_I) | {
         "first_error": sampler.mean(first_I, np.isfinite(first_I), problem_I),
-        "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in weights),
+        "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in found),
     }
 
 
