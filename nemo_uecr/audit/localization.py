@@ -209,9 +209,7 @@ def _judged_responses(
     judged, nonfinite = [], 0
     for name, found in labels.items():
         if name not in known:
-            raise DataError(
-                f"the judge's response {name!r} is no candidate here; expected labels of this audit's items"
-            )
+            raise DataError(f"the judge's response {name!r} is no candidate here; expected labels of the written steps")
         row = known[name]
         span, text = tokens.span(row), texts[tokens.rows[row]]
         scored = torch.stack([tokens.teacher_logp[span], tokens.teacher_entropy[span], tokens.anchor_logp[span]])

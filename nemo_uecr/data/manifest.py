@@ -160,9 +160,7 @@ def read_review(path: Path, held: Iterable[Mapping[str, Any]]) -> list[tuple[str
     found = Counter(row for row, _ in lines)
     if found != expected:
         row = min((expected - found) | (found - expected))
-        raise DataError(
-            f"{path}: {found[row]} lines on row {row!r:.40}; expected {expected[row]}, one for each finding"
-        )
+        raise DataError(f"{path}: {found[row]} lines on row {row!r:.40}; expected {expected[row]}, one a finding")
     return lines
 
 
