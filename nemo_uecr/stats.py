@@ -102,18 +102,10 @@ def score_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]]) -> Inter
 
 @dataclass(frozen=True)
 class Difference:
-    """Second minus first, as fractions of 1.
+    """Second minus first with its 95 % interval, and the avg@k of both, as fractions of 1.
 
-    Attributes:
-        first: avg@k of the first.
-        second: avg@k of the second.
-        difference: second minus first.
-        low: lower end of the 95 % interval.
-        high: upper end.
-        p_value: two-sided, at most 0.05 exactly where the interval leaves 0 out.
-        better: problems on which the second is better.
-        worse: problems on which it is worse.
-        problems: problems compared.
+    ``p_value`` is two-sided, at most 0.05 exactly where the interval leaves 0 out. Of the ``problems`` compared, the
+    second is ``better`` on some and ``worse`` on others.
     """
 
     first: float
@@ -310,9 +302,8 @@ def paired_difference(
             rng=np.random.default_rng(seed),
         )
         p_value = float(test.pvalue)
-    return Paired(
-        mean_interval(gaps.tolist(), confidence=confidence), int((np.round(gaps, DECIMALS) > 0).sum()), p_value
-    )
+    wins = int((np.round(gaps, DECIMALS) > 0).sum())
+    return Paired(mean_interval(gaps.tolist(), confidence=confidence), wins, p_value)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

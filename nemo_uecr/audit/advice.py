@@ -55,23 +55,17 @@ class Line(NamedTuple):
 class Facts:
     """What was measured; None is unknown.
 
-    Attributes:
-        where: the place on the map's axes, with 95 % intervals over problems: pass rate of the `student`, `lead` of the
-            teacher over it, `order` (pairs of a right and a wrong response that R^T orders by the verdict) and
-            `degenerate` groups.
-        teacher: pass rate of the teacher's own responses.
-        numbers: everything else, by its metric's name where there is one.
-        equal: by group size, the shares of groups that are all right and all wrong.
-        columns: output columns of the models that were loaded.
-        config: the run's configuration.
+    ``where`` is the place on the map's axes, with 95 % intervals over problems: pass rate of the `student`, `lead` of
+    the teacher over it, `order` (pairs of a right and a wrong response that R^T orders by the verdict) and
+    `degenerate` groups.
     """
 
     where: Mapping[str, Share | None]
-    teacher: Share | None
-    numbers: Mapping[str, float | None]
-    equal: Mapping[int, tuple[float, float]]
-    columns: Mapping[str, int]
-    config: Config
+    teacher: Share | None  # pass rate of the teacher's own responses
+    numbers: Mapping[str, float | None]  # everything else, by its metric's name where there is one
+    equal: Mapping[int, tuple[float, float]]  # by group size, the shares of groups that are all right and all wrong
+    columns: Mapping[str, int]  # output columns of the models that were loaded
+    config: Config  # the run's
 
 
 # The map
@@ -145,9 +139,8 @@ def measured_lines(facts: Facts) -> list[Line]:
     cut = ", ".join(_whole(numbers[name]) for name in ("response/truncated_share", "teacher/truncated_share"))
     spread, noise = numbers["spread"], numbers["noise"]
     relation = f"the noise of scoring is {_whole(noise / spread)} of it" if spread and noise else "its noise is unknown"
-    columns = (
-        "unknown" if not facts.columns else "equal" if len({*facts.columns.values()}) == 1 else "differ by padding"
-    )
+    widths = {*facts.columns.values()}
+    columns = "unknown" if not widths else "equal" if len(widths) == 1 else "differ by padding"
     length = f"{numbers['response/length_mean']:.0f} tokens on average, limit {rollout.max_response_tokens}"
     return [
         Line("student right", _interval(where["student"]), "of its responses, sampled as in training"),
@@ -200,9 +193,8 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
         weight = Line("alpha", f"below {safe:.2g}", passed, "counted; not in the map")
     floor = Line("std_floor", f"{method.std_floor:g}", "no noise is stated", "the map: 0, 0.1 and 0.3 alike")
     if noise is not None:
-        floor = Line(
-            "std_floor", f"{FLOOR * alpha * noise:.2g}", "three times the noise of alpha R^T", "not in the map"
-        )
+        value = f"{FLOOR * alpha * noise:.2g}"
+        floor = Line("std_floor", value, "three times the noise of alpha R^T", "not in the map")
     warmup = f"{train.warmup_steps or math.ceil(train.steps / 6)} steps"
     return [
         Line("region", where, f"{'inside' if away == 0 else 'outside'} the map; unknown: {unknown}", CAVEAT),

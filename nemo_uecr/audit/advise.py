@@ -164,10 +164,9 @@ def _facts(
     method, scored = config.method, batch.teacher_logp_BT is not None
     settings = Settings(**method.core_settings() | {"alpha": 1.0 if method.alpha is None else method.alpha})
     advantages = METHODS["puu" if scored else "grpo"].compute(batch, settings, detail=True)
-    correct_B = torch.from_numpy(right_B)
-    metrics = method_metrics(
-        batch, advantages, settings, {}, correct_B=correct_B, truncated_B=correct_B, noise=method.scoring_noise
-    )
+    right = torch.from_numpy(right_B)
+    noise = method.scoring_noise
+    metrics = method_metrics(batch, advantages, settings, {}, correct_B=right, truncated_B=right, noise=noise)
     sampler = ClusterBootstrap.draw(problem_B, replicates=REPLICATES, seed=SEED)
     problem_K, groups = np.arange(sampler.clusters), Groups.of(batch.group_B)
     rewards = [right_B[problem_B == problem].astype(float) for problem in problem_K]
@@ -195,7 +194,7 @@ def _facts(
     return Facts(
         where=where,
         teacher=teacher,
-        numbers=found | {"noise": method.scoring_noise if noise_stated else None},
+        numbers=found | {"noise": noise if noise_stated else None},
         equal={
             size: (1.0 - pass_at_k([1.0 - rows for rows in rewards], size), 1.0 - pass_at_k(rewards, size))
             for size in sizes

@@ -202,12 +202,7 @@ def _below_a10(values: Sequence[tuple[Array, Array]], tie_G: Array) -> Numbers:
         return {"a10": None, "skipped": f"fewer than {SHARE:.0%} of the mixed groups ever invert"}
     alpha_A = a10 * np.arange(1, BELOW + 1) / (BELOW + 1)
     rate_GA = np.asarray([conflict_rate(c, w, alpha_A) for c, w in values])
-    return {
-        "a10": a10,
-        "alpha": alpha_A,
-        "conflict": rate_GA.mean(axis=0),
-        "any_inversion": (rate_GA > 0).mean(axis=0),
-    }
+    return {"a10": a10, "alpha": alpha_A, "conflict": rate_GA.mean(axis=0), "any_inversion": (rate_GA > 0).mean(axis=0)}
 
 
 # Utilities, conflicts and tie points

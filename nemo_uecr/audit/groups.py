@@ -65,9 +65,8 @@ def table_of(correct_B: Array, group_B: Array, checkpoint_B: Array, problem_B: A
     correct_P = np.bincount(index_B[correct_B], minlength=len(size_P))
     wrong_P, right_P = correct_P == 0, correct_P == size_P
     mixed_P = ~(wrong_P | right_P)
-    return GroupTable(
-        index_B, correct_B, size_P, correct_P, wrong_P, right_P, mixed_P, checkpoint_B[first_P], problem_B[first_P]
-    )
+    checkpoint_P, problem_P = checkpoint_B[first_P], problem_B[first_P]
+    return GroupTable(index_B, correct_B, size_P, correct_P, wrong_P, right_P, mixed_P, checkpoint_P, problem_P)
 
 
 def rows_of(group_B: Array) -> list[Array]:

@@ -113,8 +113,7 @@ def _weights(batch: ScoredBatch, rho: float, rule_of: Callable[[View], Rule]) ->
 
 def _permuted(batch: ScoredBatch, streams: Sequence[np.random.Generator]) -> ScoredBatch:
     """Each response's entropies permuted by a stream of its own: seed and name alone decide it."""
-    assert batch.teacher_entropy_BT is not None
-    parts = [block.of(batch.teacher_entropy_BT)[0] for block in batch.blocks]
+    parts = [block.of(batch.scores("teacher_entropy"))[0] for block in batch.blocks]
     mixed = [part[torch.from_numpy(stream.permutation(len(part)))] for part, stream in zip(parts, streams, strict=True)]
     return replace(batch, teacher_entropy_BT=torch.cat(mixed))
 
@@ -130,14 +129,12 @@ def _gaps(judged: Sequence[Judged], weights: Sequence[Array]) -> Array:
     return np.asarray([_gap(w_N, each.invalid_N, each.valid_N) for each, w_N in zip(judged, weights, strict=True)])
 
 
-def _variant(
-    judged: Sequence[Judged], weights: Sequence[Array], sampler: ClusterBootstrap, problem_I: Array
-) -> Numbers:
-    pairs = zip(judged, weights, strict=True)
+def _variant(judged: Sequence[Judged], found: Sequence[Array], sampler: ClusterBootstrap, problem_I: Array) -> Numbers:
+    pairs = zip(judged, found, strict=True)
     first_I = np.asarray([_gap(w_N, each.first_error_N, each.valid_before_N) for each, w_N in pairs])
-    return _summary(_gaps(judged, weights), sampler, problem_I) | {
+    return _summary(_gaps(judged, found), sampler, problem_I) | {
         "first_error": sampler.mean(first_I, np.isfinite(first_I), problem_I),
-        "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in weights),
+        "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in found),
     }
 
 
@@ -212,9 +209,7 @@ def _judged_responses(
     judged, nonfinite = [], 0
     for name, found in labels.items():
         if name not in known:
-            raise DataError(
-                f"the judge's response {name!r} is no candidate of this audit; expected labels of its items"
-            )
+            raise DataError(f"the judge's response {name!r} is no candidate here; expected labels of the written steps")
         row = known[name]
         span, text = tokens.span(row), texts[tokens.rows[row]]
         scored = torch.stack([tokens.teacher_logp[span], tokens.teacher_entropy[span], tokens.anchor_logp[span]])

@@ -231,8 +231,13 @@ def efficiency_audit(runs: Sequence[RunFolder], baseline: str | None) -> Audit:
         _check_metrics(run.steps, NEEDED, run.label)
     costs = {run.label: _costs(run) for run in runs}
     for label, cost in costs.items():
-        alone = baseline is None or label == baseline
-        cost["overhead_against_baseline"] = None if alone else _overhead(cost, costs[str(baseline)])
+        cost["overhead_against_baseline"] = None
+        if baseline is not None and label != baseline:
+            base = costs[baseline]
+            cost["overhead_against_baseline"] = {
+                "per_token": base["tokens_per_s"] / cost["tokens_per_s"] - 1.0,
+                "per_step": cost["training_s"] / cost["steps"] / (base["training_s"] / base["steps"]) - 1.0,
+            }
     numbers: Numbers = {"baseline": baseline, "runs": costs}
     return Audit("efficiency", "Efficiency", COST_NOTE, numbers, COST_HEADS, _cost_rows(costs))
 
@@ -241,9 +246,7 @@ def _costs(run: RunFolder) -> Numbers:
     steps = run.steps
     training = np.asarray([float(step["time/step_s"] - step.get("time/evaluate_s", 0.0)) for step in steps])
     tokens = np.asarray([float(step["response/length_mean"] * step["count/trajectories"]) for step in steps])
-    phases = {
-        name: float(np.sum([step.get(key, 0.0) for step in steps])) for key, name in PHASES.items() if run.has(key)
-    }
+    phases = {name: float(np.sum([one.get(key, 0.0) for one in steps])) for key, name in PHASES.items() if run.has(key)}
     scorer, total = phases.get("score teacher"), float(training.sum())
     return {
         "method": run.method,
@@ -266,13 +269,6 @@ def _costs(run: RunFolder) -> Numbers:
             "process": max(step["memory/peak_rss_mb"] for step in steps),
             "gpu": max(run.values("memory/peak_gpu_mb")[1], default=None),
         },
-    }
-
-
-def _overhead(cost: Numbers, base: Numbers) -> Numbers:
-    return {
-        "per_token": base["tokens_per_s"] / cost["tokens_per_s"] - 1.0,
-        "per_step": cost["training_s"] / cost["steps"] / (base["training_s"] / base["steps"]) - 1.0,
     }
 
 

@@ -147,10 +147,8 @@ def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tu
 
 def sequences_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sequences:
     """Prompts and responses of which nothing but the token ids is asked."""
-    nothing = Problem("", "", "")
-    return Sequences(
-        [Prompt(nothing, tuple(prompt)) for prompt, _ in pairs], [Response(tuple(ids), False, "") for _, ids in pairs]
-    )
+    prompts = [Prompt(Problem("", "", ""), tuple(prompt)) for prompt, _ in pairs]
+    return Sequences(prompts, [Response(tuple(ids), False, "") for _, ids in pairs])
 
 
 def token_scores(
@@ -164,11 +162,8 @@ def token_scores(
     assert found.rank_BT is not None
     if found.dropped_BT is not None:
         cut_N = found.dropped_BT[mask_BT]
-        log.info(
-            "columns that the student lacks had %.2g of the teacher's probability, at most %.2g",
-            float(cut_N.mean()),
-            float(cut_N.max()),
-        )
+        mean, most = float(cut_N.mean()), float(cut_N.max())
+        log.info("columns that the student lacks had %.2g of the teacher's probability, at most %.2g", mean, most)
     scores = {"teacher_logp": found.logp[0], "teacher_entropy": found.entropy_BT}
     for name, model in anchors.items():
         scores[ANCHOR + name] = score(model, sequences, rows, temperatures=(1.0,), entropy=False).logp[0]

@@ -105,9 +105,7 @@ def agreement(
         "pairs": len(judged),
         "judgeable": len(value),
         "all": sampler.mean(value, np.ones(len(value), dtype=bool), problem),
-        "checkpoints": [
-            {"checkpoint": int(each)} | sampler.mean(value, step == each, problem) for each in np.unique(step)
-        ],
+        "checkpoints": [{"checkpoint": int(s)} | sampler.mean(value, step == s, problem) for s in np.unique(step)],
     }
 
 

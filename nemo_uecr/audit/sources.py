@@ -216,9 +216,7 @@ def jsonl_source(path: Path, *, step: int | None) -> Source:
     for place, row in checked_lines(path, _Row):
         checkpoint = step if row.checkpoint is None else row.checkpoint
         if checkpoint is None:
-            raise DataError(
-                f"{place}: no 'checkpoint'; expected the generating policy's step in each row, or STEP=FILE"
-            )
+            raise DataError(f"{place}: no 'checkpoint'; expected the policy's step in each row, or STEP=FILE")
         prompt = (checkpoint, row.benchmark, row.problem, row.group)
         own = row.model_dump(exclude={"checkpoint", "group", "prompt", "prompt_ids"})
         if row.sample is None:
@@ -259,8 +257,6 @@ def students_of(sources: Sequence[Source], given: str | None) -> Callable[[int],
     by_step: dict[int, Callable[[int], str]] = {}
     for source in sources:
         if source.student_of is None:
-            raise DataError(
-                "the rollouts do not say who generated them; give --student MODEL, {step} in it if it varies"
-            )
+            raise DataError("the rollouts do not say who made them; give --student MODEL, {step} in it if it varies")
         by_step |= {rollout.checkpoint: source.student_of for rollout in source.rollouts}
     return lambda step: by_step[step](step)

@@ -236,9 +236,8 @@ class Strata:
         }
 
     def _estimate(self, above_BM: Array, below_BM: Array) -> dict[str, Array]:
-        above_KM, below_KM = (
-            cluster_totals(each, self.problem_B, self.sampler.clusters) for each in (above_BM, below_BM)
-        )
+        clusters = self.sampler.clusters
+        above_KM, below_KM = (cluster_totals(each, self.problem_B, clusters) for each in (above_BM, below_BM))
         found = percentile_interval(self.sampler.replicate_ratios(above_KM, below_KM))
         with np.errstate(invalid="ignore", divide="ignore"):
             value_M = above_KM.sum(axis=0) / below_KM.sum(axis=0)

@@ -12,22 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import nemo_uecr
-from nemo_uecr.checkpoint import proof
+from nemo_uecr.checkpoint import proof, reading
 from nemo_uecr.checkpoint.bridge import Bridge, hf_names, names_alone, write_weights
 from nemo_uecr.checkpoint.on_cpu import megatron_on_cpu
 from nemo_uecr.checkpoint.proof import Agreement, Scores, Sequences
-from nemo_uecr.checkpoint.reading import (
-    ASSETS,
-    HUGGINGFACE,
-    MEGATRON,
-    Qwen3,
-    Weights,
-    check_architecture,
-    find_source,
-    newest_iteration,
-    read_qwen3,
-    read_weights,
-)
 from nemo_uecr.data.models import check_objects
 from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import CheckpointError
@@ -65,10 +53,10 @@ class Job:
     """A conversion whose inputs have been looked at."""
 
     request: Request
-    weights: Weights
+    weights: reading.Weights
     config: Path  # folder of config.json
     tokenizer: Path
-    model: Qwen3
+    model: reading.Qwen3
 
 
 def prepare(request: Request) -> Job:
@@ -78,13 +66,13 @@ def prepare(request: Request) -> Job:
         raise CheckpointError(f"{out}: lies within the checkpoint {request.ckpt}; choose an --to outside of it")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
-    source = find_source(request.ckpt)
-    weights = read_weights(source.kind, source.weights)
-    if source.kind == HUGGINGFACE and request.model is not None:
+    source = reading.find_source(request.ckpt)
+    weights = reading.read_weights(source.kind, source.weights)
+    if source.kind == reading.HUGGINGFACE and request.model is not None:
         raise CheckpointError(f"{request.ckpt}: a Hugging Face model states what it is; leave --hf out")
     config = _locate_model(request.model or source.model, request.ckpt)
-    model = read_qwen3(config)
-    check_architecture(weights, model, config)
+    model = reading.read_qwen3(config)
+    reading.check_architecture(weights, model, config)
     job = Job(request, weights, config, request.tokenizer or source.tokenizer or config, model)
     _assets(job)
     check_writable(out)
@@ -118,7 +106,7 @@ def convert(request: Request) -> Agreement:
     job = prepare(request)
     logger.info("%s: %s weights, %s", job.weights.folder, job.weights.kind, job.weights.dtype)
     with new_folder(request.out) as folder:
-        write = _to_huggingface if job.weights.kind == MEGATRON else _to_megatron
+        write = _to_huggingface if job.weights.kind == reading.MEGATRON else _to_megatron
         sequences, megatron, huggingface = write(job, folder)
         agreement = proof.compare(sequences, megatron, huggingface, request.tolerance)
         _write_record(job, folder, {
@@ -155,7 +143,7 @@ def _to_megatron(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
         for settings in folder.glob("iter_*/run_config.yaml"):  # it names the folder that it was written into
             text = settings.read_text(encoding="utf-8")
             settings.write_text(text.replace(str(folder), str(job.request.out)), encoding="utf-8")
-        _write_assets(job, folder / ASSETS)
+        _write_assets(job, folder / reading.ASSETS)
         gc.collect()
         logger.info("verifying: megatron-core loads what was written")
         megatron = _written_megatron_scores(folder, sequences)
@@ -165,8 +153,8 @@ def _to_megatron(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
 
 def _written_megatron_scores(folder: Path, sequences: Sequences) -> Scores:
     """What megatron-core loads from a converted folder; within `megatron_on_cpu`."""
-    model, iteration = read_qwen3(folder / ASSETS), newest_iteration(folder)
-    with names_alone(folder / ASSETS / "config.json", model) as names:
+    model, iteration = reading.read_qwen3(folder / reading.ASSETS), reading.newest_iteration(folder)
+    with names_alone(folder / reading.ASSETS / "config.json", model) as names:
         return proof.megatron_scores(Bridge(names, model).from_megatron(iteration), sequences)
 
 
@@ -198,9 +186,10 @@ def _write_assets(job: Job, folder: Path) -> None:
 
 
 def _write_record(job: Job, folder: Path, evidence: dict[str, Any]) -> None:
+    kind, kinds = job.weights.kind, (reading.MEGATRON, reading.HUGGINGFACE)
     content = {
         "format": FORMAT,
-        "direction": f"{job.weights.kind} to {HUGGINGFACE if job.weights.kind == MEGATRON else MEGATRON}",
+        "direction": f"{kind} to {kinds[kind == reading.MEGATRON]}",
         "source": str(job.request.ckpt), "weights": str(job.weights.folder), "model": str(job.config),
         "dtype": job.weights.dtype, "shard_bytes": job.request.shard_bytes,
         "versions": {"nemo_uecr": nemo_uecr.__version__, **{name: installed(name) for name in PACKAGES}},
@@ -232,7 +221,7 @@ def check(out: Path, tolerance: float) -> Agreement:
     record = read_record(out)
     recorded: dict[str, Any] = record["verification"]
     sequences: Sequences = recorded["sequences"]
-    if record["direction"].endswith(MEGATRON):
+    if record["direction"].endswith(reading.MEGATRON):
         with megatron_on_cpu():
             now = _written_megatron_scores(out, sequences)
         agreement = proof.compare(sequences, now, recorded["huggingface"], tolerance)
@@ -241,7 +230,5 @@ def check(out: Path, tolerance: float) -> Agreement:
         agreement = proof.compare(sequences, recorded["megatron"], now, tolerance)
     for name, expected in record["sha256"].items():
         if not (out / name).is_file() or file_sha256(out / name) != expected:
-            raise CheckpointError(
-                f"{out / name}: changed since the conversion, though the model is the same within rounding"
-            )
+            raise CheckpointError(f"{out / name}: changed since the conversion; the model is the same within rounding")
     return agreement

@@ -100,13 +100,6 @@ def _import_engine_users() -> None:
                 importlib.import_module(name)
 
 
-class _EmptyClass(type):
-    def __getattr__(cls, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _empty(name)
-
-
 def _empty(name: str) -> Any:
     """A class good for `isinstance`; one that is named as a function is does nothing when it is called."""
     import torch
@@ -118,13 +111,19 @@ def _empty(name: str) -> Any:
     return _EmptyClass(name, (torch.nn.Module,), called)
 
 
+def _inside(owner: object, name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _empty(name)
+
+
+class _EmptyClass(type):
+    __getattr__ = _inside
+
+
 class _EmptyModule(types.ModuleType):
     __version__ = "0.0.0"
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _empty(name)
+    __getattr__ = _inside
 
 
 class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):

@@ -75,10 +75,9 @@ def huggingface_scores(folder: Path, sequences: Sequences) -> Scores:
     """Log-probabilities under the model that transformers loads from a folder, in float32."""
     import torch
 
-    model, loading = load_causal_lm(
-        str(folder), local_files_only=True, dtype=torch.float32, attn_implementation="eager"
-    )
-    odd = sorted({*loading["missing_keys"], *loading["unexpected_keys"], *map(str, loading["mismatched_keys"])})
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model, report = load_causal_lm(str(folder), local_files_only=True, **options)
+    odd = sorted({*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])})
     if odd:
         raise CheckpointError(f"{folder}: transformers finds {odd[0]} missing, unexpected or misshapen")
     model.eval()
@@ -106,20 +105,19 @@ def compare(
 
     max_t |log p_one(y_t | y_<t) - log p_other(y_t | y_<t)| <= tolerance, else a `CheckpointError` with the place.
     """
-    worst, where, tokens = 0.0, (0, 0), 0
-    for row, (ours, theirs) in enumerate(zip(one, other, strict=True)):
-        for column, (left, right) in enumerate(zip(ours, theirs, strict=True)):
-            tokens += 1
-            apart = abs(left - right)
-            if not math.isfinite(apart):
-                raise CheckpointError(f"sequence {row}, token {column + 1}: got {left} and {right}; expected numbers")
-            if apart > worst:
-                worst, where = apart, (row, column)
+    places = [
+        (abs(left - right), row, column)
+        for row, (ours, theirs) in enumerate(zip(one, other, strict=True))
+        for column, (left, right) in enumerate(zip(ours, theirs, strict=True))
+    ]
+    worst, row, column = max(places, key=lambda place: place[0] if math.isfinite(place[0]) else math.inf)
+    left, right = one[row][column], other[row][column]
+    if not math.isfinite(worst):
+        raise CheckpointError(f"sequence {row}, token {column + 1}: got {left} and {right}; expected numbers")
     if worst > tolerance:
-        row, column = where
         raise CheckpointError(
             f"not the same model: log-probabilities differ by {worst:.3g} nats (tolerance {tolerance:g}) at sequence "
-            f"{row}, token {column + 1} ({sequences[row][column + 1]}): {names[0]} {one[row][column]:.6f}, "
-            f"{names[1]} {other[row][column]:.6f}"
+            f"{row}, token {column + 1} ({sequences[row][column + 1]}): {names[0]} {left:.6f}, "
+            f"{names[1]} {right:.6f}"
         )
-    return Agreement(worst, tokens)
+    return Agreement(worst, len(places))

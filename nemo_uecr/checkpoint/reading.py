@@ -78,9 +78,7 @@ def newest_iteration(folder: Path) -> Path:
         text = tracker.read_text(encoding="utf-8").strip()  # a number, or a word such as "release"
         name = f"iter_{int(text):07d}" if text.isdecimal() else text
         if not name or not (folder / name).is_dir():
-            raise CheckpointError(
-                f"{tracker}: there is no {name or 'iteration'}, which it names; incomplete checkpoint"
-            )
+            raise CheckpointError(f"{tracker}: no {name or 'iteration'}, which it names; the checkpoint is incomplete")
         return folder / name
     numbered = {int(match[1]): path for path in folder.iterdir() if (match := ITERATION.fullmatch(path.name))}
     if not numbered:
@@ -211,9 +209,7 @@ class _KnownOnly(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if name in KNOWN.get(module, ()) or is_dtype:
             return super().find_class(module, name)
-        raise CheckpointError(
-            f"asks to load {f'{module}.{name}'!a}, which is no part of a checkpoint and could run code"
-        )
+        raise CheckpointError(f"asks to load {f'{module}.{name}'!a}: it is no part of a checkpoint and could run code")
 
 
 def read_metadata(path: Path) -> Any:
@@ -242,9 +238,8 @@ def read_qwen3(folder: Path) -> Qwen3:
     path = folder / "config.json"
     values = read_object(path)
     if values.get("architectures") != [ARCHITECTURE]:
-        raise CheckpointError(
-            f"{path}: architectures is {values.get('architectures')!r:.80}; expected [{ARCHITECTURE!r}]"
-        )
+        found = values.get("architectures")
+        raise CheckpointError(f"{path}: architectures is {found!r:.80}; expected [{ARCHITECTURE!r}]")
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}  # transformers 5, or 4
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":

@@ -40,13 +40,9 @@ def pack(folder: Path, out: Path, *, checkpoints: bool) -> int:
 
 
 def _names(folder: Path) -> list[str]:
-    names = []
-    for path in folder.rglob("*"):
-        relative = path.relative_to(folder)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        if path.is_file() and not (path.is_symlink() or hidden or relative.as_posix() == LOCK):
-            names.append(relative.as_posix())
-    return sorted(names)
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    shown = [file.as_posix() for file in files if not any(part.startswith(".") for part in file.parts)]
+    return sorted(name for name in shown if name != LOCK)
 
 
 def unpack(archive: Path, folder: Path, *, max_gib: int) -> int:

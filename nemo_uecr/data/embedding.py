@@ -37,6 +37,8 @@ PROGRESS = ".embedding"
 SHARD_ROWS = 128
 #: What a finding says of its target.
 KEYS = ("benchmark", "problem")
+#: A row, the cosine of its nearest target, and that target.
+Nearest = tuple[int, float, int]
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,10 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> tuple[Ma
     return hold(folder, findings, record), embedded
 
 
-def _nearest(
-    folder: Path, progress: Path, encoder: Encoder, vectors_QH: Tensor
-) -> tuple[list[tuple[int, float, int]], int]:
-    """Row, cosine and target of every kept row; what an earlier call finished is read back."""
+def _nearest(folder: Path, progress: Path, encoder: Encoder, vectors_QH: Tensor) -> tuple[list[Nearest], int]:
+    """The nearest target of every kept row; what an earlier call finished is read back."""
     rows = [(row["row"], row["question"]) for row in jsonl(folder / KEPT)]
-    nearest: list[tuple[int, float, int]] = []
+    nearest: list[Nearest] = []
     embedded, began = 0, time.perf_counter()
     for start in range(0, len(rows), SHARD_ROWS):
         shard = rows[start : start + SHARD_ROWS]

@@ -60,10 +60,8 @@ def training_file(path: Path, key: str) -> Path:
         what = f" has no {MANIFEST}" if path.is_dir() else ": no such file"
         raise DataError(f"{key}: {path}{what}; give a JSONL file or a folder of `nemo-uecr data prepare`")
     manifest = read_manifest(path)
-    if altered := [name for name in (KEPT, HELD) if _fault(path, name, manifest)]:
-        raise DataError(
-            f"{key}: {path / altered[0]} is not the one of the manifest; run `nemo-uecr data verify {path}`"
-        )
+    if other := [name for name in (KEPT, HELD) if _fault(path, name, manifest)]:
+        raise DataError(f"{key}: {path / other[0]} is not the one of the manifest; run `nemo-uecr data verify {path}`")
     if manifest["counts"]["kept"] == 0:
         raise DataError(f"{key}: {path} has no kept row; prepare it with a wider --difficulty or other answer types")
     return path / KEPT
@@ -162,9 +160,7 @@ def read_review(path: Path, held: Iterable[Mapping[str, Any]]) -> list[tuple[str
     found = Counter(row for row, _ in lines)
     if found != expected:
         row = min((expected - found) | (found - expected))
-        raise DataError(
-            f"{path}: {found[row]} lines on row {row!r:.40}; expected {expected[row]}, one for each of its findings"
-        )
+        raise DataError(f"{path}: {found[row]} lines on row {row!r:.40}; expected {expected[row]}, one a finding")
     return lines
 
 

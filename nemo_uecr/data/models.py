@@ -31,11 +31,11 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 #: Files of a model folder that hold one JSON object, where they are there.
 OBJECTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-#: Keys of a config.json that the sizes come from.
-SIZES = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "intermediate_size", "tie_word_embeddings",
-)  # fmt: skip
+#: Keys of a config.json that `DecoderSizes` come from.
+SIZES = {
+    "vocab_size": "vocabulary", "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads", "intermediate_size": "feed_forward", "tie_word_embeddings": "tied",
+}  # fmt: skip
 #: What transformers takes where `head_dim` is missing; of other kinds hidden size / query heads.
 HEAD_DIMENSIONS: Mapping[object, int] = {"qwen3": 128}
 #: A key that chooses code (attn_implementation, ...) with a name on the hub, or one for a part of the model.
@@ -80,19 +80,10 @@ def decoder_sizes(values: Mapping[str, Any], where: str) -> DecoderSizes:
     missing = [key for key in SIZES if values.get(key) is None]
     if missing:
         raise DataError(f"{where} does not state {missing[0]!r}; expected a whole config.json")
-    heads = values["num_attention_heads"]
+    sizes = {field: values[key] for key, field in SIZES.items()}
     # As transformers has it: stated, or its default for the kind of model.
-    head_dim = values.get("head_dim") or HEAD_DIMENSIONS.get(values.get("model_type"), values["hidden_size"] // heads)
-    return DecoderSizes(
-        vocabulary=values["vocab_size"],
-        hidden=values["hidden_size"],
-        layers=values["num_hidden_layers"],
-        heads=heads,
-        kv_heads=values["num_key_value_heads"],
-        head_dim=head_dim,
-        feed_forward=values["intermediate_size"],
-        tied=values["tie_word_embeddings"],
-    )
+    default = HEAD_DIMENSIONS.get(values.get("model_type"), sizes["hidden"] // sizes["heads"])
+    return DecoderSizes(**sizes, head_dim=values.get("head_dim") or default)
 
 
 def check_objects(folder: Path) -> None:
@@ -348,12 +339,11 @@ def rendered(tokenizer: Any, question: str, *, system: str | None, thinking: boo
     if system is not None:
         turns.insert(0, {"role": "system", "content": system})
     try:
-        text: str = tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=False, enable_thinking=thinking
+        return str(
+            tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=thinking)
         )
     except Exception as error:  # a template is a program of the model's author and may raise anything
         raise DataError(
             f"the model's chat template refuses the prompt: {one_line(error)}; some templates take no system turn: "
             "leave the system prompt out"
         ) from error
-    return text

@@ -170,9 +170,7 @@ def apply_verdicts(folder: Path, review: Path) -> Manifest:
     if not rows["held"]:
         raise DataError(f"{folder}: no row is held; there is nothing to apply")
     verdicts = folders.read_verdicts(review, rows["held"])
-    returned, dropped = (
-        [row for row in rows["held"] if verdicts[row["row"]] == verdict] for verdict in ("keep", "drop")
-    )
+    returned, dropped = ([row for row in rows["held"] if verdicts[row["row"]] == word] for word in ("keep", "drop"))
     rows["held"] = []
     rows["kept"] += [{name: value for name, value in row.items() if name != "findings"} for row in returned]
     written = ("row", "digest", "findings", "question", "answer")

@@ -49,9 +49,7 @@ def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str
     An answer may be a number (27.0 counts as 27). Ids are unique in the file; without ``id_key`` lines are numbered.
     """
     if not path.is_file():
-        raise DataError(
-            f"{path}: no such file; expected JSONL problems with fields {question_key!r} and {answer_key!r}"
-        )
+        raise DataError(f"{path}: no such file; expected JSONL problems with {question_key!r} and {answer_key!r}")
     problems: list[Problem] = []
     lines: dict[str, int] = {}
     for number, line in raw_lines(path):
@@ -114,9 +112,8 @@ def check_routing(problems: Sequence[Problem], routing: RoutingConfig | None, na
     if routing is None:
         return
     if not any(routing.key in problem.columns for problem in problems):
-        raise DataError(
-            f"routing.key: no problem has a column {routing.key!r}; the first has {', '.join(problems[0].columns)}"
-        )
+        columns = ", ".join(problems[0].columns)
+        raise DataError(f"routing.key: no problem has a column {routing.key!r}; the first has {columns}")
     scored = Counter(teacher_name(problem, routing, names) for problem in problems)
     if idle := [name for name in names if not scored[name]]:
         log.warning("no problem is routed to %s; problems by teacher: %s", ", ".join(idle), dict(scored))

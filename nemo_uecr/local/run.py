@@ -42,8 +42,7 @@ from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.stopping import StopRequest
-from nemo_uecr.telemetry.clients import open_clients
-from nemo_uecr.telemetry.sinks import Progress, StepLog, truncate_records
+from nemo_uecr.telemetry.sinks import Progress, StepLog, open_clients, truncate_records
 from nemo_uecr.verifier.pool import SHARED
 from nemo_uecr.verifier.rewards import Rewards
 

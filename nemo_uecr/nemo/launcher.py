@@ -133,9 +133,8 @@ def _run(
         ),
     ):
         write_run_files(config, **records)
-        completed = upstream.run_loop(
-            native, parts, training_loss(config), make_policy=make_policy, before=before_the_loop
-        )
+        loss = training_loss(config)
+        completed = upstream.run_loop(native, parts, loss, make_policy=make_policy, before=before_the_loop)
     return stop, completed
 
 
@@ -172,9 +171,7 @@ def report_early_end(stop: StopRequest, config: NemoConfig, *, completed: int) -
     if not stop.asked or completed >= config.train.steps:
         return
     if config.checkpoint.every == 0:
-        raise RunFolderError(
-            f"stopped by {stop.reason} with checkpoint.every=0: nothing was saved; set it to at least 1"
-        )
+        raise RunFolderError(f"stopped by {stop.reason} with checkpoint.every=0: nothing was saved; give at least 1")
     raise RunStopped(
         f"stopped by {stop.reason} after step {completed} of {config.train.steps}; "
         f"{config.run.folder}/checkpoints/step_{completed} is complete. Run again to continue"

@@ -189,9 +189,8 @@ def _shape(config: NemoConfig, model: NemoStudentConfig | NemoTeacherConfig, rol
             )
     loaded = _loaded(AutoConfig, str(model.model_name))
     if role == "student" and loaded.vocab_size != config.student.vocabulary:
-        raise DataError(
-            f"the student has {loaded.vocab_size} output columns; take student.vocabulary={loaded.vocab_size}"
-        )
+        columns = loaded.vocab_size
+        raise DataError(f"the student has {columns} output columns; take student.vocabulary={columns}")
     values: dict[str, Any] = loaded.to_dict()
     if values.get("model_type") in ARCHITECTURES:
         return shape_of_values(values, f"{role}.model_name: {model.model_name}")

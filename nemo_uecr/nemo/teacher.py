@@ -98,9 +98,8 @@ def score_by_turns(
         rows = [row for row, name in enumerate(names) if teachers[name] is teacher]
         if not rows:
             continue
-        columns = data.items()
         own = {
-            key: value[rows] if isinstance(value, Tensor) else [value[row] for row in rows] for key, value in columns
+            key: part[rows] if isinstance(part, Tensor) else [part[row] for row in rows] for key, part in data.items()
         }
         teacher.load()
         found = score(teacher, type(data)(own), request(teacher.columns), name=names[rows[0]])

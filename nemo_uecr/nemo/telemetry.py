@@ -36,15 +36,12 @@ def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -
     if config.rollout.overlong_filter:
         kept_B = kept_B & ~outcome.truncated_B
     # NeMo-RL divides every metric by the number of optimizer steps, so that their sum is the mean over steps.
-    steps = context.optimizer_steps
+    steps, rows, tokens = context.optimizer_steps, _trained_rows(data), _trained_tokens(data)
     facts = {
         "responses generated": (outcome.batch.responses, context.responses),
-        "responses trained": (_trained_rows(data), int(kept_B.sum())),
-        "responses in the workers' losses": (round(sum(metrics["num_valid_samples"]) * steps), _trained_rows(data)),
-        "tokens in the workers' losses": (
-            round(sum(metrics[f"{PREFIX}trained_tokens"]) * steps),
-            _trained_tokens(data),
-        ),
+        "responses trained": (rows, int(kept_B.sum())),
+        "responses in the workers' losses": (round(sum(metrics["num_valid_samples"]) * steps), rows),
+        "tokens in the workers' losses": (round(sum(metrics[f"{PREFIX}trained_tokens"]) * steps), tokens),
         "optimizer steps": (int(result["loss"].numel()), steps),
         # The data loader draws without replacement, and never over the end of an epoch.
         "different problems": (len(set(outcome.problems)), config.rollout.prompts_per_step),
@@ -120,9 +117,8 @@ def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
 def save_state(context: StepContext) -> None:
     """Append what the method carries over; NeMo-RL's checkpoints have no place for it."""
     if context.state:
-        append_record(
-            Path(context.config.run.folder) / METHOD_STATE, {"step": context.completed_steps, **context.state}
-        )
+        folder = Path(context.config.run.folder)
+        append_record(folder / METHOD_STATE, {"step": context.completed_steps, **context.state})
 
 
 def resumed_state(folder: Path, *, step: int) -> dict[str, float]:

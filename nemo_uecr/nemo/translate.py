@@ -41,33 +41,25 @@ def changed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
 
 
 def teacher_policy(config: NemoConfig, student: Mapping[str, Any], columns: int) -> dict[str, Any]:
-    """The teacher's policy section: the student's, as NeMo-RL completed it, with the differences of a teacher that has
-    so many output columns.
-    """
+    """The student's policy section, as NeMo-RL completed it, made a teacher's with so many output columns."""
     teacher = config.teacher
-    inherited = {
-        name: student[name] for name in student.keys() - {"pretrained_checkpoint", "quant_cfg", "router_replay"}
+    own = student.keys() - {"pretrained_checkpoint", "quant_cfg", "router_replay"}
+    values = {
+        "model_name": teacher.model_name,
+        "tokenizer.name": teacher.model_name,
+        **_parallel(teacher.parallel),
+        "megatron_cfg.activation_checkpointing": False,
+        "megatron_cfg.fp8_cfg.enabled": teacher.fp8,
+        # Transformer Engine keeps an FP8 copy of each weight, which moving the model does not reach.
+        "megatron_cfg.fp8_cfg.force_clear_fp8_caches": teacher.fp8,
+        # Whatever the student samples at, the teacher is the raw model.
+        **{f"generation.{name}": value for name, value in {"temperature": 1.0, "top_p": 1.0, "top_k": None}.items()},
+        "uecr.temperature": 1.0,
+        "uecr.filters": "paper",
+        "uecr.vocabulary": columns,
+        **_start("pretrained_checkpoint", teacher.megatron_checkpoint),
     }
-    return changed(
-        inherited,
-        {
-            "model_name": teacher.model_name,
-            "tokenizer.name": teacher.model_name,
-            **_parallel(teacher.parallel),
-            "megatron_cfg.activation_checkpointing": False,
-            "megatron_cfg.fp8_cfg.enabled": teacher.fp8,
-            # Transformer Engine keeps an FP8 copy of each weight, which moving the model does not reach.
-            "megatron_cfg.fp8_cfg.force_clear_fp8_caches": teacher.fp8,
-            # Whatever the student samples at, the teacher is the raw model.
-            "generation.temperature": 1.0,
-            "generation.top_p": 1.0,
-            "generation.top_k": None,
-            "uecr.temperature": 1.0,
-            "uecr.filters": "paper",
-            "uecr.vocabulary": columns,
-            **_start("pretrained_checkpoint", teacher.megatron_checkpoint),
-        },
-    )
+    return changed({name: student[name] for name in own}, values)
 
 
 def teacher_gpus_of_nodes(config: NemoConfig) -> list[int]:
@@ -164,15 +156,10 @@ def _data(config: NemoConfig, dropped: Sequence[int]) -> dict[str, Any]:
     if isinstance(first, NemoRlEnvironment):
         environment, settings = first.nemo_rl_environment, first.model_dump(exclude={"nemo_rl_environment"})
     else:
-        environment, settings = (
-            ENVIRONMENT,
-            {
-                "num_workers": config.data.verifier_workers,
-                "reward": [each.model_dump() for each in config.reward],
-                "correct_at": config.correct_at,
-                "dataset": config.data.train,
-            },
-        )
+        environment, settings = ENVIRONMENT, {
+            "num_workers": config.data.verifier_workers, "reward": [each.model_dump() for each in config.reward],
+            "correct_at": config.correct_at, "dataset": config.data.train,
+        }  # fmt: skip
     return {
         "data.max_input_seq_length": config.data.max_prompt_tokens + 1,
         "data.shuffle": config.data.shuffle,

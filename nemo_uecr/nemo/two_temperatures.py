@@ -117,10 +117,8 @@ def score_columns(
     context = parallel.context
     cp_rank, cp_size = (0, 1) if context is None else (dist.get_rank(context), dist.get_world_size(context))
     found = predictions_here(micro, logits.shape[1], cp_rank=cp_rank, cp_size=cp_size)
-    logits_TV = logits.flatten(0, 1)
-    columns = {
-        name: torch.zeros(micro.ids_BS.shape, dtype=torch.float32, device=logits.device) for name in request.columns
-    }
+    logits_TV, shape = logits.flatten(0, 1), micro.ids_BS.shape
+    columns = {name: torch.zeros(shape, dtype=torch.float32, device=logits.device) for name in request.columns}
     for start in range(0, found.target_N.shape[0], request.chunk_tokens):
         chunk = slice(start, start + request.chunk_tokens)
         values = _score_chunk(logits_TV[found.logits_row_N[chunk]], found.target_N[chunk], request, parallel.tensor)
@@ -168,16 +166,13 @@ def _score_chunk(
     """
     shard = None if group is None else VocabShard(dist.get_rank(group) * logits_NV.shape[1], group)
     scores = functools.partial(score_logits, target_N=target_N, valid_vocab=request.vocabulary, shard=shard)
-    if logits_NV.dtype == torch.float32:
-        found = scores(logits_NV, temperatures=request.temperatures, entropy=request.entropy, dropped=request.dropped)
-        logp = list(found.logp)
-    else:
-        at_one = functools.partial(scores, temperatures=(1.0,))
-        found = at_one(logits_NV, entropy=request.entropy, dropped=request.dropped)
-        logp = [
-            found.logp[0] if value == 1.0 else at_one(logits_NV.div(value), entropy=False).logp[0]
-            for value in request.temperatures
-        ]
+    in_float32 = logits_NV.dtype == torch.float32
+    temperatures = request.temperatures if in_float32 else (1.0,)
+    found = scores(logits_NV, temperatures=temperatures, entropy=request.entropy, dropped=request.dropped)
+    logp = list(found.logp)
+    if not in_float32:
+        divided = functools.partial(scores, temperatures=(1.0,), entropy=False)
+        logp = [logp[0] if value == 1.0 else divided(logits_NV.div(value)).logp[0] for value in request.temperatures]
     return [*logp, *(value for value in (found.entropy, found.dropped) if value is not None)]
 
 

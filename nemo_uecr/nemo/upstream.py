@@ -101,11 +101,7 @@ def _load(module: str) -> Any:
 
 @contextlib.contextmanager
 def substitutions(
-    *,
-    estimator: Callable[[], Any],
-    colocated_worker_groups: int,
-    evaluation: Evaluate | None,
-    stop: StopRequest,
+    *, estimator: Callable[[], Any], colocated_worker_groups: int, evaluation: Evaluate | None, stop: StopRequest
 ) -> Iterator[None]:
     """Put our estimator, evaluation, stop and the wider cluster in NeMo-RL's places, and its own back on leaving.
 
@@ -115,9 +111,6 @@ def substitutions(
     import nemo_rl.algorithms.grpo as grpo
 
     native_cluster, native_checker = grpo.RayVirtualCluster, grpo.TimeoutChecker
-
-    def make_estimator(master_config: Any) -> Any:
-        return estimator()
 
     def make_cluster(*args: Any, **kwargs: Any) -> Any:
         if kwargs.get("name") == POLICY_CLUSTER:
@@ -131,7 +124,7 @@ def substitutions(
             return stop.asked
 
     ours: dict[str, Any] = {
-        "_create_advantage_estimator": make_estimator,
+        "_create_advantage_estimator": lambda master_config: estimator(),
         "RayVirtualCluster": make_cluster,
         "TimeoutChecker": StoppingTimeoutChecker,
     }

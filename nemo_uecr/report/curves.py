@@ -17,8 +17,9 @@ from nemo_uecr.report.markup import number, points
 from nemo_uecr.telemetry.metric_table import metric_of
 from nemo_uecr.telemetry.run_folder import RunFolder
 
-#: (metric, title, unit, metrics of the band's two ends, shown in percent)
-DYNAMICS: tuple[tuple[str, str, str, tuple[str, str] | None, bool], ...] = (
+#: Metric, title, unit, metrics of the band's two ends, shown in percent.
+Entry = tuple[str, str, str, tuple[str, str] | None, bool]
+DYNAMICS: tuple[Entry, ...] = (
     ("reward/task_mean", "Training reward", "mean task reward", None, False),
     ("response/length_mean", "Response length", "tokens, mean", None, False),
     ("policy/entropy", "Actor entropy", "nats", None, False),
@@ -59,14 +60,14 @@ TEACHER = re.compile("teacher/[^/]+/gap_mean$")
 
 def curves(runs: Sequence[RunFolder]) -> tuple[list[Panel], list[Panel]]:
     """The named curves of all runs over each other, and those of every other metric."""
-    panels = [panel for entry in DYNAMICS if (panel := _panel(runs, *entry, LARGE)) is not None]
+    panels = [panel for entry in DYNAMICS if (panel := _panel(runs, entry, LARGE)) is not None]
     validation = validation_panel(runs)
     if validation is not None:
         panels.insert(min(1, len(panels)), validation)
     shown = {entry[0] for entry in DYNAMICS} | {end for entry in DYNAMICS for end in entry[3] or ()}
     names = sorted({name for run in runs for record in run.steps for name in record} - shown - {"step"})
     others = [
-        _panel(runs, name, name, _caption(name), None, False, SMALL)
+        _panel(runs, (name, name, _caption(name), None, False), SMALL)
         for name in names
         if not name.startswith(SHOWN_ELSEWHERE)
     ]
@@ -89,15 +90,8 @@ def validation_panel(runs: Sequence[RunFolder]) -> Panel | None:
     return Panel("validation", title, "%, with 95% interval", tuple(series), points=True, percent=True, runs=True)
 
 
-def _panel(
-    runs: Sequence[RunFolder],
-    metric: str,
-    title: str,
-    unit: str,
-    ends: tuple[str, str] | None,
-    percent: bool,
-    most: int,
-) -> Panel | None:
+def _panel(runs: Sequence[RunFolder], entry: Entry, most: int) -> Panel | None:
+    metric, title, unit, ends, percent = entry
     series = []
     for colour, run in enumerate(runs):
         if run.has(metric):
@@ -153,9 +147,8 @@ def groups(run: RunFolder, colour: int) -> dict[str, Any]:
         if run.has(metric)
     )
     if series:
-        found["components"] = Panel(
-            f"components-{colour}", "Advantage by component", "mean absolute value", series, zero=True
-        )
+        name, unit = f"components-{colour}", "mean absolute value"
+        found["components"] = Panel(name, "Advantage by component", unit, series, zero=True)
         unified = run.has("advantage/unified_abs_mean")  # elsewhere the task advantage has a scale of its own
         found["formulas"] = [formula if unified else "" for *_, formula in COMPONENTS]
     return found

@@ -66,17 +66,12 @@ def accuracy_tables(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
     sets = list(dict.fromkeys(name for run in runs for record in run.evaluations for name in record["sets"]))
     most = SHOWN_EVALUATIONS if len(runs) == 1 else SHOWN_BESIDE
     shown = [(colour, run, record) for colour, run in enumerate(runs) for record in shown_evaluations(run, most)]
-    return {
-        "counts": counts,
-        "avg": _table(shown, [*sets, AVERAGE], "avg"),
-        "pass": _table(shown, sets, "pass"),
-    }
+    return {"counts": counts, "avg": _table(shown, [*sets, AVERAGE], "avg"), "pass": _table(shown, sets, "pass")}
 
 
 def _table(shown: Sequence[tuple[int, RunFolder, Record]], columns: list[str], figure: str) -> dict[str, Any]:
-    cells = [
-        [record["average"] if name == AVERAGE else record["sets"].get(name) for name in columns] for *_, record in shown
-    ]
+    figures_of = [record["sets"] | {AVERAGE: record["average"]} for *_, record in shown]
+    cells = [[found.get(name) for name in columns] for found in figures_of]
     best = [max(round(row[place][figure], 9) for row in cells if row[place]) for place in range(len(columns))]
     return {
         "columns": columns,

@@ -120,9 +120,7 @@ def _table(given: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> list
     return [
         {
             "key": key,
-            "cells": [
-                (each.get(key, DASH), _origin(origins, key)) for each, (_, origins) in zip(flat, given, strict=True)
-            ],
+            "cells": [(each.get(key, DASH), _origin(own, key)) for each, (_, own) in zip(flat, given, strict=True)],
             "differs": len({each.get(key, DASH) for each in flat}) > 1,
         }
         for key in dict.fromkeys(key for each in flat for key in each)

@@ -8,7 +8,6 @@ statistics do not depend on how the tokens were batched.
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -25,6 +24,7 @@ ONE_ROW_COLUMNS = 1 << 15
 """From this width on a block is one row, summed piece by piece: torch would split the sum of a single long row
 over threads, and the bits of that sum would depend on their number and on the rows beside it."""
 PIECE_COLUMNS = 1 << 12
+HAS_TRITON = find_spec("triton") is not None
 
 
 def reduce_logits(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout, first_column: int) -> Tensor:
@@ -47,7 +47,7 @@ def reduce_logits(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout,
         return stats_WN
     if logits_NV.stride(1) != 1:
         logits_NV = logits_NV.contiguous()
-    if logits_NV.is_cuda and _has_triton():
+    if logits_NV.is_cuda and HAS_TRITON:
         from nemo_uecr.scoring.triton_kernels import reduce_with_triton  # noqa: PLC0415 (needs Triton)
 
         with torch.cuda.device(logits_NV.device):
@@ -62,11 +62,6 @@ def reduce_logits(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout,
     logit_N = logits_NV.gather(1, column_N.clamp(0, columns - 1).unsqueeze(1)).squeeze(1).float()
     stats_WN[TARGET_ROW] = torch.where(owned_N, logit_N, -torch.inf)
     return stats_WN
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def rows_per_block(columns: int) -> int:

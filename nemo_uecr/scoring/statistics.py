@@ -1,32 +1,39 @@
-"""From the statistics of vocabulary shards to scores.
+"""From the statistics of vocabulary shards to scores, with the one collective of a call over a process group.
 
-Legend: R shards in rank order, N tokens, n tokens of one chunk, W statistics a token, K temperatures.
-H = log s(1) - t / s(1) is never negative, as s >= 1 and t <= 0.
-Merging is done in float64 on `[R, N]` numbers, so that the only float32 rounding left is that of the
-statistics and of the result.
+Legend: R ranks, each with a shard, N tokens, n tokens of one chunk, W statistics a token, K temperatures.
+
+Each rank reduces its shard to W float32 numbers a token (16 bytes; 20 with a second temperature), one all-gather
+brings them together, and every rank merges them in rank order: all ranks hold identical bits. Merging is done in
+float64, so that the only float32 rounding left is that of the statistics and of the result.
+
+Ranks that bring different sizes abort the process with gloo and wait for the timeout with NCCL; ranks with other
+targets get wrong numbers. Run again with `NEMO_UECR_DEBUG_COLLECTIVES=1`: then the ranks compare notes before each
+call, and every rank names the difference.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from itertools import accumulate
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.scoring.records import (
-    MAX_ROW,
-    TARGET_ROW,
-    NonFiniteScoreError,
-    StatisticsLayout,
-    TokenScores,
-    VocabShard,
-)
-from nemo_uecr.scoring.vocab_parallel import gathered_statistics
+from nemo_uecr.scoring import records
+from nemo_uecr.scoring.records import MAX_ROW, TARGET_ROW, StatisticsLayout, TokenScores, VocabShard
 
 CPU_CHUNK_TOKENS = 1 << 12
 CUDA_CHUNK_TOKENS = 1 << 16
 """Tokens reduced and merged at a time: within a few hundred KiB on a CPU, a few MiB on a GPU."""
+DEBUG = "NEMO_UECR_DEBUG_COLLECTIVES"
+#: Up to this many gathered bytes gloo's own second buffer for a gather is of no account.
+STAGED_BYTES = 1 << 20
+
+# torch 2.13 renamed the collective that gathers into one tensor.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def chunks_of(target_N: Tensor) -> list[slice]:
@@ -47,8 +54,8 @@ def scores_by_chunk(
 ) -> TokenScores:
     """Scores of all tokens, a chunk of tokens at a time so that the workspace does not grow with N.
 
-    log p_T = (y - m) / T - log s(T);  H = log s(1) - t / s(1);  dropped mass = sigmoid(l - m - log s(1)), l the log sum
-    of the padding columns.
+    log p_T = (y - m) / T - log s(T);  H = log s(1) - t / s(1), never negative, as s >= 1 and t <= 0;
+    dropped mass = sigmoid(l - m - log s(1)), l the log sum of the padding columns.
 
     ``statistics_of`` gives the `[W, n]` statistics of this rank's ``columns``, padding included, for a slice of n
     tokens. ``kept_WN``, where the backward needs it, receives the merged statistics in float64.
@@ -122,8 +129,66 @@ def check_statistics(merged_WN: Tensor, logp_KN: Tensor, target_N: Tensor, first
             f"of {vocab} columns; check tokenizer, vocabulary size and valid_vocab"
         )
     token = int((~merged_WN.isfinite().all(0) | ~logp_KN.isfinite().all(0)).nonzero()[0])
-    raise NonFiniteScoreError(
+    raise records.NonFiniteScoreError(
         f"logits of token {first_token + token} give no finite score: the largest is "
         f"{float(merged_WN[MAX_ROW, token])}, that of target {int(target_N[token])} is "
         f"{float(merged_WN[TARGET_ROW, token])}; check the model that made them"
     )
+
+
+# The collective
+
+
+def gathered_statistics(
+    statistics_of: Callable[[slice], Tensor],
+    chunks: list[slice],
+    target_N: Tensor,
+    layout: StatisticsLayout,
+    columns: int,
+    valid_vocab: int | None,
+    shard: VocabShard,
+) -> Tensor:
+    """Reduce this rank's shard and gather all ranks' `[R, W, N]` statistics, in rank order, with one collective.
+
+    Arguments as for `scores_by_chunk`. In debug mode ranks that make different calls, or shards that do not tile the
+    vocabulary, are a `ScoreError`.
+    """
+    if os.environ.get(DEBUG) == "1":
+        call = {"tokens": target_N.shape[0], "targets": hash(tuple(target_N.tolist())), "layout": layout}
+        _check_agreement(call | {"valid_vocab": valid_vocab}, columns, shard)
+    rank, size = dist.get_rank(shard.group), dist.get_world_size(shard.group)
+    gathered_RWN = target_N.new_empty((size, layout.width, target_N.shape[0]), dtype=torch.float32)
+    for chunk in chunks:
+        gathered_RWN[rank, :, chunk] = statistics_of(chunk)
+    if size > 1:
+        _exchange(gathered_RWN, rank, shard.group)
+    return gathered_RWN
+
+
+def _exchange(gathered_RWN: Tensor, rank: int, group: dist.ProcessGroup | None) -> None:
+    """Bring the ranks' statistics together in place.
+
+    On a CPU gloo's all-gather holds a second buffer as large as the gathered one. Where that would count, its
+    all-reduce, which works in place, takes over: what a rank did not write is 0, and x + 0 is x in every bit.
+    """
+    if gathered_RWN.device.type == "cpu" and gathered_RWN.nbytes > STAGED_BYTES:
+        gathered_RWN[:rank].zero_()
+        gathered_RWN[rank + 1 :].zero_()
+        dist.all_reduce(gathered_RWN, group=group)
+    else:
+        _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=group)
+
+
+def _check_agreement(call: dict[str, object], columns: int, shard: VocabShard) -> None:
+    said: list[tuple[dict[str, object], int, int]] = [({}, 0, 0)] * dist.get_world_size(shard.group)
+    dist.all_gather_object(said, (call, shard.first_column, columns), group=shard.group)
+    for name in call:
+        values = [other[name] for other, _, _ in said]
+        if values != values[:1] * len(values):
+            raise ScoreError(f"the ranks of the group disagree on {name}: {values} in rank order")
+    starts, widths = [first for _, first, _ in said], [width for _, _, width in said]
+    if starts != [0, *accumulate(widths[:-1])]:
+        raise ScoreError(
+            f"the shards of the group start at columns {starts} and are {widths} columns wide, expected them to tile "
+            "the vocabulary in rank order: is this the group the weight is sharded over?"
+        )

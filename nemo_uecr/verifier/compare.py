@@ -282,10 +282,8 @@ def _side_by_side(text: str) -> bool:
         return True  # a whole number before an improper fraction
     plain = _INDEXED.sub(r"\\log ", _TEXT.sub("\x02", _SIZED.sub(" ", _ENVIRONMENT.sub("&", text))))
     for _ in range(4):  # roots and fractions, inner ones too, as marks around their arguments
-        plain = _ROOT.sub(lambda match: f"\x01{match[1][1:-1] or match[1]}\x02", plain)
-        plain = _FRACTION.sub(
-            lambda match: f"\x01{match[1][1:-1] or match[1]}\x01{match[2][1:-1] or match[2]}\x02", plain
-        )
+        plain = _ROOT.sub(lambda found: f"\x01{found[1][1:-1] or found[1]}\x02", plain)
+        plain = _FRACTION.sub(lambda m: f"\x01{m[1][1:-1] or m[1]}\x01{m[2][1:-1] or m[2]}\x02", plain)
     return _SIDE_BY_SIDE.search(re.sub(r"\\[,!]", " ", plain)) is not None
 
 

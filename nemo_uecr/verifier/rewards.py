@@ -30,42 +30,25 @@ ORPHAN_MARGIN = 60
 
 @dataclass(frozen=True)
 class Sample:
-    """What a reward may read of a response.
+    """What a reward may read of a response."""
 
-    Attributes:
-        id: names the response in messages.
-        prompt: the user's turn.
-        text: the response, without special tokens.
-        token_ids: its tokens; None where the back end does not hand them on.
-        answer: the reference answer.
-        columns: the problem's whole row.
-        dataset: name of the training data.
-    """
-
-    id: str
-    prompt: str
-    text: str
-    token_ids: tuple[int, ...] | None
-    answer: str
-    columns: Mapping[str, object]
-    dataset: str
+    id: str  # names the response in messages
+    prompt: str  # the user's turn
+    text: str  # the response, without special tokens
+    token_ids: tuple[int, ...] | None  # None where the back end does not hand them on
+    answer: str  # the reference answer
+    columns: Mapping[str, object]  # the problem's whole row
+    dataset: str  # name of the training data
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """R^task of a response, what it is made of, and whether the response counts as correct.
+    """R^task of a response, what it is made of, and whether the response counts as correct."""
 
-    Attributes:
-        reward: sum of weight times component.
-        parts: each component by name; None where a function leaves the response to the others.
-        verdict: the verifier's where it is among the rewards.
-        failed: names of the functions that failed on the response and count 0.
-    """
-
-    reward: float
-    parts: Mapping[str, float | None]
-    verdict: Verdict
-    failed: tuple[str, ...]
+    reward: float  # sum of weight times component
+    parts: Mapping[str, float | None]  # by component; None where a function leaves the response to the others
+    verdict: Verdict  # the verifier's where it is among the rewards
+    failed: tuple[str, ...]  # names of the functions that failed on the response and count 0
 
     @property
     def correct(self) -> bool:

@@ -12,7 +12,7 @@ from benchmarks.measure import collectives_begun
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import score_logits, token_logp, token_scores
 from nemo_uecr.scoring.records import VocabShard
-from nemo_uecr.scoring.vocab_parallel import DEBUG, STAGED_BYTES, _exchange
+from nemo_uecr.scoring.statistics import DEBUG, STAGED_BYTES, _exchange
 
 from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
 

@@ -12,8 +12,7 @@ import pytest
 
 from nemo_uecr.config.schema import TelemetryConfig
 from nemo_uecr.errors import DependencyError, InvariantError
-from nemo_uecr.telemetry.clients import Client, open_clients, run_key
-from nemo_uecr.telemetry.sinks import Progress, StepLog
+from nemo_uecr.telemetry.sinks import Client, Progress, StepLog, open_clients, run_key
 
 AVERAGE = {"avg": 0.5, "low": 0.25, "high": 0.75}
 EVALUATION = {"step": 2, "samples": 1, "sets": {}, "average": AVERAGE, "seconds": 0.0}
