@@ -36,8 +36,8 @@ def plan(
 ) -> None:
     """Predict layout, memory and time of a run from its configuration alone, without a GPU.
 
-    A model's sizes come from its folder's config.json, or from a table for the hub names of Qwen3. If the teacher does
-    not exist yet, name the model that it is made from. A run that does not fit ends with exit code 2 and with what
+    A model's sizes come from its config.json, in a folder or the hub's cache, or from a table of Qwen3. If the teacher
+    does not exist yet, name the model that it is made from. A run that does not fit ends with exit code 2 and with what
     would fit.
 
         nemo-uecr plan examples/configs/uecr_qwen3_4b.yaml teacher.model_name=Qwen/Qwen3-8B data.subset=null
@@ -106,6 +106,7 @@ def _fit(
 ) -> None:
     """Say with which keys a local run fits a GPU of so many GB; the rates are the device's, or those of the nearest."""
     from nemo_uecr.config.load import load_config
+    from nemo_uecr.plan.faults import refuse
     from nemo_uecr.plan.fit import climb, fit_text, typed
     from nemo_uecr.plan.records import GPUS, as_json
 
@@ -117,11 +118,10 @@ def _fit(
     gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - room))
     gpu = replace(gpu, name=f"GPU of {size:g} GB with the rates of the {gpu.name}", memory=room)
     tried = climb(lambda more: load_config(config, [*overrides, *more]).config, gpu, lengths, sizes=sizes)
+    refuse(tried[0].plan.mismatches)  # which no rung cures
     say(fit_text(tried, ["nemo-uecr", "train", config, *overrides]))
     best = min(tried, key=lambda rung: (rung.plan.misfits, rung.plan.fullest.size)).plan
     write_json(json, {"format": "nemo_uecr.fit/1", "keys": typed(tried[-1].keys), "plan": as_json(best)})
-    if best.mismatches:
-        raise ConfigError("; ".join(best.mismatches))
     if best.misfits:
         largest = max(best.fullest.device, key=lambda item: item.size)
         raise ConfigError(
@@ -187,11 +187,12 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
 
     Args:
         action: `show` prints the complete configuration as YAML, every value with the file it comes from. `check`
-            validates it, looks for the problem files, and prints the objective as one equation.
+            validates it, reads the problems, and prints the objective as one equation.
     """
     from nemo_uecr.config.load import annotated_yaml, load
     from nemo_uecr.config.methods import objective, unused_line
     from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.data.manifest import check_local_problems
 
     loaded = load(config, overrides)
     unused = unused_line(loaded.config, loaded.origins)
@@ -199,8 +200,11 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     if action == "show":
         say(annotated_yaml(loaded.config, loaded.origins).rstrip("\n"), *(f"# {note}" for note in notes))
     else:
-        more = _check_nemo(loaded.config) if isinstance(loaded.config, NemoConfig) else _check_files(loaded.config)
-        say(*notes, *more, f"ok: {config}: keys and values; the problem files are there")
+        if isinstance(loaded.config, NemoConfig):
+            notes += _check_nemo(loaded.config)
+        else:
+            check_local_problems(loaded.config)
+        say(*notes, f"ok: {config}: keys, values and problems")
 
 
 def _check_nemo(config: NemoConfig) -> list[str]:
@@ -217,17 +221,6 @@ def _check_nemo(config: NemoConfig) -> list[str]:
     version = upstream.check()
     launcher.native_config(config, version)
     return [*notes, f"NeMo-RL {version}: its schema accepts the run"]
-
-
-def _check_files(config: Config) -> list[str]:
-    from nemo_uecr.data.benchmarks import check_benchmark_files
-    from nemo_uecr.data.manifest import training_file
-
-    if not config.data.train.startswith("demo:"):
-        training_file(Path(config.data.train), "data.train")
-    benchmarks = config.evaluation.benchmarks
-    check_benchmark_files({name: path for name, path in benchmarks.items() if not path.startswith("demo:")})
-    return []
 
 
 def advise(
@@ -253,8 +246,10 @@ def advise(
     say(*advised(source, overrides, problems=problems, out=out))
 
 
-def advised(source: str, overrides: Sequence[str], *, problems: int, out: Path | None) -> list[str]:
-    """Write the advice; the same in lines for a terminal."""
+def advised(
+    source: str, overrides: Sequence[str], *, problems: int, out: Path | None, brief: bool = False
+) -> list[str]:
+    """Write the advice; the same in lines for a terminal, in brief without measurements and reasons."""
     require_extra("local")
     from nemo_uecr.audit.advice import advice, advice_lines, load_map, measured_lines
     from nemo_uecr.audit.output import write_audit
@@ -262,21 +257,19 @@ def advised(source: str, overrides: Sequence[str], *, problems: int, out: Path |
     facts, cells = _facts(source, overrides, problems), load_map()
     folder = out or Path(facts.config.run.folder) / "audits" / "advise"
     write_audit(folder, advice(facts, cells))
-    lines = [f"{line.name:<27} {line.value:<21} {line.meaning}" for line in measured_lines(facts)]
+    lines = [f"{line.name:<27} {line.value:<21} {line.meaning}" for line in measured_lines(facts) if not brief]
     for line in advice_lines(facts, cells):
-        lines += [f"{line.name:<12}{line.value}", f"{'':<12}{line.meaning} ({line.sure})"]
+        lines += [f"{line.name:<12}{line.value}", f"{'':<12}{line.meaning} ({line.sure})"][: 2 - brief]
     return [*lines, f"advice: {folder}"]
 
 
 def _facts(source: str, overrides: Sequence[str], problems: int) -> Facts:
     from nemo_uecr.audit.advise import facts_of_config, facts_of_run
-    from nemo_uecr.config.load import load_config
-    from nemo_uecr.files import read_object
+    from nemo_uecr.config.load import DEFAULT, load_config
     from nemo_uecr.study.demo import resolve
 
     if Path(source).is_dir() and not overrides:
         return facts_of_run(Path(source))
-    loaded, beside = load_config(source, overrides), Path(source).with_name("origins.json")
-    origins = {**loaded.origins, **(read_object(beside) if beside.is_file() else {})}  # a run's file states defaults
-    stated = origins.get("method.scoring_noise") != "default"
+    loaded = load_config(source, overrides)
+    stated = loaded.origins["method.scoring_noise"] != DEFAULT
     return facts_of_config(loaded.config, problems=problems, locate=resolve, noise_stated=stated)

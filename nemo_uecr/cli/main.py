@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from cyclopts import App, CycloptsError, Group
+from cyclopts import App, CycloptsError, Group, UnknownOptionError
 
 from nemo_uecr import __version__
 from nemo_uecr.cli import audit, data, evaluate, look, runs, score, slurm, train
@@ -63,7 +63,9 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        return _refuse(f"{error} See: {' '.join(['nemo-uecr', *(error.command_chain or ())])} --help")
+        unknown = isinstance(error, UnknownOptionError) and "overrides" in getattr(error.target, "__annotations__", ())
+        hint = " Keys have no dashes: train.steps=3." if unknown and "Did you mean" not in str(error) else ""
+        return _refuse(f"{error}{hint} See: {' '.join(['nemo-uecr', *(error.command_chain or ())])} --help")
     except UecrError as error:
         return _refuse(str(error))
     except ModuleNotFoundError as error:

@@ -110,9 +110,9 @@ def demo(*overrides: Override, no_open: bool = False) -> None:
     from nemo_uecr.cli.runs import report
 
     folder = train_local(demo_config_path(), with_free_folder(overrides), resume=False)
-    advice = advised(str(folder / "config.yaml"), [], problems=DEMO_PROBLEMS, out=None)
+    advice = advised(str(folder / "config.yaml"), [], problems=DEMO_PROBLEMS, out=None, brief=True)
     report(folder, open_=not no_open)
-    say("", "before the training, nemo-uecr advise says:", *advice)
+    say("", "before the training, nemo-uecr advise says (the report has the measurements and reasons):", *advice)
 
 
 def demo_config_path() -> str:
@@ -136,10 +136,7 @@ def with_free_folder(overrides: Sequence[str]) -> list[str]:
 
 
 def smoke(
-    config: ConfigFile,
-    /,
-    *overrides: Override,
-    steps: Annotated[Numbers, Parameter(help="Steps of each run: 1,5,10.")],
+    config: ConfigFile, /, *overrides: Override, steps: Annotated[Numbers, Parameter(help="Steps of each run: 1,5,10.")]
 ) -> None:
     """Train for a few steps with every check on, before a long run.
 

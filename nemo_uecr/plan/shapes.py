@@ -8,13 +8,14 @@ a micro-batch on one rank.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import ParallelConfig
-from nemo_uecr.data.models import DecoderSizes, decoder_sizes
+from nemo_uecr.data.models import DecoderSizes, decoder_sizes, has_hub_form
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object
 
@@ -52,18 +53,30 @@ KNOWN = {
 
 
 def shape_of(name: str, *, role: str) -> ModelShape:
-    """Sizes of a model that a section `role` of a configuration names: a folder with config.json, or one of `KNOWN`."""
-    file = Path(name).expanduser() / "config.json"
-    if file.is_file():
-        return shape_of_values(read_object(file), f"{role}.model_name: {file}")
+    """Sizes of a model that a section `role` of a configuration names, from its config.json here or from `KNOWN`."""
     known = KNOWN.get(name.removesuffix("-Base"))
+    if (file := config_file(name, known is None)) is not None:
+        return shape_of_values(read_object(file), f"{role}.model_name: {file}")
     if known is None:
         raise DataError(
             f"{role}.model_name: got {name!r}, whose sizes are not known; expected a folder with the model's "
-            f"config.json, or one of {', '.join(KNOWN)} (for a model that is yet to be made, name the one it is made "
-            "from)"
+            f"config.json, a model in the hub's cache (hf download {name} config.json), or one of {', '.join(KNOWN)} "
+            "or their -Base (for a model that is yet to be made, name the one it is made from)"
         )
     return replace(known, positions=32_768) if name.endswith("-Base") else known
+
+
+def config_file(name: str, cached: bool) -> Path | None:
+    """The config.json of a folder, or, asked for ``cached``, of a hub name in the cache of this machine."""
+    file = Path(name).expanduser() / "config.json"
+    if file.is_file():
+        return file
+    if not cached or not has_hub_form(name) or importlib.util.find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json")
+    return Path(found) if isinstance(found, str) else None
 
 
 def shape_of_values(values: Mapping[str, Any], where: str) -> ModelShape:

@@ -100,6 +100,10 @@ def test_the_run_folders_configuration_is_a_configuration(tmp_path: Path, caplog
     assert entry_point(["train", str(first / "config.yaml"), f"run.folder={second}"]) == 0
     losses = [json.loads((folder / "metrics.jsonl").read_text())["policy/loss"] for folder in (first, second)]
     assert losses[0] == losses[1]
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="nemo_uecr"):
+        assert entry_point(["train", str(second / "config.yaml"), "--resume"]) in (0, 2)
+    assert not [message for message in caplog.messages if message.startswith("not used") and "opd_coef" in message]
 
 
 def test_smoke_prints_tolerances_first_and_compares_every_batch(
