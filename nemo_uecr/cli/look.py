@@ -195,8 +195,7 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     from nemo_uecr.data.manifest import check_local_problems
 
     loaded = load(config, overrides)
-    unused = unused_line(loaded.config, loaded.origins)
-    notes = [f"objective: {objective(loaded.config)}", *([] if unused is None else [unused])]
+    notes = [f"objective: {objective(loaded.config)}", *filter(None, [unused_line(loaded.config, loaded.origins)])]
     if action == "show":
         say(annotated_yaml(loaded.config, loaded.origins).rstrip("\n"), *(f"# {note}" for note in notes))
     else:

@@ -100,7 +100,7 @@ def backend_of(path: str | os.PathLike[str], overrides: Sequence[str]) -> str:
 def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[C]:
     """Read a YAML file with what it inherits, apply `dotted.key=value` overrides, resolve and validate.
 
-    A fault is one line that says what was got, what was expected and where it was set. Defaults in the file that a run wrote are those that its origins.json calls so.
+    A fault is one line that says what was got, what was expected and where it was set; a run's file keeps its defaults.
     """
     shown = os.fspath(path)
     layer = reduce(_overlay, [override_layer(text, schema) for text in overrides], read_chain(shown))

@@ -125,9 +125,9 @@ def rollout(setting: Setting) -> Phase:
     engines, each = setting.engines, -(-setting.responses // setting.engines)
     at_once = max(1, min(each, concurrent_responses(setting, setting.lengths.whole)))
     drawn = list(response_lengths(setting.lengths, setting.config.rollout.max_response_tokens, setting.responses))
-    prompt, tensor = setting.lengths.prompt, setting.config.rollout.tensor
-    flops = shapes.forward_flops(setting.student.shape, 2 * prompt + setting.lengths.response) / tensor
-    weights, cached = setting.vllm_bytes, setting.token_bytes
+    prompt, weights, cached = setting.lengths.prompt, setting.vllm_bytes, setting.token_bytes
+    flops = shapes.forward_flops(setting.student.shape, 2 * prompt + setting.lengths.response)
+    flops /= setting.config.rollout.tensor
     dealer, slowest, average = random.Random(0), 0.0, 0.0
     for _ in range(DEALS):
         dealer.shuffle(drawn)
