@@ -23,6 +23,7 @@ from safetensors import safe_open
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nemo_uecr.config.load import Loaded, load_config
+from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import UecrError
 from nemo_uecr.local.run import train
 from nemo_uecr.stopping import StopRequest
