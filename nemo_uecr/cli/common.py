@@ -32,7 +32,7 @@ def _shown_default(value: object) -> str | None:
 
 
 def _numbers(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
-    return tuple(int(word) for word in tokens[0].value.split(","))
+    return tuple(map(int, tokens[0].value.split(",")))
 
 
 ConfigFile = Annotated[str, Parameter(help="YAML configuration file.")]

@@ -157,9 +157,7 @@ def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
 
 @app.command
 def table(
-    *runs: str,
-    layout: Literal["main", "ablation"] = "main",
-    format: Literal["markdown", "latex", "html"] = "markdown",
+    *runs: str, layout: Literal["main", "ablation"] = "main", format: Literal["markdown", "latex", "html"] = "markdown"
 ) -> None:
     """Print the paper's tables from evaluations and training runs.
 

@@ -36,8 +36,8 @@ def plan(
 ) -> None:
     """Predict layout, memory and time of a run from its configuration alone, without a GPU.
 
-    A model's sizes come from its folder's config.json, or from a table for the hub names of Qwen3. If the teacher does
-    not exist yet, name the model that it is made from. A run that does not fit ends with exit code 2 and with what
+    A model's sizes come from its config.json, in a folder or the hub's cache, or from a table of Qwen3. If the teacher
+    does not exist yet, name the model that it is made from. A run that does not fit ends with exit code 2 and with what
     would fit.
 
         nemo-uecr plan examples/configs/uecr_qwen3_4b.yaml teacher.model_name=Qwen/Qwen3-8B data.subset=null
@@ -106,6 +106,7 @@ def _fit(
 ) -> None:
     """Say with which keys a local run fits a GPU of so many GB; the rates are the device's, or those of the nearest."""
     from nemo_uecr.config.load import load_config
+    from nemo_uecr.plan.faults import refuse
     from nemo_uecr.plan.fit import climb, fit_text, typed
     from nemo_uecr.plan.records import GPUS, as_json
 
@@ -117,10 +118,9 @@ def _fit(
     gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - room))
     gpu = replace(gpu, name=f"GPU of {size:g} GB with the rates of the {gpu.name}", memory=room)
     tried = climb(lambda more: load_config(config, [*overrides, *more]).config, gpu, lengths, sizes=sizes)
-    best = min(tried, key=lambda rung: (rung.plan.misfits, rung.plan.fullest.size)).plan
-    if best.mismatches:  # no key of the ladder mends them
-        raise ConfigError("; ".join(best.mismatches))
+    refuse(tried[0].plan.mismatches)  # which no rung cures
     say(fit_text(tried, ["nemo-uecr", "train", config, *overrides]))
+    best = min(tried, key=lambda rung: (rung.plan.misfits, rung.plan.fullest.size)).plan
     write_json(json, {"format": "nemo_uecr.fit/1", "keys": typed(tried[-1].keys), "plan": as_json(best)})
     if best.misfits:
         largest = max(best.fullest.device, key=lambda item: item.size)
@@ -192,10 +192,10 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     from nemo_uecr.config.load import annotated_yaml, load
     from nemo_uecr.config.methods import objective, unused_line
     from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.data.manifest import check_local_problems
 
     loaded = load(config, overrides)
-    unused = unused_line(loaded.config, loaded.origins)
-    notes = [f"objective: {objective(loaded.config)}", *([] if unused is None else [unused])]
+    notes = [f"objective: {objective(loaded.config)}", *filter(None, [unused_line(loaded.config, loaded.origins)])]
     if action == "show":
         say(annotated_yaml(loaded.config, loaded.origins).rstrip("\n"), *(f"# {note}" for note in notes))
     else:
@@ -203,8 +203,11 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
 
         method = loaded.config.method
         rehearse(method.name, method.core_settings(), loaded.config.tolerances.model_dump())
-        more = _check_nemo(loaded.config) if isinstance(loaded.config, NemoConfig) else _check_problems(loaded.config)
-        say(*notes, *more, f"ok: {config}: keys, values and problems")
+        if isinstance(loaded.config, NemoConfig):
+            notes += _check_nemo(loaded.config)
+        else:
+            check_local_problems(loaded.config)
+        say(*notes, f"ok: {config}: keys, values and problems")
 
 
 def _check_nemo(config: NemoConfig) -> list[str]:
@@ -221,19 +224,6 @@ def _check_nemo(config: NemoConfig) -> list[str]:
     version = upstream.check()
     launcher.native_config(config, version)
     return [*notes, f"NeMo-RL {version}: its schema accepts the run"]
-
-
-def _check_problems(config: Config) -> list[str]:
-    from nemo_uecr.data.manifest import training_file
-    from nemo_uecr.data.problems import load_problems
-
-    data, files = config.data, [Path(path) for path in config.evaluation.benchmarks.values()]
-    if not data.train.startswith("demo:"):
-        files.append(training_file(Path(data.train), "data.train"))
-    for file in files:
-        if not str(file).startswith("demo:"):
-            load_problems(file, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
-    return []
 
 
 def advise(
@@ -279,13 +269,11 @@ def advised(
 
 def _facts(source: str, overrides: Sequence[str], problems: int) -> Facts:
     from nemo_uecr.audit.advise import facts_of_config, facts_of_run
-    from nemo_uecr.config.load import load_config
-    from nemo_uecr.files import read_object
+    from nemo_uecr.config.load import DEFAULT, load_config
     from nemo_uecr.study.demo import resolve
 
     if Path(source).is_dir() and not overrides:
         return facts_of_run(Path(source))
-    loaded, beside = load_config(source, overrides), Path(source).with_name("origins.json")
-    origins = {**loaded.origins, **(read_object(beside) if beside.is_file() else {})}  # a run's file states defaults
-    stated = origins.get("method.scoring_noise") != "default"
+    loaded = load_config(source, overrides)
+    stated = loaded.origins["method.scoring_noise"] != DEFAULT
     return facts_of_config(loaded.config, problems=problems, locate=resolve, noise_stated=stated)

@@ -63,8 +63,9 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
     try:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        keys = isinstance(error, UnknownOptionError) and "Did you mean" not in str(error)
-        hint = " A configuration's keys are given as key=value, such as train.steps=10." * keys
+        unknown = isinstance(error, UnknownOptionError) and "overrides" in getattr(error.target, "__annotations__", ())
+        dashed = unknown and "Did you mean" not in str(error)
+        hint = " A configuration's keys have no dashes: train.steps=3." if dashed else ""
         return _refuse(f"{error}{hint} See: {' '.join(['nemo-uecr', *(error.command_chain or ())])} --help")
     except UecrError as error:
         return _refuse(str(error))

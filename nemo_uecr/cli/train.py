@@ -52,7 +52,7 @@ def _train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Pa
     from nemo_uecr.nemo.launcher import train as launch
 
     loaded = load_as(NemoConfig, config, overrides)
-    _look_over(loaded, resume=resume)
+    _look_over(loaded)
     logger.info(objective(loaded.config))
     with locked(Path(loaded.config.run.folder)):
         return launch(loaded.config, resume=resume, origins=loaded.origins)
@@ -67,7 +67,7 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
     from nemo_uecr.stopping import listening
 
     loaded = load_config(config, overrides)
-    _look_over(loaded, resume=resume)
+    _look_over(loaded)
     require_extra("local")
     from nemo_uecr.local.run import train as run
     from nemo_uecr.study.demo import resolve
@@ -88,14 +88,14 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
         raise
 
 
-def _look_over(loaded: Loaded[Any], *, resume: bool) -> None:
+def _look_over(loaded: Loaded[Any]) -> None:
     """Try the method out, and log what it does not use."""
     from nemo_uecr.config.methods import unused_line
     from nemo_uecr.core.invariants import rehearse
 
     method = loaded.config.method
     rehearse(method.name, method.core_settings(), loaded.config.tolerances.model_dump())
-    if not resume and (line := unused_line(loaded.config, loaded.origins)):  # a run's own file states every key
+    if line := unused_line(loaded.config, loaded.origins):
         logger.info(line)
 
 
@@ -141,10 +141,7 @@ def with_free_folder(overrides: Sequence[str]) -> list[str]:
 
 
 def smoke(
-    config: ConfigFile,
-    /,
-    *overrides: Override,
-    steps: Annotated[Numbers, Parameter(help="Steps of each run: 1,5,10.")],
+    config: ConfigFile, /, *overrides: Override, steps: Annotated[Numbers, Parameter(help="Steps of each run: 1,5,10.")]
 ) -> None:
     """Train for a few steps with every check on, before a long run.
 

@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config, MethodConfig, Section, nearest_name
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
+from nemo_uecr.files import read_object
 from nemo_uecr.method_registry import REGISTRY
 
 #: Origins of a value given on the command line, and of one that neither a file nor the command line gave.
@@ -65,9 +66,6 @@ class Loaded(Generic[C]):
     origins: dict[str, str]
 
 
-LoadedConfig = Loaded[Config]
-
-
 @dataclass(frozen=True)
 class Layer:
     """Values of files or overrides, and the origin of each by dotted key."""
@@ -79,7 +77,7 @@ class Layer:
 # -- one configuration -----------------------------------------------------------------------------------------------
 
 
-def load_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> LoadedConfig:
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[Config]:
     """The configuration of a run of the local back end; see `load_as`."""
     return load_as(Config, path, overrides)
 
@@ -105,7 +103,7 @@ def backend_of(path: str | os.PathLike[str], overrides: Sequence[str]) -> str:
 def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[C]:
     """Read a YAML file with what it inherits, apply `dotted.key=value` overrides, resolve and validate.
 
-    A fault is one line that says what was got, what was expected and where it was set.
+    A fault is one line that says what was got, what was expected and where it was set; a run's file keeps its defaults.
     """
     shown = os.fspath(path)
     chain = read_chain(shown)
@@ -114,7 +112,10 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
             raise ConfigError(f"{shown} has the key {key}, so it is a file for another command: nemo-uecr {command}")
     layer = reduce(_overlay, [override_layer(text, schema) for text in overrides], chain)
     config = _validated(schema, _resolved(layer, shown), layer.origins, shown)
-    return Loaded(config, {key: layer.origins.get(key, DEFAULT) for key in flat_values(config)})
+    beside = Path(shown).with_name("origins.json")
+    written = read_object(beside) if beside.is_file() else {}
+    stated = {key: at for key, at in layer.origins.items() if at != shown or written.get(key) != DEFAULT}
+    return Loaded(config, {key: stated.get(key, DEFAULT) for key in flat_values(config)})
 
 
 class _MethodAlone(Section):

@@ -9,10 +9,15 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.data.benchmarks import check_benchmark_files
+from nemo_uecr.data.problems import problems_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, read_object, recover_folder
+
+if TYPE_CHECKING:
+    from nemo_uecr.config.schema import Config
 
 FORMAT = "nemo_uecr.data/1"
 MANIFEST = "manifest.json"
@@ -65,6 +70,17 @@ def training_file(path: Path, key: str) -> Path:
     if manifest["counts"]["kept"] == 0:
         raise DataError(f"{key}: {path} has no kept row; prepare it with a wider --difficulty or other answer types")
     return path / KEPT
+
+
+def check_local_problems(config: Config) -> None:
+    """Read every problem of a run of the local back end; the demo's are made on first use."""
+    data, named = config.data, config.evaluation.benchmarks
+    if not data.train.startswith("demo:"):
+        problems_of(data, training_file(Path(data.train), "data.train"))
+    here = {name: path for name, path in named.items() if not path.startswith("demo:")}
+    check_benchmark_files(here)
+    for path in here.values():
+        problems_of(data, Path(path))
 
 
 def faults(folder: Path) -> list[str]:

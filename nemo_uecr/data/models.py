@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,8 @@ class ModelLoadError(DataError):
 
     def __init__(self, name: str, error: Exception) -> None:
         self.reason = one_line(error)
+        if isinstance(error, OSError) and "connect to '" in str(error):  # transformers goes on with its manual
+            self.reason = f"not here and no hub: hf download {name}, set HF_HOME to its cache, or name a folder"
         super().__init__(f"model {name!r} cannot be loaded: {self.reason}")
 
 
@@ -259,6 +262,8 @@ def has_hub_form(name: str) -> bool:
 
 def cached(name: str) -> Path | None:
     """The config.json of a hub's model in this machine's cache."""
+    if find_spec("huggingface_hub") is None:
+        return None
     from huggingface_hub import errors, try_to_load_from_cache
 
     try:

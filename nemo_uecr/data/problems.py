@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +18,9 @@ from pydantic import TypeAdapter, ValidationError
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.schema import RoutingConfig
+    from pyarrow.parquet import ParquetFile
+
+    from nemo_uecr.config.schema import DataConfig, RoutingConfig
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,11 @@ def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str
     if not problems:
         raise DataError(f"{path}: no problems in the file; expected at least one line of JSON")
     return problems
+
+
+def problems_of(data: DataConfig, path: Path) -> list[Problem]:
+    """The problems of a file, by the field names of a configuration's section `data`."""
+    return load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
 
 
 # What a problem's columns say.
@@ -142,9 +150,7 @@ def data_files(path: Path) -> list[Path]:
 def fields_of(file: Path) -> Fields:
     """Which fields hold question, answer and difficulty, by the file's first row."""
     if file.suffix == ".parquet":
-        from pyarrow.parquet import ParquetFile
-
-        with ParquetFile(file) as table:
+        with _parquet(file) as table:
             first = table.schema_arrow.names if table.metadata.num_rows else []
     else:
         first = list(next(read_rows(file), {}))
@@ -162,13 +168,23 @@ def read_rows(file: Path, *, fields: Fields | None = None) -> Iterator[Row]:
     if file.suffix != ".parquet":
         yield from (parse_row(line, f"{file}:{number}") for number, line in raw_lines(file))
         return
-    from pyarrow.parquet import ParquetFile
-
-    with ParquetFile(file) as table:
+    with _parquet(file) as table:
         names = table.schema_arrow.names
         wanted = names if fields is None else (fields.question, fields.answer, fields.difficulty, *CARRIED)
         for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[name for name in wanted if name in names]):
             yield from batch.to_pylist()
+
+
+@contextmanager
+def _parquet(file: Path) -> Iterator[ParquetFile]:
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(file) as table:
+            yield table
+    except ArrowException as error:
+        raise DataError(f"{file}: no whole Parquet file ({' '.join(str(error).split()):.80}); copy it again") from error
 
 
 def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:

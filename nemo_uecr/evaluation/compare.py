@@ -50,11 +50,12 @@ def _samples(place: Path) -> tuple[Path, dict[str, Any]]:
     if not place.is_dir():
         folder = place.absolute().parent
         return place, recorded(folder) or recorded(folder.parent)
-    file = max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES)
-    below = {each.parent.name for name in (SAMPLES, "evaluations") for each in place.glob(f"*/{name}")}
-    if below and not file.exists():
-        raise DataError(f"{place} is no evaluation; it holds some: {', '.join(sorted(below))}")
-    return file, recorded(place)
+    found = max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES)
+    if not found.is_file():
+        inner = sorted({str(path.parent) for name in (SAMPLES, "evaluations") for path in place.glob(f"*/{name}")})
+        expected = f"one of {', '.join(inner)}" if inner else "a folder of nemo-uecr evaluate, or a run's"
+        raise DataError(f"{place} holds no samples of an evaluation; expected {expected}")
+    return found, recorded(place)
 
 
 def lines_of(differences: Mapping[str, Difference]) -> list[str]:

@@ -180,9 +180,6 @@ def check_model(model: str) -> None:
         models.read_header(folder / shard)
 
 
-# transformers
-
-
 def load_module(model: str, dtype: str) -> Any:
     """The causal model of a folder or hub name, a saved adapter on its base; safetensors only, no remote code."""
     import torch
@@ -220,9 +217,6 @@ class TransformersEngine:
         if any(ids[-1] == NOT_FINITE for ids in rows):
             raise DataError("the model gives logits that are not finite; its weights or its config.json are damaged")
         return [Generation(tuple(ids), not self._tokens.finished(ids, decoding.stop)) for ids in rows]
-
-
-# vLLM
 
 
 def check_engine(name: str) -> None:

@@ -148,9 +148,6 @@ def judged(
     ]
 
 
-# settings.json
-
-
 def _record(label: str, model: str, settings: Settings, benchmarks: Mapping[str, LoadedBenchmark]) -> dict[str, Any]:
     chosen = asdict(settings)
     del chosen["batch"]

@@ -91,9 +91,6 @@ def rounded(value: float, decimals: int, *, sign: str = "") -> str:
     return f"{round(value, 9):{sign}z.{decimals}f}"
 
 
-# Rows
-
-
 def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
     """Rows in the order given, each ``[LABEL=]FOLDER`` of an evaluation or of a run, whose last one counts; and k."""
     rows, samples = [], {}
@@ -135,9 +132,6 @@ def _basis(folder: Path, sets: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     of_all = {what: value for each in problems.values() for what, value in each.items()}
     average = {"benchmarks": ", ".join(sorted(sets))} | common | of_all
     return {name: common | each for name, each in problems.items()} | {"average": average}
-
-
-# Tables
 
 
 def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
@@ -194,9 +188,6 @@ def _difference(rows: Sequence[Row], column: str) -> str | None:
 
 def _column_title(name: str) -> str:
     return "Avg." if name == "average" else BENCHMARKS[name].title if name in BENCHMARKS else name
-
-
-# Formats
 
 
 def _markdown(text: str) -> str:

@@ -15,8 +15,8 @@ from nemo_uecr.config.load import check_run_folder, flat_values
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.adapter import add_adapter, base_of, load_adapter
-from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.problems import load_problems
+from nemo_uecr.data.manifest import check_local_problems, training_file
+from nemo_uecr.data.problems import problems_of
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation.engines import check_engine
@@ -49,14 +49,7 @@ from nemo_uecr.verifier.rewards import Rewards
 log = logging.getLogger(__name__)
 
 
-def train(
-    config: Config,
-    *,
-    resume: bool,
-    origins: Mapping[str, str],
-    locate: Locate,
-    stop: StopRequest,
-) -> Path:
+def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: Locate, stop: StopRequest) -> Path:
     """Run a configuration to its last step; returns the run folder. Asked by ``stop`` it saves and is a `RunStopped`.
 
     ``resume`` continues from the newest checkpoint; ``origins``, where each value came from, are for the run folder;
@@ -70,6 +63,9 @@ def train(
             check_engine(config.rollout.engine)
             check_run_folder(folder, config, resume=resume)
             checkpoints = Checkpoints(folder / "checkpoints", config)
+            check_local_problems(config)  # a malformed row is found before the models are loaded
+            if not config.evaluation.benchmarks:
+                log.info("evaluation.benchmarks is empty: the training is not measured on held-out problems")
             log.info("%s: loading models and problems", folder)
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
             if resume and start is None:  # no refusal: a job that is requeued early finds none either
@@ -85,9 +81,8 @@ def train(
                 optimizer.load_state_dict(start[1])
                 position = start[2]
                 checkpoints.prune(position)
-                log.info("resuming after step %d from %s", position.step, start[0])
-                if position.step >= config.train.steps:
-                    log.info("the run is complete; a larger train.steps would continue it")
+                state = "resuming" if position.step < config.train.steps else "already complete"
+                log.info("%s after step %d of %d: %s", state, position.step, config.train.steps, start[0])
                 start = (start[0], {}, position)  # the optimizer has it
             placement = placement_of(config, models, optimizer)
             sample = sampler_of(config, models.student, locate, prompts, benchmarks)
@@ -223,8 +218,7 @@ def encoded_problems(config: Config, models: Models, locate: Locate) -> tuple[li
     data = config.data
 
     def prompts(path: Path, benchmark: str = "") -> list[Prompt]:
-        problems = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
-        return encode_prompts(problems, models.student.tokenizer, data, benchmark)
+        return encode_prompts(problems_of(data, path), models.student.tokenizer, data, benchmark)
 
     benchmarks = {name: prompts(Path(locate(path)), name) for name, path in config.evaluation.benchmarks.items()}
     training = prompts(training_file(Path(locate(data.train)), "data.train"))

@@ -17,13 +17,7 @@ from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.data.reproducible import derive, step_indices
 from nemo_uecr.errors import InvariantError, RewardError, ScoreError
 from nemo_uecr.evaluation.engines import Decoding
-from nemo_uecr.local.batch import (
-    StepBatch,
-    leave_failure,
-    leave_responses,
-    method_settings,
-    samples_of,
-)
+from nemo_uecr.local.batch import StepBatch, leave_failure, leave_responses, method_settings, samples_of
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.manifest import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.memory import Placement

@@ -31,8 +31,8 @@ from nemo_uecr.config.schema import (
     url_teachers,
 )
 from nemo_uecr.data import adapter, models
-from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.problems import Problem, filled, load_problems, teacher_name
+from nemo_uecr.data.manifest import check_local_problems, training_file
+from nemo_uecr.data.problems import Problem, filled, problems_of, teacher_name
 from nemo_uecr.errors import DataError, UecrError, require_extra
 from nemo_uecr.evaluation.engines import check_engine, check_model
 from nemo_uecr.files import check_writable, existing, read_object
@@ -331,10 +331,7 @@ def problems_finding(run: AnyConfig) -> Finding:
     if isinstance(run, NemoConfig):
         preflight.check_problems(run)
     else:
-        _training_problems(run)
-        for path in run.evaluation.benchmarks.values():
-            if not path.startswith("demo:"):
-                _local_problems(run, Path(path))
+        check_local_problems(run)
     return ok("problems", f"{data.train}, fields {data.question_key!r} and {data.answer_key!r}")
 
 
@@ -356,12 +353,7 @@ def extras_finding(run: Config) -> Finding:
 
 
 def _training_problems(run: Config) -> list[Problem]:
-    return _local_problems(run, training_file(Path(run.data.train), "data.train"))
-
-
-def _local_problems(run: Config, path: Path) -> list[Problem]:
-    data = run.data
-    return load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
+    return problems_of(run.data, training_file(Path(run.data.train), "data.train"))
 
 
 def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
@@ -463,7 +455,7 @@ def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
                 filled(teacher.prompt_template, problem)
         for name, path in run.evaluation.benchmarks.items():
             if Path(path).exists():  # `problems` says which is missing
-                encode_prompts(_local_problems(run, Path(path)), tokenizer, run.data, name)
+                encode_prompts(problems_of(run.data, Path(path)), tokenizer, run.data, name)
     return ok("prompt length", f"{dropped} prompts are dropped" if dropped else "every prompt fits")
 
 

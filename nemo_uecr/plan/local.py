@@ -118,7 +118,10 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
     turns += [("score reference", student, initial, 1)] if run.scores_reference else []
     phases = [_rollout(run), *(_scoring(run, *turn) for turn in turns), _update(run)]
     moved = _moved(run, {"rollout": set(run.sampling)} | {name: {member} for name, _, member, _ in turns})
-    phases = [_with_transfers(phase, moved[phase.name], device) if moved[phase.name] else phase for phase in phases]
+    for place, phase in enumerate(phases):
+        if size := moved[phase.name]:
+            how = f"{phase.how}; {size / GIB:.1f} GiB over the host link"
+            phases[place] = replace(phase, seconds=phase.seconds + size / device.host_link, how=how)
     mismatches = mismatches_of(config, student, run.shapes)
     steps = responses // train.minibatch_responses
     memory = "" if device.memory is None else f", {device.memory / GIB:.1f} GiB that can be allocated"
@@ -257,11 +260,6 @@ def _moved(run: _Run, needs: dict[str, set[str]]) -> dict[str, int]:
     if run.vllm and run.lora:
         moved["rollout"] += 2 * run.engine
     return moved
-
-
-def _with_transfers(phase: Phase, moved: int, device: Device) -> Phase:
-    how = f"{phase.how}; {moved / GIB:.1f} GiB over the host link"
-    return replace(phase, seconds=phase.seconds + moved / device.host_link, how=how)
 
 
 def _host(run: _Run) -> Iterator[Item]:

@@ -125,10 +125,16 @@ def rollout(setting: Setting) -> Phase:
     engines, each = setting.engines, -(-setting.responses // setting.engines)
     at_once = max(1, min(each, concurrent_responses(setting, setting.lengths.whole)))
     drawn = list(response_lengths(setting.lengths, setting.config.rollout.max_response_tokens, setting.responses))
+    prompt, weights, cached = setting.lengths.prompt, setting.vllm_bytes, setting.token_bytes
+    flops = shapes.forward_flops(setting.student.shape, 2 * prompt + setting.lengths.response)
+    flops /= setting.config.rollout.tensor
     dealer, slowest, average = random.Random(0), 0.0, 0.0
     for _ in range(DEALS):
         dealer.shuffle(drawn)
-        ends = [_engine_seconds(setting, drawn[one::engines], at_once) for one in range(engines)]
+        ends = [
+            engine_seconds(setting.device, dealt, at_once, prompt, weights=weights, cached=cached, flops=flops)
+            for dealt in (drawn[one::engines] for one in range(engines))
+        ]
         slowest += max(ends) / DEALS
         average += sum(ends) / engines / DEALS
     how = f"{each} responses an engine, {at_once} at once; {average:,.1f} s on the average one, which then waits"
@@ -152,15 +158,6 @@ def response_lengths(lengths: Lengths, longest: int, count: int) -> tuple[float,
         drawn = [math.exp(min(middle + one, most)) for one in spread]
         low, high = (middle, high) if sum(drawn) < count * lengths.response else (low, middle)
     return tuple(drawn)
-
-
-def _engine_seconds(setting: Setting, drawn: Sequence[float], at_once: int) -> float:
-    tensor = setting.config.rollout.tensor
-    token = shapes.forward_flops(setting.student.shape, 2 * setting.lengths.prompt + setting.lengths.response) / tensor
-    cached = setting.token_bytes
-    return engine_seconds(
-        setting.device, drawn, at_once, setting.lengths.prompt, weights=setting.vllm_bytes, cached=cached, flops=token
-    )
 
 
 def engine_seconds(

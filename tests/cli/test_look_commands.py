@@ -84,9 +84,12 @@ def test_doctor_on_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_configuration_is_checked_with_its_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry_point(["config", "check", *DEMO]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"ok: {DEMO[0]}: keys, values and problems"
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"question": "1+1", "answer": ""}\n')
-    assert f"{rows}:1: question is '1+1', " in refused(capsys, "config", "check", *DEMO, f"data.train={rows}")
+    assert "ok: " not in refused(capsys, "config", "check", *DEMO, "data.train=nowhere.jsonl")
+
+
+def test_a_row_without_an_answer_is_found_by_config_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"question": "1 + 1", "answer": "2", "id": 1}\n{"question": "3", "id": 2}\n')
+    assert "mine.jsonl:2: " in refused(capsys, "config", "check", *DEMO, f"data.train={tmp_path / 'mine.jsonl'}")
 
 
 def test_a_plan_for_one_gpu_says_that_it_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,12 @@ def test_the_run_folders_configuration_is_a_configuration(tmp_path: Path, caplog
         assert entry_point(["train", str(assets().config), *words]) == 0
     (said,) = [message for message in caplog.messages if message.startswith("not used")]
     assert said.startswith("not used by method grpo: teacher.model_name, method.alpha, method.rho")
-    assert entry_point(["train", str(first / "config.yaml"), f"run.folder={second}"]) == 0
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="nemo_uecr"):
+        assert entry_point(["train", str(first / "config.yaml"), f"run.folder={second}"]) == 0
+        assert said in caplog.messages  # what was a default there is still one
+        assert entry_point(["train", str(second / "config.yaml"), "--resume"]) == 0
+    assert f"already complete after step 1 of 1: {second / 'checkpoints' / 'step-000001'}" in caplog.messages
     losses = [json.loads((folder / "metrics.jsonl").read_text())["policy/loss"] for folder in (first, second)]
     assert losses[0] == losses[1]
 

@@ -70,6 +70,12 @@ def test_real_files(name: str, rows: int) -> None:
     assert len(load_problems(path, question_key=question, answer_key="answer", id_key=None)) == rows
 
 
+def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1, and then nothing")
+    with pytest.raises(DataError, match=r"bad\.parquet: no whole Parquet file"):
+        list(read_rows(tmp_path / "bad.parquet"))
+
+
 def test_a_folder_is_its_parquet_files_or_its_jsonl(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -22,7 +22,8 @@ import torch
 from safetensors import safe_open
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from nemo_uecr.config.load import LoadedConfig, load_config
+from nemo_uecr.config.load import Loaded, load_config
+from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import UecrError
 from nemo_uecr.local.run import train
 from nemo_uecr.stopping import StopRequest
@@ -128,7 +129,7 @@ def every() -> tuple[str, ...]:
     )
 
 
-def configured(folder: Path, *overrides: str) -> LoadedConfig:
+def configured(folder: Path, *overrides: str) -> Loaded[Config]:
     """The tiny configuration with a run folder and overrides."""
     return load_config(assets().config, [*SMALL, f"run.folder={folder}", *overrides])
 
@@ -138,7 +139,7 @@ def run(folder: Path, *overrides: str, resume: bool = False) -> Path:
     return train_loaded(configured(folder, *overrides), resume=resume)
 
 
-def train_loaded(loaded: LoadedConfig, *, resume: bool, stop: StopRequest | None = None) -> Path:
+def train_loaded(loaded: Loaded[Config], *, resume: bool, stop: StopRequest | None = None) -> Path:
     """Train a loaded configuration; names are paths."""
     return train(
         loaded.config,
