@@ -199,10 +199,6 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     if action == "show":
         say(annotated_yaml(loaded.config, loaded.origins).rstrip("\n"), *(f"# {note}" for note in notes))
     else:
-        from nemo_uecr.core.invariants import rehearse
-
-        method = loaded.config.method
-        rehearse(method.name, method.core_settings(), loaded.config.tolerances.model_dump())
         if isinstance(loaded.config, NemoConfig):
             notes += _check_nemo(loaded.config)
         else:

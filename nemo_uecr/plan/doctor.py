@@ -382,16 +382,13 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
 
 def tokenizer_findings(run: AnyConfig) -> Iterator[Finding]:
     """The student's tokenizer; with it the teacher's, id by id, the chat template and the prompts."""
-    here = {key: name for key, name in teacher_folders(run).items() if _is_here(name)}
-    if not _is_here(run.student.model_name):
-        return  # the finding on the model says so
-    student = _tokenizer(run.student.model_name)
+    student, teachers = _tokenizer(run.student.model_name), teacher_folders(run)
     yield ok("student tokenizer", f"{len(student)} tokens")
     checks: list[Check] = [("chat template", lambda: chat_finding(student, run))]
     if Path(run.data.train).exists():
         checks.append(("prompt length", lambda: _prompts_finding(student, run)))
     own = run.student.model_name
-    for key, name in here.items():
+    for key, name in teachers.items():
         sized = own if key in url_teachers(run) else name  # a server's columns are looked at there
         checks.append((f"{key} tokenizer", partial(_same_finding, own, student, key, name, sized)))
     yield from made(checks)
@@ -405,10 +402,6 @@ def server_finding(run: Config, key: str, asked: UrlTeacherConfig, sizes: Sizes)
     teacher.check(encode_prompts(_training_problems(run), tokenizer, run.data), run.rollout.max_response_tokens)
     terms = teacher.terms(0)
     return ok(f"{key} server", f"{terms['url']} serves {terms['root']}, entropy: {asked.entropy}")
-
-
-def _is_here(name: str) -> bool:
-    return Path(name).expanduser().is_dir() or models.cached(name) is not None
 
 
 def _tokenizer(name: str) -> Any:
