@@ -74,6 +74,7 @@ sbatch_value() { # SCRIPT OPTION: its value in the script's #SBATCH lines
 find_resources() { # SCRIPT
   NODES=${SLURM_JOB_NUM_NODES:-${ASKED_NODES:-$(sbatch_value "$1" nodes)}}
   GPUS=${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-${ASKED_GPUS:-$(sbatch_value "$1" gpus-per-node)}}}
+  [[ ${SLURM_GPUS_PER_NODE:-} != 0 ]] || GPUS=0 # asked for none; --exclusive gives them all the same
   GPUS=${GPUS##*:} # SLURM_GPUS_PER_NODE may name a kind (h100:8); on nodes without GPUs it alone says 0
   GPUS=${GPUS:-0}
   CPUS=${SLURM_CPUS_ON_NODE:-1}

@@ -284,7 +284,8 @@ def _check_members(job: Job, address: str) -> None:
 def _write_status(job: Job, found: Mapping[str, int]) -> str:
     there = [name for name in job.nodes if name in found]
     gpus = sum(min(found[name], job.gpus) for name in there)
-    status = f"{len(there)} of {len(job.nodes)} nodes, {gpus} of {job.gpus * len(job.nodes)} GPUs"
+    status = f"{len(there)} of {len(job.nodes)} nodes"
+    status += f", {gpus} of {job.gpus * len(job.nodes)} GPUs" if job.gpus else ""
     job.write("status", status)
     return status
 
