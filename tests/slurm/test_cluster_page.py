@@ -114,7 +114,6 @@ def test_scripts_are_clean() -> None:
         ("train_qwen4b", [], "this script is for sbatch; try: sbatch slurm/train_qwen4b.sbatch"),
         ("train_qwen4b", ["--dry-run", "--", *GIVEN, "cluster.nodes=2"], "the job has 1 nodes of 8 GPUs; ask Slurm"),
         ("train_qwen4b", ["--dry-run", "--", *GIVEN, "method.rho=3"], "method.rho"),
-        ("train_qwen4b", ["--dry-run", "--config", "examples/configs/study/small.yaml"], "nemo-uecr study"),
         ("convert", ["--dry-run", "--", "nowhere", "--to", "o"], "nowhere: no such folder; expected a checkpoint"),
         ("eval", ["--dry-run", "--", "/no/such/model", "--max-tokens", "5", "--out", "o"], "no such folder"),
         ("eval", ["--dry-run", "--nodes", "3", "--", "m"], "runs on one node, the job has 3"),
