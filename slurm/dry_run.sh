@@ -27,7 +27,7 @@ compare_notice() { # B:USR1@SECONDS PLAN: a step that is longer than the notice 
   local notice=${1##*@} step
   step=$(sed -nE 's/^ *whole step +([0-9,]+).*/\1/p' <<<"$2" | head -n 1)
   step=${step//,/}
-  [[ -n $step ]] || return 0
+  [[ -n $step && -n $notice ]] || return 0
   section notice
   if ((step < notice)); then
     echo "the notice of $notice s is longer than the longest step planned, $step s"

@@ -186,10 +186,10 @@ def _write_assets(job: Job, folder: Path) -> None:
 
 
 def _write_record(job: Job, folder: Path, evidence: dict[str, Any]) -> None:
-    kind, kinds = job.weights.kind, (reading.MEGATRON, reading.HUGGINGFACE)
+    kind = job.weights.kind
     content = {
         "format": FORMAT,
-        "direction": f"{kind} to {kinds[kind == reading.MEGATRON]}",
+        "direction": f"{kind} to {reading.HUGGINGFACE if kind == reading.MEGATRON else reading.MEGATRON}",
         "source": str(job.request.ckpt), "weights": str(job.weights.folder), "model": str(job.config),
         "dtype": job.weights.dtype, "shard_bytes": job.request.shard_bytes,
         "versions": {"nemo_uecr": nemo_uecr.__version__, **{name: installed(name) for name in PACKAGES}},

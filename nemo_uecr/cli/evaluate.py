@@ -87,7 +87,10 @@ def evaluate(
         for label, model in named.items():
             engines.check_model(locate(model))
             check_writable(out / label)
-        return say(yaml.safe_dump(asdict(settings), sort_keys=False, width=float("inf")).rstrip())
+        return say(
+            "# dry run: nothing is written",
+            yaml.safe_dump(asdict(settings), sort_keys=False, width=float("inf")).rstrip(),
+        )
     named = {label: resolve(model) for label, model in named.items()}
     for model in named.values():
         engines.load_tokens(model)  # a mistyped path is told before a missing package and the first model's hours

@@ -227,9 +227,9 @@ def convert(
     if dry_run:
         if request is None:
             read_record(ckpt)
-            return say(f"ckpt: {ckpt}")
+            return say("# dry run: nothing is written", f"ckpt: {ckpt}")
         prepare(request)
-        return say(*(f"{name}: {value}" for name, value in vars(request).items()))
+        return say("# dry run: nothing is written", *(f"{name}: {value}" for name, value in vars(request).items()))
     require_extra("convert")
     require_bridge()
     agreement = check_again(ckpt, tolerance) if request is None else run(request)

@@ -52,7 +52,7 @@ def _train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Pa
     from nemo_uecr.nemo.launcher import train as launch
 
     loaded = load_as(NemoConfig, config, overrides)
-    _look_over(loaded)
+    _try_method(loaded)
     logger.info(objective(loaded.config))
     with locked(Path(loaded.config.run.folder)):
         return launch(loaded.config, resume=resume, origins=loaded.origins)
@@ -67,7 +67,7 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
     from nemo_uecr.stopping import listening
 
     loaded = load_config(config, overrides)
-    _look_over(loaded)
+    _try_method(loaded)
     require_extra("local")
     from nemo_uecr.local.run import train as run
     from nemo_uecr.study.demo import resolve
@@ -88,8 +88,8 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
         raise
 
 
-def _look_over(loaded: Loaded[Any]) -> None:
-    """Try the method out, and log what it does not use."""
+def _try_method(loaded: Loaded[Any]) -> None:
+    """Compute the method on a made batch, and log the keys that it does not use."""
     from nemo_uecr.config.methods import unused_line
     from nemo_uecr.core.invariants import rehearse
 

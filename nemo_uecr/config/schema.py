@@ -156,8 +156,7 @@ class MethodConfig(Section):
                 own[name].check(f"method.parameters.{name}", value)
             elif name not in known:  # another method's is left alone
                 raise ValueError(
-                    f"method.parameters.{name}: no such parameter; {self.name} has: {', '.join(own) or 'none'}; "
-                    f"the nearest of all methods is {nearest_name(name, known)}"
+                    f"method.parameters.{name}: no such parameter; {self.name} has: {', '.join(own) or 'none'}"
                 )
         return self
 

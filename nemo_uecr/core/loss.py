@@ -86,8 +86,11 @@ def policy_loss(
     References:
         eq:policy-loss, eq:final-objective.
     """
-    added = {"second": second[0]} if second else {}
-    mask = check_scores(mask, logp=logp, old_logp=old_logp, advantage=advantage, ref_logp=ref_logp, **added)
+    other = {"old_logp": old_logp, "advantage": advantage, "mask": mask, "ref_logp": ref_logp}
+    for name, each in (other | {"second": second[0]} if second else other).items():
+        if each is not None and each.shape != logp.shape:
+            raise ScoreError(f"{name} has shape {list(each.shape)}; expected {list(logp.shape)}, the shape of logp")
+    mask = check_scores(mask, logp=logp, old_logp=old_logp, ref_logp=ref_logp)
     if denominator is None:
         denominator = max(float(mask.sum()), 1.0)
     if denominator <= 0:

@@ -125,7 +125,7 @@ class ModelLoadError(DataError):
     def __init__(self, name: str, error: Exception) -> None:
         self.reason = one_line(error)
         if isinstance(error, OSError) and "connect to '" in str(error):  # transformers goes on with its manual
-            self.reason = f"not here and no hub: hf download {name}, set HF_HOME to its cache, or name a folder"
+            self.reason = f"the hub does not answer: hf download {name}, set HF_HOME to its cache, or name a folder"
         super().__init__(f"model {name!r} cannot be loaded: {self.reason}")
 
 

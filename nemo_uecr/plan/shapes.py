@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import ParallelConfig
-from nemo_uecr.data.models import DecoderSizes, cached, decoder_sizes
+from nemo_uecr.data.models import DecoderSizes, cached, decoder_sizes, has_hub_form
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object
 
@@ -56,12 +56,14 @@ def shape_of(name: str, *, role: str) -> ModelShape:
     file, known = Path(name).expanduser() / "config.json", KNOWN.get(name.removesuffix("-Base"))
     if not file.is_file() and known is not None:
         return replace(known, positions=32_768) if name.endswith("-Base") else known
-    file = cached(name) or file
+    if not file.is_file():
+        file = cached(name) or file
     if file.is_file():
         return shape_of_values(read_object(file), f"{role}.model_name: {file}")
+    download = f" (hf download {name})" if has_hub_form(name) else ""
     raise DataError(
         f"{role}.model_name: got {name!r}, whose sizes are not known here; expected a folder with the model's "
-        f"config.json, a model in the hub's cache (hf download {name}), or one of {', '.join(KNOWN)} and their -Base "
+        f"config.json, a model in the hub's cache{download}, or one of {', '.join(KNOWN)} and their -Base "
         "models (for a model that is yet to be made, name the one it is made from)"
     )
 

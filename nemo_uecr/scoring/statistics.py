@@ -22,8 +22,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.scoring import records
-from nemo_uecr.scoring.records import MAX_ROW, TARGET_ROW, StatisticsLayout, TokenScores, VocabShard
+from nemo_uecr.scoring.records import (
+    MAX_ROW,
+    TARGET_ROW,
+    NonFiniteScoreError,
+    StatisticsLayout,
+    TokenScores,
+    VocabShard,
+)
 
 CPU_CHUNK_TOKENS = 1 << 12
 CUDA_CHUNK_TOKENS = 1 << 16
@@ -129,7 +135,7 @@ def check_statistics(merged_WN: Tensor, logp_KN: Tensor, target_N: Tensor, first
             f"of {vocab} columns; check tokenizer, vocabulary size and valid_vocab"
         )
     token = int((~merged_WN.isfinite().all(0) | ~logp_KN.isfinite().all(0)).nonzero()[0])
-    raise records.NonFiniteScoreError(
+    raise NonFiniteScoreError(
         f"logits of token {first_token + token} give no finite score: the largest is "
         f"{float(merged_WN[MAX_ROW, token])}, that of target {int(target_N[token])} is "
         f"{float(merged_WN[TARGET_ROW, token])}; check the model that made them"

@@ -215,8 +215,10 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
     logp, mask = torch.zeros(3, 3, requires_grad=True), torch.ones(3, 3).bool()
     for wrong in ({"old_logp": torch.zeros(2, 3, 3)}, {"advantage": torch.ones(3)}, {"mask": mask[:, :1]}):
         fields = {"old_logp": torch.zeros(3, 3), "advantage": torch.ones(3, 3), "mask": mask} | wrong
-        with pytest.raises(ScoreError, match=r"has dtype .* and shape .* the shape of mask"):
+        with pytest.raises(ScoreError, match=f"{next(iter(wrong))} has shape .* the shape of logp"):
             nemo_uecr.policy_loss(logp, **fields)
+    gathered = torch.ones(3, 3, dtype=torch.float64)  # as the stages for split groups give it
+    assert nemo_uecr.policy_loss(logp, torch.zeros(3, 3), gathered, mask).total == -1
     with pytest.raises(ScoreError, match=r"logp has dtype torch\.bfloat16 .* bf16 scores lose the gap"):
         nemo_uecr.policy_loss(logp.bfloat16(), torch.zeros(3, 3), torch.ones(3, 3), mask)
     with pytest.raises(ScoreError, match="one row of logits a token"):

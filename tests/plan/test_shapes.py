@@ -55,6 +55,10 @@ def test_a_model_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert shape_of("a/b", role="student") == shape_of(str(folder), role="student")
     with pytest.raises(DataError, match="hf download a/c"):
         shape_of("a/c", role="student")
+    monkeypatch.chdir(tmp_path)
+    Path("a/b").mkdir(parents=True)
+    Path("a/b/config.json").write_text(json.dumps(WHOLE | {"num_hidden_layers": 9}))
+    assert shape_of("a/b", role="student").layers == 9, "a folder of that name comes first"
 
 
 @pytest.mark.parametrize("name", KNOWN)

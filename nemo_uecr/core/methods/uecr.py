@@ -108,9 +108,12 @@ def _redistributed(view: View, alpha: float, rho: float, rule: Rule, *, whole: b
     def tokens(block: Block) -> dict[str, Tensor]:
         found = rule(block, sign_B[block.rows])
         centre_B[block.rows] = found.centre
-        details = {"weight_BT": found.q * rho + 1.0, "residual_BT": found.q.clone()} if view.detail else {}
+        details: dict[str, Tensor] = {}
+        if view.detail:
+            details = {"weight_BT": found.q * rho + 1.0, "residual_BT": found.q.clone()}
+            details |= {"direction_BT": found.direction, "confidence_BT": found.confidence}
         moved = found.q.mul_(view.column(moved_B, block)).add_(view.column(parts.unified, block))
-        return details | {"advantage_BT": moved, "direction_BT": found.direction, "confidence_BT": found.confidence}
+        return {"advantage_BT": moved, **details}
 
     found = view.tokens(tokens)
     return replace(found, centre_B=centre_B.to(found.advantage_BT.dtype))
