@@ -133,7 +133,8 @@ def _prompt(models: Iterable[str], template: str | None, system: str | None, thi
             f"{source} had {chat}, {unlike[0]}; evaluate them apart, or give one --prompt-template, "
             "--system-prompt ('' for none) and --thinking or --no-thinking for all"
         )
-    say(f"prompt ({source}): {chat.template!r}, system prompt {chat.system!r}, thinking {chat.thinking}")
+    origin = "as given" if len(changes) == len(given) else f"{source}, with what is given" if changes else source
+    say(f"prompt ({origin}): {chat.template!r}, system prompt {chat.system!r}, thinking {chat.thinking}")
     return chat
 
 

@@ -384,10 +384,12 @@ def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:
     """The phase that needs the most where the device offers less, and a KV cache too small for one sequence."""
     device, fullest, drawn = run.device, max(phases, key=lambda phase: phase.size), run.config.rollout
     if device.memory is not None and fullest.size > device.memory:
-        lever = "rollout" if fullest.name == "rollout" else "train"
+        lever = f"{'rollout' if fullest.name == 'rollout' else 'train'}.microbatch_responses"
+        if run.vllm and fullest.name == "rollout":
+            lever = "rollout.gpu_memory"
         yield (
             f"{fullest.name} needs {fullest.size / GIB:.1f} GiB, the {device.name} offers {device.memory / GIB:.1f}; "
-            f"lower {lever}.microbatch_responses or take smaller models{'; plan --fit GB finds keys' * run.gpu}"
+            f"lower {lever} or take smaller models{'; plan --fit GB finds keys' * run.gpu}"
         )
     evaluated = run.config.evaluation.max_tokens if run.config.evaluation.benchmarks else 0
     longest = run.config.data.max_prompt_tokens + max(drawn.max_response_tokens, evaluated)

@@ -57,7 +57,7 @@ def test_the_command_line_goes_before_the_runs_prompt(
     assert entry_point(words(tmp_path, f"a={prompted}", "--system-prompt", "", "--no-thinking")) == 0
     assert chat_of(tmp_path / "a") == {"template": "Q {question}", "system": None, "thinking": False}
     assert entry_point(words(tmp_path, f"b={assets().student}", "--thinking")) == 0
-    assert "prompt (default): '{question}\\nPlease reason" in capsys.readouterr().out
+    assert "prompt (default, with what is given): '{question}\\nPlease reason" in capsys.readouterr().out
     assert "'Q'" in refused(capsys, *words(tmp_path, f"c={prompted}", "--prompt-template", "Q"))
 
 

@@ -113,6 +113,8 @@ def test_vllm_sleeps_outside_of_the_rollout() -> None:
     tokens = 2048 + 16384
     assert f"of {cache // (tokens * 114_688)} responses of {tokens} tokens at once" in " ".join(plan.facts)
     assert "does not hold one" in planned("rollout.engine=vllm", "rollout.gpu_memory=0.05").faults[1]
+    small = ("train.microbatch_responses=1", "train.activation_checkpointing=true", "rollout.max_response_tokens=512")
+    assert "lower rollout.gpu_memory or" in planned("rollout.engine=vllm", "rollout.gpu_memory=0.99", *small).faults[0]
 
 
 def test_with_an_adapter_the_student_is_its_own_reference() -> None:
