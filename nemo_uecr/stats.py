@@ -118,6 +118,11 @@ class Difference:
     worse: int
     problems: int
 
+    @property
+    def few(self) -> bool:
+        """Whether so few problems differ that p cannot reach 0.05."""
+        return self.better + self.worse < DIFFERENT
+
 
 def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, seed: int) -> Difference:
     """The equal-weight average difference over benchmarks, by a sign-change test and the interval that inverts it.

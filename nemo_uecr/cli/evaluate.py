@@ -50,7 +50,8 @@ def evaluate(
             --benchmarks aime24 amc23=amc23.jsonl --max-tokens 16384 --out evaluations
 
     Args:
-        models: Model folder, run folder, hub name or demo:student, each as MODEL or LABEL=MODEL.
+        models: Model folder, run folder (its best checkpoint, else its newest), hub name or demo:student, each as MODEL
+            or LABEL=MODEL.
         max_tokens: Longest response, in tokens.
         out: Folder of the results.
         benchmarks: Known names, files or NAME=FILE.
@@ -80,6 +81,8 @@ def evaluate(
     if not named or len(named) < len(models):
         raise DataError("expected at least one model, and labels that differ: LABEL=MODEL")
     chat = _prompt(named.values(), prompt_template, system_prompt, thinking)
+    taken = [f"{label}: {path}" for (label, path), text in zip(named.items(), models, strict=True) if path not in text]
+    say(*(f"{each}, the checkpoint that the run kept as its best, or its newest" for each in taken))
     decoding = engines.Decoding(temperature, top_p, top_k, max_tokens, stop)
     settings = runner.Settings(samples, decoding, seed, chat, engine, dtype, batch)
     if dry_run:

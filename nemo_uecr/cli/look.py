@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from nemo_uecr.plan.shapes import ModelShape
 
 
+#: What `config check` says of problems that are made on first use.
+DEMO = "of the demo"
+
+
 def plan(
     config: ConfigFile,
     /,
@@ -202,7 +206,9 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
         if isinstance(loaded.config, NemoConfig):
             notes += _check_nemo(loaded.config)
         else:
-            check_local_problems(loaded.config)
+            counts = check_local_problems(loaded.config)
+            names = ("data.train", *loaded.config.evaluation.benchmarks)
+            notes.append(f"problems: {', '.join(f'{name} {counts.get(name, DEMO)}' for name in names)}")
         say(*notes, f"ok: {config}: keys, values and problems")
 
 

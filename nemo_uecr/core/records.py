@@ -97,11 +97,12 @@ def check_scores(mask: Tensor, **scores: Tensor | None) -> Tensor:
     given = {name: tensor for name, tensor in scores.items() if tensor is not None}
     dtype = next(iter(given.values())).dtype
     for name, tensor in given.items():
-        if tensor.shape != mask.shape or tensor.dtype != dtype or dtype not in (torch.float32, torch.float64):
+        if tensor.shape != mask.shape:
+            raise ScoreError(f"{name} has shape {list(tensor.shape)}; expected {list(mask.shape)}, the shape of mask")
+        if tensor.dtype != dtype or dtype not in (torch.float32, torch.float64):
             raise ScoreError(
-                f"{name} has dtype {tensor.dtype} and shape {list(tensor.shape)}; expected float32 (or float64 "
-                "throughout), because bf16 scores lose the gap between teacher and student, and "
-                f"{list(mask.shape)}, the shape of mask"
+                f"{name} has dtype {tensor.dtype}; expected float32, or float64 throughout: bf16 scores lose the gap "
+                "between teacher and student"
             )
     return as_bool(mask)
 
@@ -195,7 +196,7 @@ class ScoredBatch:
     @classmethod
     def of(
         cls,
-        task_reward: Tensor,
+        task_reward: Tensor | Sequence[float],
         group: Tensor | Sequence[Hashable],
         mask: Tensor,
         old_logp: Tensor,
@@ -206,13 +207,15 @@ class ScoredBatch:
     ) -> ScoredBatch:
         """A batch of tensors of any leading shape, with a bool or integer mask and groups of any hashable identity.
 
-        Rewards and groups are [...] (groups also a flat sequence: strings, UUIDs), mask and scores [..., T]; the
+        Rewards and groups are [...] or a flat sequence (of groups: strings, UUIDs), mask and scores [..., T]; the
         record's fields say what each is.
 
         Raises:
             ScoreError: as the record does.
         """
         scores = (old_logp, teacher_logp, teacher_entropy, initial_logp, student_entropy)
+        if not isinstance(task_reward, Tensor):
+            task_reward = torch.tensor(task_reward, dtype=torch.float64, device=mask.device).reshape(mask.shape[:-1])
         given = {name: each for name, each in zip(SCORE_FIELDS, scores, strict=True) if each is not None}
         if task_reward.shape != mask.shape[:-1] or any(each.shape != mask.shape for each in given.values()):
             named = {"task_reward": task_reward, "mask": mask, **given}

@@ -72,15 +72,13 @@ def training_file(path: Path, key: str) -> Path:
     return path / KEPT
 
 
-def check_local_problems(config: Config) -> None:
-    """Read every problem of a run of the local back end; the demo's are made on first use."""
+def check_local_problems(config: Config) -> dict[str, int]:
+    """Read every problem of a run of the local back end; their numbers, without the demo's, made on first use."""
     data, named = config.data, config.evaluation.benchmarks
-    if not data.train.startswith("demo:"):
-        problems_of(data, training_file(Path(data.train), "data.train"))
-    here = {name: path for name, path in named.items() if not path.startswith("demo:")}
-    check_benchmark_files(here)
-    for path in here.values():
-        problems_of(data, Path(path))
+    train = {} if data.train.startswith("demo:") else {"data.train": training_file(Path(data.train), "data.train")}
+    benchmarks = {name: path for name, path in named.items() if not path.startswith("demo:")}
+    check_benchmark_files(benchmarks)
+    return {name: len(problems_of(data, Path(path))) for name, path in (train | benchmarks).items()}
 
 
 def faults(folder: Path) -> list[str]:

@@ -72,8 +72,7 @@ def lines_of(differences: Mapping[str, Difference]) -> list[str]:
         p = f"{each.p_value:7.4f} " + (f"{corrected[name]:6.4f}" if name in corrected else " " * 6)
         means = f"{100 * each.first:6.2f} {100 * each.second:6.2f}"
         counts = f"{each.better:>6} {each.worse:>5} of {each.problems}"
-        few = each.better + each.worse < DIFFERENT
-        lines.append(f"  {name:<12} {means} {diff} [{low}, {high}] {p}  {counts}{' *' if few else ''}")
+        lines.append(f"  {name:<12} {means} {diff} [{low}, {high}] {p}  {counts}{' *' if each.few else ''}")
     if any(line.endswith("*") for line in lines):
         lines.append(f"  * fewer than {DIFFERENT} problems differ: two made-up ones widen the interval")
     return lines

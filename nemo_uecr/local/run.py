@@ -64,8 +64,6 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: L
             check_run_folder(folder, config, resume=resume)
             checkpoints = Checkpoints(folder / "checkpoints", config)
             check_local_problems(config)  # a malformed row is found before the models are loaded
-            if not config.evaluation.benchmarks:
-                log.info("evaluation.benchmarks is empty: the training is not measured on held-out problems")
             log.info("%s: loading models and problems", folder)
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
             if resume and start is None:  # no refusal: a job that is requeued early finds none either

@@ -79,14 +79,14 @@ def number(value: float | None, digits: int = 4) -> str:
     return (shown.rstrip("0").rstrip(".") if "." in shown else shown).replace("-", MINUS)
 
 
-def points(share: float) -> str:
+def points(share: float, digits: int = 1) -> str:
     """A share as percent with one decimal: 0.4114 is ``41.1``."""
-    return f"{100 * share:.1f}".replace("-", MINUS)
+    return f"{100 * share:.{digits}f}".replace("-", MINUS)
 
 
-def signed_points(difference: float) -> str:
+def signed_points(difference: float, digits: int = 1) -> str:
     """A difference of shares in percentage points with its sign."""
-    return ("+" if difference >= 0 else "") + points(difference)
+    return ("+" if difference >= 0 else "") + points(difference, digits)
 
 
 def shown_change(before: float, after: float) -> float:

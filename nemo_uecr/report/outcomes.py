@@ -143,8 +143,7 @@ def differences(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> list[
         first, last = ends[0], ends[colour]
         if first is not None and last is not None:
             lift = lift_of((runs[0], runs[0].evaluations[-1]), (run, run.evaluations[-1]))
-            change = signed_points(shown_change(first["avg"], last["avg"]))
-            found.append({"label": run.label, "colour": colour, "change": change, "lift": lift})
+            found.append({"label": run.label, "colour": colour, "lift": lift})
     return [each for each in found if each["lift"] is not None]
 
 
@@ -195,7 +194,10 @@ def figures(run: RunFolder, outcome: Outcome) -> list[tuple[str, str, str]]:
             found.append((name, f"{points(average['avg'])} %", ends))
     if outcome.before is not None and outcome.after is not None:
         lift, change = outcome.lift, signed_points(shown_change(outcome.before["avg"], outcome.after["avg"]))
-        ends = "" if lift is None else f"{signed_points(lift.low)} to {signed_points(lift.high)}, paired by problem"
+        few = ", too few differ to tell" if lift is not None and lift.few else ""
+        ends = (
+            "" if lift is None else f"{signed_points(lift.low)} to {signed_points(lift.high)}, paired by problem{few}"
+        )
         found.append(("Change", f"{change} points", ends))
     found.append(("Steps", str(run.last_step), f"of {run.planned_steps}"))
     _, steps = run.values("time/step_s")

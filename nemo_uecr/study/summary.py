@@ -34,12 +34,13 @@ DIFFERENCE_NOTE = (
 CURVES_NOTE = "On the pairs that all arms of the first table have."
 MAP_NOTE = (
     "Level with the best: the interval of the paired difference holds 0. p is of paired t tests, from two pairs "
-    "on, Holm-corrected over the cells; the leader was chosen on the same runs."
+    "on, each column Holm-corrected over the cells; the leader was chosen on the same runs."
 )
 RATES_NOTE = "Chosen by: highest mean validation average after the last step; of equal ones the lower rate."
 COST_NOTE = (
     "Means over the runs of an arm, whose phases were timed while other runs shared the machine; evaluation and saving "
-    "are left out. Arms took turns, so that the load fell on all alike."
+    "are left out. Arms took turns, but other load and a first run's start do not fall on all alike: with few pairs "
+    "compare the advantage alone."
 )
 ENDINGS = {"markdown": "md", "latex": "tex", "html": "html"}
 
@@ -210,7 +211,8 @@ def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
     level = f"{100 * study.confidence:g}%"
     head = (
         "cell", "pairs", "best", "level with it", "after", f"minus second [{level}]", "p (Holm)",
-        f"best other minus {BASELINE} [{level}]", "p (Holm)", f"reference minus best other [{level}]", "p (Holm)",
+        f"best other than {BASELINE}, minus {BASELINE} [{level}]", "p (Holm)",
+        f"reference minus best other than it [{level}]", "p (Holm)",
     )  # fmt: skip
     body = [
         _entries(
