@@ -118,7 +118,7 @@ def _write_advantages(path: Path, name: str, words: Sequence[str], out: Path) ->
 def _check_steps(path: Path) -> int:
     """Print one line a step; 1 when a step is not reproduced, is gone or is not as the run wrote it."""
     from nemo_uecr.data.batch_file import TOLERANCE, recompute
-    from nemo_uecr.local.manifest import batch_faults
+    from nemo_uecr.local.manifest import batch_faults, of_other_code, package_source
 
     run = path if path.is_dir() else path.parent.parent
     listed = {Path(name).name: fault for name, fault in batch_faults(run).items()}
@@ -136,7 +136,9 @@ def _check_steps(path: Path) -> int:
         word = "bit for bit" if found.bitwise else f"differs by {found.difference:.3g}"
         want = "the run's own arithmetic" if found.same_arithmetic else f"other arithmetic, {TOLERANCE:g} allowed"
         say(f"{name}: {word} ({want}){'' if found.holds else ': NOT REPRODUCED'}")
-    say(f"{len(steps) - failed} of {len(steps)} saved steps reproduced")
+    other = failed > 0 and of_other_code(run, package_source()[0]["package_sha256"])
+    said = "; the code is not the run's, see report --verify" if other else ""
+    say(f"{len(steps) - failed} of {len(steps)} saved steps reproduced{said}")
     return 1 if failed else 0
 
 

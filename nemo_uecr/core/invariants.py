@@ -135,7 +135,7 @@ def rehearse(name: str, scalars: Mapping[str, Any], tolerances: dict[str, float]
         f"{score}_BT": nats_BT if "entropy" in score else -nats_BT for score in METHODS[name].scores
     }
     mask_BT = nats_BT > 0
-    mask_BT[1, 9:] = False  # a shorter response
+    mask_BT[1, 9:] = mask_BT[2, 1:] = False  # a shorter response, and one of a single token
     settings = Settings(**scalars, step=0, total_steps=1, seed=0)
     try:
         batch = ScoredBatch((torch.arange(16) % 2).double(), group_B, mask_BT, -nats_BT.flip(0), **made)
