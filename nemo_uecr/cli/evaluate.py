@@ -33,7 +33,7 @@ def evaluate(
     stop: tuple[str, ...] = (),
     seed: Seed = 42,
     engine: Literal["transformers", "vllm"] = "vllm",
-    dtype: Literal["float32", "bfloat16"] = "bfloat16",
+    dtype: Literal["float32", "bfloat16"] | None = None,
     batch: AtLeastOne = 256,
     thinking: Annotated[bool | None, Parameter(negative="--no-thinking")] = None,
     prompt_template: str | None = None,
@@ -62,7 +62,7 @@ def evaluate(
         stop: Strings that end a response, which is then finished.
         seed: Seed of the sampling.
         engine: What generates the responses.
-        dtype: Precision of the model.
+        dtype: Precision of the models (default: the student's in the run that trained one of them, else bfloat16).
         batch: Responses generated, and saved, at once.
         thinking: Whether the chat template thinks.
         prompt_template: The user's turn, with {question} in it.
@@ -81,10 +81,13 @@ def evaluate(
     if not named or len(named) < len(models):
         raise DataError("expected at least one model, and labels that differ: LABEL=MODEL")
     chat = _prompt(named.values(), prompt_template, system_prompt, thinking)
-    taken = [f"{label}: {path}" for (label, path), text in zip(named.items(), models, strict=True) if path not in text]
-    say(*(f"{each}, the checkpoint that the run kept as its best, or its newest" for each in taken))
+    for (label, path), text in zip(named.items(), models, strict=True):
+        if not text.rstrip("/").endswith(Path(path).name):  # a run's folder
+            newest = max(Path(path).parent.glob("step-*")).name
+            best = f"the best on the run's own benchmarks (checkpoint.keep_best); its newest is {newest}"
+            say(f"{label}: {path}, {'the newest of the run' if path.endswith(newest) else best}")
     decoding = engines.Decoding(temperature, top_p, top_k, max_tokens, stop)
-    settings = runner.Settings(samples, decoding, seed, chat, engine, dtype, batch)
+    settings = runner.Settings(samples, decoding, seed, chat, engine, dtype or _dtype(named.values()), batch)
     if dry_run:
         check_benchmarks(_placed(benchmarks, locate))
         for label, model in named.items():
@@ -120,15 +123,25 @@ def label_of(text: str) -> tuple[str, str]:
     return label, model if found == Path(model) else str(found)
 
 
+def _dtype(models: Iterable[str]) -> str:
+    """The student's precision in the runs that trained the models, so that they are sampled as there."""
+    from nemo_uecr.evaluation.engines import training_of
+
+    known: set[str] = {run["student"]["dtype"] for model in models if (run := training_of(model))}
+    if len(known) > 1:
+        raise DataError("the models' runs trained in different precisions; evaluate them apart, or give one --dtype")
+    return known.pop() if known else "bfloat16"
+
+
 def _prompt(models: Iterable[str], template: str | None, system: str | None, thinking: bool | None) -> ChatSettings:
     """The prompt of the runs that trained the models, else the default, with what is given in its place; says it."""
-    from nemo_uecr.evaluation.engines import ChatSettings, trained_chat
+    from nemo_uecr.evaluation.engines import ChatSettings, training_of
 
     if template is not None and "{question}" not in template:
         raise DataError(f"--prompt-template: got {template!r}, expected {{question}} in the text")
     given = {"template": template, "system": system, "thinking": thinking}
     changes: dict[str, Any] = {k: None if value == "" else value for k, value in given.items() if value is not None}
-    known = {f"{model}'s run": chat for model in models if (chat := trained_chat(model))}
+    known = {f"{model}'s run": ChatSettings.of_run(run) for model in models if (run := training_of(model))}
     known = known or {"default": ChatSettings(TEMPLATE, None, False)}
     (source, chat), *others = [(source, replace(chat, **changes)) for source, chat in known.items()]
     if unlike := [f"{other} {theirs}" for other, theirs in others if theirs != chat]:

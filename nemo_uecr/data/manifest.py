@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -18,6 +19,8 @@ from nemo_uecr.files import file_sha256, read_object, recover_folder
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import Config
+
+log = logging.getLogger(__name__)
 
 FORMAT = "nemo_uecr.data/1"
 MANIFEST = "manifest.json"
@@ -78,7 +81,14 @@ def check_local_problems(config: Config) -> dict[str, int]:
     train = {} if data.train.startswith("demo:") else {"data.train": training_file(Path(data.train), "data.train")}
     benchmarks = {name: path for name, path in named.items() if not path.startswith("demo:")}
     check_benchmark_files(benchmarks)
-    return {name: len(problems_of(data, Path(path))) for name, path in (train | benchmarks).items()}
+    read = {name: problems_of(data, Path(path)) for name, path in (train | benchmarks).items()}
+    trained = {problem.question.strip() for problem in read.get("data.train", ())}
+    for name in benchmarks:
+        if count := sum(problem.question.strip() in trained for problem in read[name]):
+            log.warning(
+                "%s: %d of %d questions are in data.train, too; it is not held out", name, count, len(read[name])
+            )
+    return {name: len(problems) for name, problems in read.items()}
 
 
 def faults(folder: Path) -> list[str]:

@@ -76,10 +76,10 @@ class ChatSettings:
         return cls(data["prompt_template"], data.get("system_prompt"), data["enable_thinking"])
 
 
-def trained_chat(model: str) -> ChatSettings | None:
-    """How the run that trained a model made its prompts; None where nothing beside the model says it."""
+def training_of(model: str) -> dict[str, Any] | None:
+    """The configuration of the run that trained a model; None where nothing beside the model says it."""
     path = Path(model) / STATE
-    return ChatSettings.of_run(read_object(path)["config"]) if path.is_file() else None
+    return read_object(path)["config"] if path.is_file() else None
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,15 @@ def test_a_configuration_is_checked_with_its_problems(tmp_path: Path, capsys: py
     assert "ok: " not in refused(capsys, "config", "check", *DEMO, "data.train=nowhere.jsonl")
 
 
-def test_config_check_counts_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_check_counts_problems(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "mine.jsonl").write_text('{"question": "1 + 1", "answer": "2", "id": 1}\n')
     words = [f"data.train={tmp_path / 'mine.jsonl'}", f"evaluation.benchmarks.held={tmp_path / 'mine.jsonl'}"]
     assert entry_point(["config", "check", *DEMO, *words]) == 0
     assert "problems: data.train 1, level1 of the demo, " in (said := capsys.readouterr().out)
     assert "level5 of the demo, held 1\n" in said
+    assert "held: 1 of 1 questions are in data.train, too; it is not held out" in caplog.text
 
 
 def test_a_row_without_an_answer_is_found_by_config_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

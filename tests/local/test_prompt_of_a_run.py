@@ -24,8 +24,7 @@ def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(out: Path, *given: object) -> list[str]:
     """`evaluate` as the runs evaluate themselves, of the models and options given; a later option counts."""
     sets = ("--benchmarks", f"a={assets().problems}", "--samples", 2, "--max-tokens", 6, "--engine", "transformers")
-    options = () if "--dtype" in given else ("--dtype", "float32")
-    return ["evaluate", *map(str, (*given, *sets, *options, "--out", out))]
+    return ["evaluate", *map(str, (*given, *sets, "--out", out))]
 
 
 def chat_of(folder: Path) -> object:
@@ -40,7 +39,9 @@ def test_checkpoint_run_and_export_are_evaluated_as_the_run_evaluates_itself(
     assert entry_point(["export", str(prompted), "--merged", str(merged)]) == 0
     assert entry_point(words(tmp_path, f"checkpoint={last}", f"run={prompted}", f"base={assets().student}")) == 0
     line = f"prompt ({last}'s run): 'Q {{question}}', system prompt 'Be brief.', thinking True\n"
-    assert line in capsys.readouterr().out
+    assert (said := capsys.readouterr().out).count(line) == 1
+    assert f"\nrun: {last}, the newest of the run\n" in said
+    assert "\ncheckpoint: /" not in said, "it was named itself"
     assert entry_point(words(tmp_path, f"export={merged}")) == 0
     own = {(row["problem"], row["sample"]): row for row in records(prompted / "evaluations" / "step-000002.jsonl")}
     for name in ("checkpoint", "run", "export"):
