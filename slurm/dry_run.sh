@@ -25,8 +25,9 @@ dry_run() { # SCRIPT COMMAND...: everything that would run, and nothing runs
 
 compare_notice() { # B:USR1@SECONDS PLAN: a step that is longer than the notice is lost at the time limit
   local notice=${1##*@} step
-  step=$(sed -nE 's/^ *whole step +([0-9,]+).*/\1/p' <<<"$2" | head -n 1)
+  step=$(sed -nE 's/^ *whole step +([0-9,.]+).*/\1/p' <<<"$2" | head -n 1)
   step=${step//,/}
+  [[ $step != *.* ]] || step=$((${step%.*} + 1))
   [[ -n $step && -n $notice ]] || return 0
   section notice
   if ((step < notice)); then

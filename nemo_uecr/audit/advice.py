@@ -185,8 +185,8 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
     unknown = ", ".join(axis for axis, share in facts.where.items() if share is None) or "nothing"
     nearest = min(here, key=lambda cell: distance(facts.where, cell))
     away = distance(facts.where, nearest)
-    place, beside = ("inside", "") if away == 0 else ("outside", "nearest: ")
-    where = f"{beside}{len(here)} of {len(cells)} cells, such as {nearest.name}"
+    place, beside = ("inside", "") if away == 0 else ("outside", "the nearest ")
+    where = f"{place} the map, for example cell {nearest.name!r}; unknown: {unknown}"
     alpha, safe, noise = 1.0 if method.alpha is None else method.alpha, numbers["safe_alpha"], numbers["noise"]
     weight = Line("alpha", f"{alpha:g}", "a wrong response rarely passes a right one", "the map: 0.3, 1 and 3 alike")
     if safe is not None and safe <= alpha:
@@ -198,7 +198,7 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
         floor = Line("std_floor", value, "three times the noise of alpha R^T", "not in the map")
     warmup = f"{train.warmup_steps or math.ceil(train.steps / 6)} steps"
     return [
-        Line("region", where, f"{place} the map; unknown: {unknown}", CAVEAT),
+        Line("region", f"{beside}{len(here)} of the map's {len(cells)} cells", where, CAVEAT),
         _teacher(facts.where),
         _method(method.name, method_for(facts.where, cells), here),
         weight,

@@ -83,7 +83,8 @@ def check_benchmark_files(files: Mapping[str, str]) -> None:
     """Refuse a configuration's benchmarks that are not there."""
     for name, path in files.items():
         if not Path(path).is_file():
-            raise DataError(f"evaluation.benchmarks.{name}: no file {path}; give the path of a JSONL file of problems")
+            where = Path(path).absolute()
+            raise DataError(f"evaluation.benchmarks.{name}: no file {where}; give a JSONL file of problems")
 
 
 def _name_and_source(given: str) -> tuple[str, str]:

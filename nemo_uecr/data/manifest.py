@@ -65,8 +65,8 @@ def training_file(path: Path, key: str) -> Path:
         return path
     recover_folder(path)
     if not (path / MANIFEST).is_file():
-        what = f" has no {MANIFEST}" if path.is_dir() else ": no such file"
-        raise DataError(f"{key}: {path}{what}; give a JSONL file or a folder of `nemo-uecr data prepare`")
+        what = f"{path} has no {MANIFEST}" if path.is_dir() else f"no file {path.absolute()}"
+        raise DataError(f"{key}: {what}; give a JSONL file or a folder of `nemo-uecr data prepare`")
     manifest = read_manifest(path)
     if other := [name for name in (KEPT, HELD) if _fault(path, name, manifest)]:
         raise DataError(f"{key}: {path / other[0]} is not the one of the manifest; run `nemo-uecr data verify {path}`")

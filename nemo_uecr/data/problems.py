@@ -52,7 +52,7 @@ def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str
     An answer may be a number (27.0 counts as 27). Ids are unique in the file; without ``id_key`` lines are numbered.
     """
     if not path.is_file():
-        raise DataError(f"{path}: no such file; expected JSONL problems with {question_key!r} and {answer_key!r}")
+        raise DataError(f"no file {path.absolute()}; expected JSONL problems with {question_key!r} and {answer_key!r}")
     problems: list[Problem] = []
     lines: dict[str, int] = {}
     for number, line in raw_lines(path):

@@ -327,7 +327,7 @@ def problems_finding(run: AnyConfig) -> Finding:
     """The problems, read as the run reads them."""
     data = run.data
     if data.train.startswith("demo:"):
-        return ok("problems", f"{data.train} is made on first use")
+        return ok("problems", f"{data.train} is made once, then cached")
     if isinstance(run, NemoConfig):
         preflight.check_problems(run)
     else:
@@ -360,7 +360,7 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
     """Whether a model's weights are all there, in a folder or the hub's cache, and it brings no code of its own."""
     folder, check = Path(name).expanduser(), f"{role} model"
     if name.startswith("demo:"):
-        return ok(check, f"{name} is made on first use")
+        return ok(check, f"{name} is made once, then cached")
     check_model(str(folder))
     if not folder.is_dir():
         here = models.cached(name) is not None

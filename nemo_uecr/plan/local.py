@@ -312,7 +312,7 @@ def _vllm(run: _Run, ends: list[float]) -> Phase:
 
 def _batches(run: _Run, ends: list[float]) -> Phase:
     shape, lengths, at_once, token = run.student, run.lengths, run.at_once, run.token
-    cache = f"{at_once} responses of {run.longest} tokens, {token} bytes each"
+    cache = f"{at_once} responses of {run.longest} tokens, {token} bytes a token"
     items = [
         *_resident(run, "student"),
         Item("KV cache", at_once * run.longest * token, cache),

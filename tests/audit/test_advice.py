@@ -54,7 +54,7 @@ def with_numbers(**numbers: float) -> Facts:
 
 def test_a_good_teacher() -> None:
     assert advised(FACTS) == {
-        "region": "1 of 2 cells, such as good", "teacher": "distil", "method": "atod", "alpha": "1",
+        "region": "1 of the map's 2 cells", "teacher": "distil", "method": "atod", "alpha": "1",
         "warm-up": "5 steps", "std_floor": "0", "group size": "8",
     }  # fmt: skip
 
@@ -69,7 +69,7 @@ def test_what_is_unknown_rules_out_no_cell_and_the_method_survives_all() -> None
     unknown = placed(lead=None, order=None)
     assert region(unknown.where, MAP) == MAP
     assert (advised(unknown)["teacher"], advised(unknown)["method"]) == ("in doubt", "uecr")
-    assert advised(placed(lead=share(0.0, 0.19), order=None))["region"] == "nearest: 2 of 2 cells, such as wrong"
+    assert advised(placed(lead=share(0.0, 0.19), order=None))["region"] == "the nearest 2 of the map's 2 cells"
     assert advised(placed(lead=share(0.05, 0.3), order=share(0.5, 0.25)))["method"] == "uecr"
 
 

@@ -61,7 +61,7 @@ BAD = {
     "data.train={}/keys.jsonl": "question is None",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
     "data.subset=300": "200 problems are left of difficulty 5.0 to 7.0; expected at least data.subset=300",
-    "evaluation.benchmarks={{a: {}/none.jsonl}}": "evaluation.benchmarks.a: no file ",
+    "evaluation.benchmarks={{a: {}/none.jsonl}}": "evaluation.benchmarks.a: no file /",
 }
 
 

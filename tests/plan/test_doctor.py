@@ -114,7 +114,7 @@ def test_a_file_system_of_this_node_alone_is_a_fail() -> None:
 @pytest.mark.parametrize(
     ("content", "status", "fault"),
     [
-        (None, "fail", "no such file"),
+        (None, "fail", "no file"),
         ('{"question": "q", "final_answer": "1"}\n', "fail", "1 problems are left to train on"),
         ('{"question": "q", "final_answer": "1"}\n' * 126, "ok", "fields 'question' and 'final_answer'"),
     ],
