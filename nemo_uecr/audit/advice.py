@@ -185,8 +185,8 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
     unknown = ", ".join(axis for axis, share in facts.where.items() if share is None) or "nothing"
     nearest = min(here, key=lambda cell: distance(facts.where, cell))
     away = distance(facts.where, nearest)
-    place, beside = ("inside", "") if away == 0 else ("outside", "the nearest ")
-    where = f"{place} the map, for example cell {nearest.name!r}; unknown: {unknown}"
+    beside, such = ("", "such as") if away == 0 else ("outside, nearest to ", "the advice is a guess from")
+    where = f"{such} {nearest.name!r}; unknown: {unknown}"
     alpha, safe, noise = 1.0 if method.alpha is None else method.alpha, numbers["safe_alpha"], numbers["noise"]
     weight = Line("alpha", f"{alpha:g}", "a wrong response rarely passes a right one", "the map: 0.3, 1 and 3 alike")
     if safe is not None and safe <= alpha:

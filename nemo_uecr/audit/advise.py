@@ -37,7 +37,7 @@ from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.step_metrics import Stopwatch
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
 from nemo_uecr.local.trainer import Rollouts
-from nemo_uecr.stats import ClusterBootstrap, Share, pass_at_k
+from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k
 from nemo_uecr.telemetry.metrics import agreement_metrics, method_metrics
 from nemo_uecr.telemetry.run_folder import read_run
 from nemo_uecr.verifier.pool import SHARED
@@ -183,7 +183,8 @@ def _facts(
         reward_B = advantages.teacher_reward_B.numpy()
         found["spread"] = float(groups.std(groups.centre(advantages.teacher_reward_B), sample=False).mean())
         if table.mixed_P.any():
-            where["order"] = sampler.mean(1.0 - conflicts(table, reward_B), table.mixed_P, table.problem_P)
+            if len(np.unique(table.problem_P[table.mixed_P])) >= DIFFERENT:  # an interval of fewer would be too narrow
+                where["order"] = sampler.mean(1.0 - conflicts(table, reward_B), table.mixed_P, table.problem_P)
             ties = [tie_point(correct_C, wrong_W) for _, correct_C, wrong_W in table.mixed(reward_B)]
             found["safe_alpha"] = float(np.quantile(ties, SHARE, method="inverted_cdf"))
     teacher = None

@@ -54,8 +54,8 @@ FACTS = {
 TOTALS = ("count/prompts", "count/trajectories", "count/rewarded", "count/trained", "count/valid_tokens")
 BATCH_NOTE = (
     "What each step drew, judged and trained on, against the configuration (dashed). A fault is a step whose counts "
-    "are not the configured ones, a prompt drawn twice in a step, a trajectory that was generated and not trained on, "
-    "a step that is missing or counted twice, or a saved batch that disagrees with its record."
+    "are not the configured ones, prompts that are not those of seed and data, a trajectory that was generated and not "
+    "trained on, a step that is missing or counted twice, or a saved batch that disagrees with its record."
 )
 
 
@@ -135,11 +135,12 @@ def _expected(
     filtered = step["response/truncated_share"] * generated if rollout.overlong_filter else 0
     expected = {
         "count/prompts": prompts,
-        "count/unique_prompts": prompts if problems is None else min(prompts, len(problems)),
         "count/trajectories": prompts * rollout.responses_per_prompt,
         "count/rewarded": generated,
         "count/global_steps": number,
     }
+    if problems is not None:
+        expected["count/unique_prompts"] = len({*_drawn(number, config, problems)})
     kept = step.get("advantage/trained_share")  # of a method that masks the loss
     if kept is None:
         expected["count/trained"] = round(generated - filtered)
@@ -174,20 +175,19 @@ def _batch_faults(
 def _prompt_faults(
     number: int, rows: Sequence[Record], group_B: Sequence[int], config: Config, problems: Sequence[str] | None
 ) -> Iterator[str]:
-    prompts = config.rollout.prompts_per_step
     drawn: dict[int, str] = {}
     for label, text in zip(group_B, rows, strict=True):
         if drawn.setdefault(label, text["problem"]) != text["problem"]:
             yield f"group {label} has responses to {drawn[label]!r} and {text['problem']!r}"
             return
-    name, count = Counter(drawn.values()).most_common(1)[0]
-    if count > 1 and (problems is None or len(problems) >= prompts):
-        yield f"problem {name!r} was drawn twice"
-    if problems is not None:
-        shape = {"problems": len(problems), "per_step": prompts, "step": number}
-        order = step_indices(**shape, seed=config.run.seed, shuffle=config.data.shuffle)
-        if list(drawn.values()) != [problems[index] for index in order]:
-            yield "its problems are not those that seed and data give for this step"
+    if problems is not None and list(drawn.values()) != _drawn(number, config, problems):
+        yield "its problems are not those that seed and data give for this step"
+
+
+def _drawn(number: int, config: Config, problems: Sequence[str]) -> list[str]:
+    """A step's problems by seed and data; one stands twice where a pass over the file ends and the next begins."""
+    shape = {"problems": len(problems), "per_step": config.rollout.prompts_per_step, "step": number}
+    return [problems[index] for index in step_indices(**shape, seed=config.run.seed, shuffle=config.data.shuffle)]
 
 
 def _count(value: float) -> str:

@@ -69,7 +69,7 @@ def test_what_is_unknown_rules_out_no_cell_and_the_method_survives_all() -> None
     unknown = placed(lead=None, order=None)
     assert region(unknown.where, MAP) == MAP
     assert (advised(unknown)["teacher"], advised(unknown)["method"]) == ("in doubt", "uecr")
-    assert advised(placed(lead=share(0.0, 0.19), order=None))["region"] == "the nearest 2 of the map's 2 cells"
+    assert advised(placed(lead=share(0.0, 0.19), order=None))["region"] == "outside, nearest to 2 of the map's 2 cells"
     assert advised(placed(lead=share(0.05, 0.3), order=share(0.5, 0.25)))["method"] == "uecr"
 
 

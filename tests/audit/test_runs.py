@@ -93,14 +93,22 @@ def test_faults_of_a_saved_batch(copy: Path) -> None:
     assert any(text.startswith("saved batch: group 1 has responses to") for text in found)
 
 
-def test_a_problem_drawn_twice_and_another_order(copy: Path) -> None:
+def test_a_step_in_which_a_pass_over_the_file_ends_may_draw_a_problem_twice(tmp_path: Path) -> None:
+    three = tmp_path / "three.jsonl"
+    three.write_text("".join(tiny.assets().problems.read_text().splitlines(keepends=True)[:3]))
+    changes = ("train.steps=2", "run.seed=1", f"data.train={three}", "telemetry.save_batch_every=1")
+    folder = tiny.run(tmp_path / "run", *changes)
+    assert [step["count/unique_prompts"] for step in read_records(folder / "metrics.jsonl")[0]] == [2, 1]
+    assert audited(folder)["faults"] == batch_audit(folder, tmp_path / "elsewhere").numbers["faults"] == []
+
+
+def test_problems_in_another_order(copy: Path) -> None:
     path = copy / "batches" / "step-000002.json"
     content = json.loads(path.read_text())
     first = content["responses"][0]["problem"]
     content["responses"] = [row | {"problem": first} for row in content["responses"]]
     path.write_text(json.dumps(content))
     assert [text for step, text in faults(copy) if step == 2] == [
-        f"saved batch: problem {first!r} was drawn twice",
         "saved batch: its problems are not those that seed and data give for this step",
     ]
 
