@@ -140,7 +140,7 @@ def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor
             + "; expected one row of logits a token, that of the position before it"
         )
     if mask is not None and mask.is_floating_point():  # an additive mask has 0 at the tokens
-        raise ScoreError(f"mask has dtype {mask.dtype}; expected bool or integer")
+        raise ScoreError(f"mask has dtype {mask.dtype}; expected bool or integer: if these are 1 and 0, pass mask == 1")
     if mask is None or bool(mask.all()):  # without a copy of the logits
         return logits.reshape(tokens.numel(), logits.shape[-1]), tokens.reshape(-1)
     return logits[mask.bool()], tokens[mask.bool()]
