@@ -20,6 +20,8 @@ from nemo_uecr.evaluation.engines import Decoding, Tokens
 
 #: Stands for a token that could not be drawn, because the logits were not finite.
 NOT_FINITE = -1
+#: Types of models that take a cache but keep no keys and values in it, or state beside it.
+OTHER_STATE = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma"}
 
 
 @torch.inference_mode()
@@ -40,15 +42,15 @@ def decode(
         mask_PS[row, : width - len(prompt)] = 0
     place_PS = (mask_PS.cumsum(dim=1) - 1).clamp(min=0)
     accepted = inspect.signature(module.forward).parameters
-    # RecurrentGemma takes one and keeps its state elsewhere.
-    if "past_key_values" not in accepted or module.config.model_type == "recurrent_gemma":
+    key = next((name for name in ("cache", "past_key_values") if name in accepted), None)  # transformers 5.24; before it
+    if key is None or module.config.model_type in OTHER_STATE:
         raise DataError(f"models of type {module.config.model_type!r} have no key-value cache; expected one that has")
     cache = DynamicCache(config=module.config)
     options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
 
     def next_logits(ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         own = options | ({"position_ids": places.to(device)} if "position_ids" in accepted else {})
-        out = module(ids.to(device), attention_mask=mask.to(device), past_key_values=cache, use_cache=True, **own)
+        out = module(ids.to(device), attention_mask=mask.to(device), use_cache=True, **{key: cache}, **own)
         logits_BV: Tensor = out.logits[:, -1]
         return logits_BV
 
