@@ -10,7 +10,7 @@ VLLM_SETTINGS := VLLM_ENABLE_V1_MULTIPROCESSING=0 VLLM_CPU_KVCACHE_SPACE=1 TORCH
 	VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=WARNING HF_HUB_OFFLINE=1
 RAY := .venv-ray
 CLIENTS := .venv-clients
-# Newer than pyproject.toml exactly when the environment has what pyproject.toml asks for.
+# Newer than both files exactly when the environment has what they ask for.
 STAMP := $(VENV)/.installed
 # One thread for each process of the tests: they are small, and two cores are soon oversubscribed.
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MKL_NUM_THREADS=1
@@ -35,9 +35,9 @@ GUESTS := .venv-guests
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## make .venv with the command nemo-uecr in it; renewed when pyproject.toml changes
+setup: $(STAMP) ## make .venv with the command nemo-uecr in it; renewed when its requirements change
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "nemo-uecr needs Python 3.11 or newer; there is no command '$(PYTHON)'." \
 		"Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml
 		"Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	@echo "installing nemo-uecr and its dependencies into $(VENV): 1.9 GB on disk, silent for one to five minutes"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP) ## train the shipped demo and open its report
@@ -172,7 +172,7 @@ typecheck: $(STAMP) ## static types, strict
 
 # MkDocs and its theme come beside what the tests need; about 60 MB.
 $(VENV)/.docs: $(STAMP)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
 docs: $(VENV)/.docs ## the documents as a site in site/, without a network; any warning is an error
