@@ -92,7 +92,7 @@ class _Run:
     @property
     def cache(self) -> int:
         """Bytes that vLLM has for keys and values."""
-        return int(self.config.rollout.gpu_memory * (self.device.memory or 0)) - self.engine - VLLM_BYTES
+        return max(0, int(self.config.rollout.gpu_memory * (self.device.memory or 0)) - self.engine - VLLM_BYTES)
 
     def forward(self, shape: ModelShape) -> float:
         """FLOPs of a forward over every prompt and response of a step."""

@@ -364,8 +364,8 @@ def _facts(setting: Setting) -> Iterator[str]:
     )
     ranks = {"student.parallel.tensor": grid.tensor, "rollout.tensor": drawn.tensor}
     if teacher is not None:
-        share, rest = divmod(setting.responses, teacher.grid.data)
-        filled = f", {teacher.grid.data - rest} masked rows fill up the last" if rest else ""
+        share, masked = -(-setting.responses // teacher.grid.data), -setting.responses % teacher.grid.data
+        filled = f", counting {masked} masked rows that fill up the last" if masked else ""
         yield f"teacher: {share} responses on each of {teacher.grid.data} data-parallel ranks{filled}"
         ranks["teacher.parallel.tensor"] = teacher.grid.tensor
     for key, count in ranks.items():
