@@ -39,9 +39,9 @@ def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
         problems = [problem for problem in problems if low <= _difficulty(problem, data) <= high]
     if data.subset is not None:
         if len(problems) < data.subset:
+            wanted = "" if low is None else f" of difficulty {low} to {high}"
             raise DataError(
-                f"{data.train}: {len(problems)} problems are left of difficulty {low} to {high}; expected at least "
-                f"data.subset={data.subset}"
+                f"{data.train}: {len(problems)} problems{wanted}; expected at least data.subset={data.subset}"
             )
         places = sorted(random.Random(seed).sample(range(len(problems)), data.subset))
         problems = [problems[place] for place in places]

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nemo_uecr.config.load import backend_of, load_config, load_nemo_config
-from nemo_uecr.errors import ConfigError, DependencyError, require_extra
+from nemo_uecr.errors import ConfigError, UecrError, require_extra
 from nemo_uecr.files import replace_file
 from nemo_uecr.plan.faults import layout_faults, refuse
 from nemo_uecr.stopping import STOPPED
@@ -120,7 +120,7 @@ def run_node(job: Job, config: str, overrides: Sequence[str], *, smoke: bool) ->
         if head:
             words = command_words(config, overrides, smoke=smoke, nodes=len(job.nodes), gpus=job.gpus)
         require_extra("ray")
-    except (ConfigError, DependencyError) as error:
+    except UecrError as error:
         job.blame(job.node, str(error))
         job.write("ended", "2")
         raise
@@ -153,7 +153,7 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
     if asked.nodes != nodes or asked.gpus_per_node > gpus:
         raise ConfigError(
             f"cluster.nodes={asked.nodes} with cluster.gpus_per_node={asked.gpus_per_node}: the job has {nodes} nodes "
-            f"of {gpus} GPUs; ask Slurm for more (sbatch --nodes=N --gpus-per-node=N)"
+            f"of {gpus} GPUs; leave both keys to the job, or change the job (sbatch --nodes=N --gpus-per-node=N)"
         )
     refuse(layout_faults(loaded, None, None))
     return ["train", config, *words, "--resume"]
