@@ -66,7 +66,6 @@ class _Run:
         self.longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens  # tokens of a response's row
         self.tokens = min(config.train.microbatch_responses, self.responses) * self.longest  # of a micro-batch
         self.threads = config.threads or 1 if device.memory is None else 1
-        self.launches = LAYER_SECONDS["CPU" if device.name == "CPU" else "GPU"]
         self.lora, self.low = config.student.lora_rank, config.student.dtype == "bfloat16"
         self.count = shapes.parameters(self.student)
         self.trained = lora_parameters(self.student, self.lora) if self.lora else self.count
@@ -76,6 +75,7 @@ class _Run:
         # Those that autocast makes of float32 weights.
         self.copied = BF16 if self.low and self.weight == FP32 else 0
         self.gpu = device.name != "CPU"
+        self.launches = LAYER_SECONDS["GPU" if self.gpu else "CPU"]
         self.vllm = self.gpu and config.rollout.engine == "vllm"
         self.sampling = () if self.vllm and self.lora else ("student",)  # what a rollout needs besides vLLM's own
         self.kept_width = BF16 if self.low else FP32  # of keys, values and vLLM's weights
