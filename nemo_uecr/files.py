@@ -120,7 +120,7 @@ def locked(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
     """Hold a run folder, made if need be, or wait seconds for its holder; the lock goes with the process.
 
     It is an `flock`, which NFS passes on to other nodes. On a file system without locks filelock falls back to the
-    file's existence, and a killed run's `run.lock` is to be removed by hand. A folder that is made here and in which
+    file's existence, and a killed run's `run.lock` must be removed by hand. A folder that is made here and in which
     nothing is written is removed again.
     """
     made = not folder.exists()

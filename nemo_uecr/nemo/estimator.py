@@ -36,8 +36,8 @@ class Routes:
         prompts = [tuple(ids[:end]) for ids, end in zip(token_ids_BS.tolist(), prompt_B, strict=True)]
         if unknown := [row for row, prompt in enumerate(prompts) if prompt not in self.by_prompt]:
             raise ContractError(
-                f"the prompt of row {unknown[0]} is none of the training problems', so its teacher is not known; "
-                "expected prompts rendered as `data` says"
+                f"the prompt of row {unknown[0]} belongs to no training problem, so its teacher is unknown; expected "
+                "prompts rendered as the section `data` says"
             )
         return [self.by_prompt[prompt] for prompt in prompts]
 
@@ -156,7 +156,7 @@ class UecrEstimator:
             )
         problems = [int(problem) for problem in repeated_batch["idx"]]
         if context.routes and [context.routes.by_problem[problem] for problem in problems] != list(scores.teachers):
-            raise ContractError("rows were scored by other teachers than their problems'; expected one by routing.key")
+            raise ContractError("rows were scored by the wrong teachers; expected those that routing.key gives")
         place_of = {problem: place for place, problem in enumerate(dict.fromkeys(problems))}
         by_problem = config.conventions.grouping == "paper"
         teacher, step = scores.teacher, context.completed_steps + 1

@@ -167,11 +167,11 @@ def limit_time(native: Any) -> None:
 
 
 def report_early_end(stop: StopRequest, config: NemoConfig, *, completed: int) -> None:
-    """Raise what an early end amounts to; nothing after the last step."""
+    """Raise an error that says how the run ended early; nothing where the last step is done."""
     if not stop.asked or completed >= config.train.steps:
         return
     if config.checkpoint.every == 0:
-        raise RunFolderError(f"stopped by {stop.reason} with checkpoint.every=0: nothing was saved; give at least 1")
+        raise RunFolderError(f"stopped by {stop.reason} with checkpoint.every=0: nothing was saved; set 1 or more")
     raise RunStopped(
         f"stopped by {stop.reason} after step {completed} of {config.train.steps}; "
         f"{config.run.folder}/checkpoints/step_{completed} is complete. Run again to continue"

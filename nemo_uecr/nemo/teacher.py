@@ -146,7 +146,7 @@ def _rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
     """The columns that scoring reads of a saved batch; a row ends with its last sampled token."""
     mask_BS = saved.tensors["mask"].bool()
     if "token_ids" not in saved.tensors or bool(mask_BS[:, 0].any()):
-        raise DataError("the batch has no tokens of prompts; expected one that a run of the NeMo-RL back end saved")
+        raise DataError("the batch has no prompt tokens; expected one that a run of the NeMo-RL back end saved")
     ids_BS = saved.tensors["token_ids"].long()
     if (largest := int(ids_BS.max())) >= vocabulary:
         raise DataError(

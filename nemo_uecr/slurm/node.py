@@ -136,12 +136,12 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
     if smoke:
         if backend != "local":
             raise ConfigError(
-                f"{config} has backend {backend}; --smoke wants --config examples/configs/local/demo.yaml"
+                f"{config} has backend {backend}; --smoke needs --config examples/configs/local/demo.yaml"
             )
         run = load_config(config, overrides).config
         done = [len(read_records(path)[0]) >= run.train.steps for path in Path(run.run.folder).glob(f"*/{STEPS}")]
         if done and all(done):
-            raise ConfigError(f"run.folder={run.run.folder} holds a finished test; choose another, to run it again")
+            raise ConfigError(f"run.folder={run.run.folder} holds a finished smoke test; choose another to repeat it")
         return ["slurm", "smoke", config, *overrides]
     if backend != "nemo_rl":
         if nodes != 1:
@@ -166,7 +166,7 @@ def _run_head(job: Job, driver_words: Sequence[str]) -> int:
     """Bring the cluster up, run the driver in it, take the cluster down; returns the node's exit code."""
     address = f"{head_host(alone=len(job.nodes) == 1)}:{job.port}"
     if _listens(address):
-        job.blame(job.node, f"port {job.port} is taken by another program; choose one: --ray-port NUMBER")
+        job.blame(job.node, f"port {job.port} is taken by another program; choose another one: --ray-port NUMBER")
         job.write("ended", "1")
         return 1
     code, ray = 1, _start_ray(job, None)
@@ -274,11 +274,11 @@ def _check(job: Job, ray: subprocess.Popen[bytes]) -> None:
 def _check_members(job: Job, address: str) -> None:
     found = _members(address)
     if found is None:
-        raise Failed(job.node, "the Ray head does not answer any more")
+        raise Failed(job.node, "the Ray head no longer answers")
     status = _write_status(job, found)
     lost = [name for name in job.nodes if name not in found]
     if lost:
-        raise Failed(lost[0], f"lost: the Ray cluster has no longer heard of it; {status}")
+        raise Failed(lost[0], f"lost: the Ray cluster no longer counts it as alive; {status}")
 
 
 def _write_status(job: Job, found: Mapping[str, int]) -> str:
