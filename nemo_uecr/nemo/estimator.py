@@ -19,6 +19,7 @@ from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.batch_file import turn_labels
+from nemo_uecr.data.reproducible import derive
 from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, check_same
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 
@@ -87,8 +88,8 @@ class StepContext:
 
     @property
     def settings(self) -> Settings:
-        """The method's scalars in this step."""
-        seed = (self.config.run.seed * 1_000_003 + self.completed_steps) % 2**31
+        """The method's scalars in this step, with the local back end's seed."""
+        seed = derive(self.config.run.seed, "shuffle", self.completed_steps + 1) % 2**31
         own, steps = self.config.method.core_settings(), self.config.train.steps
         return Settings(**own, step=self.completed_steps, seed=seed, total_steps=steps, state=self.state)
 
