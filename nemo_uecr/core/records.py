@@ -121,7 +121,7 @@ def not_empty(counts_B: Tensor, name: Callable[[int], str]) -> Tensor:
 def check_finite(row_sums_b: Tensor, mask: Tensor, names: Names, **fields: Tensor) -> None:
     """Raise when a row sum is not finite or a log-probability is above 0, naming response, token and field.
 
-    A float64 sum of float32 values is finite exactly when every value is. A GPU is waited for once.
+    A float64 sum of float32 values is finite exactly when every value is. It waits for a GPU once.
     """
     limit = {name: LOGP_ROUNDING for name in fields if name.endswith("logp")}
     fine_b = row_sums_b.isfinite()

@@ -72,7 +72,7 @@ class RayTeacher:
             upstream.call_all(self._policy, "prepare_for_lp_inference", seconds=self._seconds)
 
     def offload(self) -> None:
-        """Give the GPU's memory back; refused where an offload that is measured keeps some."""
+        """Free the GPU's memory; an error where a measured offload keeps too much of it."""
         if self._stays:
             return
         upstream.call_all(self._policy, "offload_after_refit", seconds=self._seconds)

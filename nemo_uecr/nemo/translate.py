@@ -87,7 +87,7 @@ def _loop(config: NemoConfig) -> dict[str, Any]:
 
 
 def loss_settings(config: NemoConfig) -> dict[str, float]:
-    """What NeMo-RL's own clipped loss would be told of ours."""
+    """Our loss settings as NeMo-RL's own clipped loss names them."""
     loss = config.loss
     return {
         "reference_policy_kl_penalty": loss.reference_kl,

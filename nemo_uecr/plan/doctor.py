@@ -103,14 +103,14 @@ def judged(check: str, good: bool, message: str, remedy: str, bad: Literal["warn
 
 
 def examine(run: AnyConfig | None, *, ray_port: int, sizes: Sizes) -> Iterator[Finding]:
-    """Make every check that applies, one finding after the other as they are known; without a run, of the machine."""
+    """Run every check that applies and yield each finding as it is known; without a run, of the machine alone."""
     yield from made(_of_the_machine(run, ray_port))
     if run is not None:
         yield from made(_of_the_run(run, sizes))
 
 
 def made(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Findings of the checks; one that cannot be made is a finding too, and the others go on."""
+    """Findings of the checks; one that breaks is a finding too, and the others go on."""
     for check, make in checks:
         try:
             found = make()

@@ -48,7 +48,7 @@ def logits_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
 
 
 class _Run:
-    """The sizes that the phases share; of the reference, whether there is one."""
+    """What the phases share: sizes, and whether there is a reference."""
 
     def __init__(self, config: Config, device: Device, lengths: Lengths, sizes: Sizes) -> None:
         self.config, self.device, self.lengths = config, device, lengths
@@ -235,7 +235,7 @@ def _movable(run: _Run) -> list[str]:
 
 
 def _resident(run: _Run, *needed: str) -> list[Item]:
-    """What is on the device in a phase that needs these: they, and what is not offloaded."""
+    """What is on the device in a phase: what it needs, and what is not offloaded."""
     moved = _movable(run)
     items = [item for name, item in _weights(run).items() if name in needed or name not in moved]
     if "optimizer" in needed:

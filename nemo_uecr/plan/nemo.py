@@ -36,7 +36,7 @@ class Setting:
     """A validated configuration with its models on their GPUs and the limits of its devices."""
 
     def __init__(self, config: NemoConfig, device: Device, lengths: Lengths) -> None:
-        """Look up the models' sizes and lay them out; ConfigError where a model cannot be placed or cut as it says."""
+        """Look up the models' sizes and lay them out; ConfigError where they cannot be placed or cut as configured."""
         self.config, self.device, self.lengths = config, device, lengths
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
         tensor, capacity = config.rollout.tensor, device.memory or 0
@@ -416,7 +416,7 @@ def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> Iterator[str]:
 
 
 def other_placements(config: NemoConfig, device: Device, lengths: Lengths) -> dict[str, Plan | str]:
-    """The run with its teacher on the student's GPUs and on GPUs of its own, by place; why, where one is refused."""
+    """The run with its teacher on the student's GPUs and on GPUs of its own, by place, or why it is refused."""
     gpus, cluster = config.gpus, config.cluster
     own = config.teacher.dedicated_gpus or (1 if cluster.nodes == 1 else cluster.gpus_per_node)
     if own >= gpus or not config.method.entry.needs_teacher:
@@ -435,7 +435,7 @@ def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]
 
 
 def _changed(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> Plan | str:
-    """The plan of the run with some dotted keys changed; why, where that is refused."""
+    """The plan of the run with some dotted keys changed, or why that is refused."""
     tree = config.model_dump()
     for name, value in changes.items():
         *sections, key = name.split(".")

@@ -87,7 +87,7 @@ class Job:
         return self.folder / f"node-{node}.log"
 
     def has(self, name: str) -> bool:
-        """Whether a file of the table above is there."""
+        """Whether a file of the module's table exists."""
         return (self.folder / name).exists()
 
     def read(self, name: str) -> str | None:
@@ -256,7 +256,7 @@ def run_driver(job: Job, ray: subprocess.Popen[bytes], address: str, words: Sequ
 
 
 def _pass_on(printed: IO[bytes]) -> bool:
-    """Copy what a log has more by now to standard output; returns whether it has more."""
+    """Copy what was added to a log to standard output; returns whether anything was."""
     text = printed.read()
     sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
@@ -351,7 +351,7 @@ def ray_arguments(job: Job, head_address: str | None) -> list[str]:
 def _start_ray(job: Job, head_address: str | None) -> subprocess.Popen[bytes]:
     """`ray start --block`, its output into the node's log."""
     words = [sys.executable, "-m", "ray.scripts.scripts", "start", *ray_arguments(job, head_address)]
-    # NeMo-RL builds its environments itself, once a node; Ray would do it for each task.
+    # NeMo-RL builds its environments itself, once per node; Ray would do it for each task.
     with job.log_of(job.node).open("ab") as output:
         return _start(words, output, {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"})
 
@@ -428,7 +428,7 @@ def _listens(address: str) -> bool:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that says something."""
+    """The last line of a log that is not blank."""
     if not path.exists():
         return "no output"
     with path.open("rb") as file:
