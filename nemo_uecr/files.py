@@ -43,7 +43,8 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except BaseException as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # not made, or its folder is a file
+            aside.unlink()
         _name(error, path, aside)
         raise
     sync_folder(path.parent)
@@ -112,7 +113,8 @@ def sync_folder(path: Path) -> None:
 def _name(error: BaseException, path: Path, aside: Path) -> None:
     """Name the file that the user asked for: a failed write names none, or the one beside it that is gone."""
     if isinstance(error, OSError) and (error.filename is None or str(aside) in str(error.filename)):
-        error.filename, error.filename2 = str(path), None
+        error.filename = str(path)
+        del error.filename2  # None would be printed: 'path' -> None
 
 
 @contextmanager
