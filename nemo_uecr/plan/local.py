@@ -12,7 +12,7 @@ from dataclasses import replace
 from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, TeacherConfig, UrlTeacherConfig, url_teachers
 from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import mismatches_of
-from nemo_uecr.plan.nemo import DECODE_STEP, PROCESS_BYTES, VLLM_BYTES, engine_seconds, response_lengths
+from nemo_uecr.plan.nemo import DECODE_STEP, PROCESS_BYTES, VLLM_BYTES, cache_faults, engine_seconds, response_lengths
 from nemo_uecr.plan.records import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.shapes import BF16, FP32, ModelShape
 
@@ -382,7 +382,7 @@ def _asleep(run: _Run) -> list[Item]:
 
 def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:
     """The phase that needs the most where the device offers less, and a KV cache too small for one sequence."""
-    device, fullest, drawn = run.device, max(phases, key=lambda phase: phase.size), run.config.rollout
+    device, fullest = run.device, max(phases, key=lambda phase: phase.size)
     if device.memory is not None and fullest.size > device.memory:
         lever = f"{'rollout' if fullest.name == 'rollout' else 'train'}.microbatch_responses"
         if run.vllm and fullest.name == "rollout":
@@ -391,10 +391,5 @@ def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:
             f"{fullest.name} needs {fullest.size / GIB:.1f} GiB, the {device.name} offers {device.memory / GIB:.1f}; "
             f"lower {lever} or take smaller models{'; plan --fit GB finds keys' * run.gpu}"
         )
-    evaluated = run.config.evaluation.max_tokens if run.config.evaluation.benchmarks else 0
-    longest = run.config.data.max_prompt_tokens + max(drawn.max_response_tokens, evaluated)
-    if run.vllm and run.cache < longest * run.token:
-        yield (
-            f"rollout: with rollout.gpu_memory={drawn.gpu_memory:g} vLLM's KV cache does not hold one sequence of "
-            f"{longest} tokens"
-        )
+    if run.vllm:
+        yield from cache_faults(run.config, run.cache // run.token)

@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import teacher_models
+from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
+from nemo_uecr.config.schema import longest_generated, teacher_models
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
@@ -404,12 +404,14 @@ def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> Iterator[str]:
                 f"{setting.device.name} offers {capacity / GIB:.0f}; the largest part is {largest.name} with "
                 f"{largest.size / GIB:.1f} GiB"
             )
-    longest = setting.config.longest
-    if concurrent_responses(setting, longest) == 0:
-        yield (
-            f"rollout: with rollout.gpu_memory={setting.config.rollout.gpu_memory} vLLM's KV cache does not hold one "
-            f"sequence of {longest} tokens"
-        )
+    yield from cache_faults(setting.config, setting.cache_bytes // setting.token_bytes)
+
+
+def cache_faults(config: AnyConfig, tokens: int) -> Iterator[str]:
+    """A KV cache of so many tokens that is too small for the longest sequence: vLLM would not start."""
+    longest, share = longest_generated(config), config.rollout.gpu_memory
+    if tokens < longest:
+        yield f"rollout.gpu_memory={share:g}: vLLM's KV cache does not hold one sequence of {longest} tokens; raise it"
 
 
 # -- the same run laid out otherwise ---------------------------------------------------------------------------------
