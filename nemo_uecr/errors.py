@@ -47,7 +47,7 @@ class InvariantError(UecrError, RuntimeError):
 
 
 class RewardError(UecrError, RuntimeError):
-    """A reward function fails too often, or returns what is no reward."""
+    """A reward function fails too often, or returns something that is not a reward."""
 
 
 class CheckpointError(UecrError, RuntimeError):
@@ -63,14 +63,14 @@ class DependencyError(UecrError, ImportError):
 
 
 def require_extra(*extras: str) -> None:
-    """Refuse to start when a module of an extra is missing, naming all extras of which one is."""
+    """Refuse to start when a module of these extras is missing; the message names every extra to install."""
     missing = {extra: module for extra in extras for module in EXTRAS[extra] if not _installed(module)}
     if missing:
         raise _missing(next(iter(missing.values())), ",".join(missing))
 
 
 def _installed(module: str) -> bool:
-    """Whether a module can be found; a folder of data beside the user, such as ray/, looks like a package too."""
+    """Whether a module can be found outside the working directory, where a data folder ray/ looks like one."""
     spec = find_spec(module)
     places = [] if spec is None else [spec.origin or each for each in spec.submodule_search_locations or [""]]
     return not all(Path(place).parent == Path.cwd() for place in places)
@@ -88,5 +88,5 @@ def _missing(module: str, extra: str) -> DependencyError:
 
 
 def first_line(error: BaseException) -> str:
-    """What another library's error says, without the advice that follows; its kind where it says nothing."""
+    """The first line of another library's message, without the advice that follows; the error's type if it is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

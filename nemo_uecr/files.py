@@ -43,7 +43,8 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         os.replace(aside, path)
     except BaseException as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # not made, or its folder is a file
+            aside.unlink()
         _name(error, path, aside)
         raise
     sync_folder(path.parent)
@@ -112,7 +113,8 @@ def sync_folder(path: Path) -> None:
 def _name(error: BaseException, path: Path, aside: Path) -> None:
     """Name the file that the user asked for: a failed write names none, or the one beside it that is gone."""
     if isinstance(error, OSError) and (error.filename is None or str(aside) in str(error.filename)):
-        error.filename, error.filename2 = str(path), None
+        error.filename = str(path)
+        del error.filename2  # None would be printed: 'path' -> None
 
 
 @contextmanager
@@ -120,7 +122,7 @@ def locked(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
     """Hold a run folder, made if need be, or wait seconds for its holder; the lock goes with the process.
 
     It is an `flock`, which NFS passes on to other nodes. On a file system without locks filelock falls back to the
-    file's existence, and a killed run's `run.lock` is to be removed by hand. A folder that is made here and in which
+    file's existence, and a killed run's `run.lock` must be removed by hand. A folder that is made here and in which
     nothing is written is removed again.
     """
     made = not folder.exists()

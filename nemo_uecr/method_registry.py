@@ -11,15 +11,10 @@ from dataclasses import dataclass, field
 
 from nemo_uecr.errors import ConfigError
 
-__all__ = ["ADDED", "GROUP", "PAPER", "REGISTRY", "TEACHER", "Entry", "Parameter"]
-
-#: Keys of the configuration that change a report and no advantage.
+#: Keys of the configuration that change a report but no advantage.
 OUTSIDE_CORE = frozenset({"scoring_noise", "turn_separator"})
 #: Settings that the run fills in; no key of the configuration.
 FROM_THE_RUN = frozenset({"step", "seed", "total_steps", "state"})
-#: What the lines below may name.
-SETTINGS = OUTSIDE_CORE | FROM_THE_RUN | {"alpha", "rho", "tau_delta", "tau_entropy", "std", "std_floor", "opd_coef"}
-SCORES = frozenset({"teacher_logp", "teacher_entropy", "initial_logp", "student_entropy"})
 
 
 @dataclass(frozen=True)

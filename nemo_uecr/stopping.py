@@ -2,7 +2,7 @@
 
 A run that is asked finishes the step under way, saves a checkpoint and raises `RunStopped`; the command line then
 exits with `STOPPED`. Whoever started it reads from that code that the same command continues the run.
-A command that is killed and continues what is on disk says by `note_progress` that it will not stand still.
+A command that can only be killed, and continues from disk, calls `note_progress` to say that it advances.
 """
 
 from __future__ import annotations
@@ -32,27 +32,22 @@ class StopRequest:
     """Whether a run has been asked to end. May be asked from a signal handler or from another thread."""
 
     def __init__(self) -> None:
-        # A plain text, assigned once: a handler may interrupt another one, and a lock would then wait for itself.
-        self._reason = ""
+        #: Who asked first; empty if nobody did. No lock: a handler that interrupts another would wait for itself.
+        self.reason = ""
 
     @property
     def asked(self) -> bool:
         """Whether the run should end after the step that is under way."""
-        return self._reason != ""
-
-    @property
-    def reason(self) -> str:
-        """Who asked first; empty if nobody did."""
-        return self._reason
+        return self.reason != ""
 
     def ask(self, reason: str) -> None:
         """Ask; only the first reason is kept."""
-        self._reason = self._reason or reason
+        self.reason = self.reason or reason
 
 
 @contextlib.contextmanager
 def listening() -> Iterator[StopRequest]:
-    """A request that SIGUSR1 and SIGTERM make; outside the main thread, where none can be caught, nobody makes it."""
+    """A request that SIGUSR1 or SIGTERM makes; outside the main thread no signal can be caught, so nothing makes it."""
     stop = StopRequest()
 
     def handler(number: int, frame: object) -> None:

@@ -48,7 +48,6 @@ set_option() {
     --logs) LOG_ROOT=$2 ;;
     *)
       [[ $2 =~ ^[1-9][0-9]*$ ]] || refuse "option $1: got '$2', expected a whole number above 0"
-      ((${#2} <= 9)) || refuse "option $1: got '$2', expected at most nine digits"
       case $1 in
         --ray-port) check_port "$2" && RAY_PORT=$2 ;;
         --register-s) REGISTER_S=$2 ;;

@@ -64,9 +64,15 @@ def test_a_full_disk_keeps_the_old_content_and_names_the_file(
     write(path, b"old")
     with room(1000), pytest.raises(OSError, match="too large") as error:
         write(path, b"x" * 5000)
-    assert error.value.filename == str(path)
+    assert str(error.value).endswith(f": '{path}'")
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["file"]
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=f"'{tmp_path / 'file'}'$"):
+        replace_file(tmp_path / "file" / "report.html", b"new")
 
 
 def test_a_full_disk_keeps_the_old_folder_and_names_it(tmp_path: Path) -> None:
@@ -74,7 +80,7 @@ def test_a_full_disk_keeps_the_old_folder_and_names_it(tmp_path: Path) -> None:
     fill(path, b"old")
     with room(1000), pytest.raises(OSError, match="too large") as error:
         fill(path, b"x" * 5000)
-    assert error.value.filename == str(path)
+    assert str(error.value).endswith(f": '{path}'")
     assert (path / "file").read_bytes() == b"old"
     assert names(tmp_path) == ["c"]
 

@@ -342,6 +342,12 @@ def teacher_models(config: AnyConfig) -> dict[str, str]:
     return {key: str(teacher.model_name) for key, teacher in found if not isinstance(teacher, elsewhere)}
 
 
+def longest_generated(config: AnyConfig) -> int:
+    """Tokens of the longest prompt with the longest response that is generated, in training or an evaluation."""
+    evaluated = config.evaluation.max_tokens if config.evaluation.benchmarks else 0
+    return config.data.max_prompt_tokens + max(config.rollout.max_response_tokens, evaluated)
+
+
 def url_teachers(config: AnyConfig) -> dict[str, UrlTeacherConfig]:
     """The teachers on a server, by their keys."""
     return {key: one for key, one in config.active_teachers.items() if isinstance(one, UrlTeacherConfig)}

@@ -31,7 +31,7 @@ GPU_BLOCK_TOKENS = 16_777_216
 SCORE_FIELDS = ("old_logp", "teacher_logp", "teacher_entropy", "initial_logp", "student_entropy")
 #: Marks the fields of `Advantages` that tell how an advantage came about; any other belongs to the loss.
 DESCRIBES = {"describes": True}
-#: What the settings must be, and how an error message says it.
+#: What each setting must be, and the words for it in an error message.
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "alpha": (math.isfinite, "a finite number"),
     "rho": (lambda rho: 0.0 <= rho < 1.0, "0 <= rho < 1, so that every token weight stays positive"),
@@ -61,7 +61,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Names:
-    """How error messages call the rows of a [b, t] tensor, and the number of its first token."""
+    """What error messages call the rows of a [b, t] tensor, and the number of its first token."""
 
     row: Callable[[int], str] = "response {}".format
     first_token: int = 0
@@ -76,7 +76,7 @@ def numbered(group: Tensor | Sequence[Hashable], device: torch.device) -> Tensor
     """[B] integer prompt identities: a tensor of them, of any shape, or the numbers of hashable ones."""
     if isinstance(group, Tensor):
         if group.is_floating_point():
-            raise ScoreError(f"group has dtype {group.dtype}; expected integers: are rewards and groups exchanged?")
+            raise ScoreError(f"group has dtype {group.dtype}; expected integers: are rewards and groups swapped?")
         return group.reshape(-1)
     numbers: dict[Hashable, int] = {}
     keys = [each.item() if isinstance(each, Tensor) else each for each in group]
@@ -121,7 +121,7 @@ def not_empty(counts_B: Tensor, name: Callable[[int], str]) -> Tensor:
 def check_finite(row_sums_b: Tensor, mask: Tensor, names: Names, **fields: Tensor) -> None:
     """Raise when a row sum is not finite or a log-probability is above 0, naming response, token and field.
 
-    A float64 sum of float32 values is finite exactly when every value is. A GPU is waited for once.
+    A float64 sum of float32 values is finite exactly when every value is. It waits for a GPU once.
     """
     limit = {name: LOGP_ROUNDING for name in fields if name.endswith("logp")}
     fine_b = row_sums_b.isfinite()
@@ -268,15 +268,15 @@ class ScoredBatch:
         """A score field, [B, T], by its name in `SCORE_FIELDS`."""
         found: Tensor | None = getattr(self, f"{name}_BT")
         if found is None:
-            raise ScoreError(f"the batch has no {name}; expected these scores, which the method reads")
+            raise ScoreError(f"the batch has no {name}; expected it, since the method reads it")
         return found
 
     def name_of(self, row: int) -> str:
-        """How an error message calls response ``row``."""
+        """What error messages call response ``row``."""
         return f"response {row}" if self.sample_ids is None else f"response {row} ({self.sample_ids[row]})"
 
     def names(self, block: Block) -> Names:
-        """How error messages call the block's responses and tokens."""
+        """What error messages call the block's responses and tokens."""
         first = block.index[1].start if isinstance(block.index, tuple) else 0
         return Names(lambda row: self.name_of(block.rows.start + row), first)
 

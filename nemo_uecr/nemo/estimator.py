@@ -19,6 +19,7 @@ from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.data.batch_file import turn_labels
+from nemo_uecr.data.reproducible import derive
 from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, check_same
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 
@@ -36,8 +37,8 @@ class Routes:
         prompts = [tuple(ids[:end]) for ids, end in zip(token_ids_BS.tolist(), prompt_B, strict=True)]
         if unknown := [row for row, prompt in enumerate(prompts) if prompt not in self.by_prompt]:
             raise ContractError(
-                f"the prompt of row {unknown[0]} is none of the training problems', so its teacher is not known; "
-                "expected prompts rendered as `data` says"
+                f"the prompt of row {unknown[0]} belongs to no training problem, so its teacher is unknown; expected "
+                "prompts rendered as the section `data` says"
             )
         return [self.by_prompt[prompt] for prompt in prompts]
 
@@ -87,8 +88,8 @@ class StepContext:
 
     @property
     def settings(self) -> Settings:
-        """The method's scalars in this step."""
-        seed = (self.config.run.seed * 1_000_003 + self.completed_steps) % 2**31
+        """The method's scalars in this step, with the local back end's seed."""
+        seed = derive(self.config.run.seed, "shuffle", self.completed_steps + 1) % 2**31
         own, steps = self.config.method.core_settings(), self.config.train.steps
         return Settings(**own, step=self.completed_steps, seed=seed, total_steps=steps, state=self.state)
 
@@ -156,7 +157,7 @@ class UecrEstimator:
             )
         problems = [int(problem) for problem in repeated_batch["idx"]]
         if context.routes and [context.routes.by_problem[problem] for problem in problems] != list(scores.teachers):
-            raise ContractError("rows were scored by other teachers than their problems'; expected one by routing.key")
+            raise ContractError("rows were scored by the wrong teachers; expected those that routing.key gives")
         place_of = {problem: place for place, problem in enumerate(dict.fromkeys(problems))}
         by_problem = config.conventions.grouping == "paper"
         teacher, step = scores.teacher, context.completed_steps + 1

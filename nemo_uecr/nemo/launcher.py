@@ -39,7 +39,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Pa
     """Run to the last step, from the newest checkpoint with ``resume``; returns the run folder.
 
     ``origins``, where each value came from, are for the run folder. A run that cannot be started as it is configured
-    writes nothing; one that is asked to end saves first, and is a `RunStopped`.
+    writes nothing; one that is asked to end saves first and raises `RunStopped`.
     """
     check_run_folder(Path(config.run.folder), config, resume=resume)
     preflight.check_problems(config)
@@ -91,7 +91,7 @@ def _run(
     dedicated = bool(sections) and config.teacher.dedicated_gpus > 0
 
     def make_policy(**given: Any) -> Any:
-        """What the loop's set-up calls in place of NeMo-RL's policy; the teachers are built first, and then asleep."""
+        """What the loop's set-up calls in place of NeMo-RL's policy; the teachers are built first, and put to sleep."""
         upstream.register_worker()
         own = upstream.teacher_cluster(translate.teacher_gpus_of_nodes(config)) if dedicated else None
         loaded: dict[NemoTeacherConfig, RayTeacher] = {}
@@ -167,11 +167,11 @@ def limit_time(native: Any) -> None:
 
 
 def report_early_end(stop: StopRequest, config: NemoConfig, *, completed: int) -> None:
-    """Raise what an early end amounts to; nothing after the last step."""
+    """Raise an error that says how the run ended early; nothing where the last step is done."""
     if not stop.asked or completed >= config.train.steps:
         return
     if config.checkpoint.every == 0:
-        raise RunFolderError(f"stopped by {stop.reason} with checkpoint.every=0: nothing was saved; give at least 1")
+        raise RunFolderError(f"stopped by {stop.reason} with checkpoint.every=0: nothing was saved; set 1 or more")
     raise RunStopped(
         f"stopped by {stop.reason} after step {completed} of {config.train.steps}; "
         f"{config.run.folder}/checkpoints/step_{completed} is complete. Run again to continue"

@@ -20,7 +20,7 @@ ALIGNMENT = 64
 
 
 class GpuMemoryError(UecrError, RuntimeError):
-    """A worker holds or finds other memory on its GPU than the next part of the step counts on."""
+    """A worker holds more of its GPU's memory, or finds less of it free, than the next part of the step allows."""
 
 
 class WorkerMethods:

@@ -43,7 +43,7 @@ class PolicyMethods:
         super().__init__(*args, **kwargs)
 
     def prepare_for_lp_inference(self, *args: Any, **kwargs: Any) -> None:
-        """Note the wish: the student stays off the GPU until the teacher has left it."""
+        """Only note the request: the student stays off the GPU until the teacher has left it."""
         self._student_waits = True
 
     def get_logprobs(self, data: Any, timer: Any = None) -> Any:

@@ -39,9 +39,9 @@ def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
         problems = [problem for problem in problems if low <= _difficulty(problem, data) <= high]
     if data.subset is not None:
         if len(problems) < data.subset:
+            wanted = "" if low is None else f" of difficulty {low} to {high}"
             raise DataError(
-                f"{data.train}: {len(problems)} problems are left of difficulty {low} to {high}; expected at least "
-                f"data.subset={data.subset}"
+                f"{data.train}: {len(problems)} problems{wanted}; expected at least data.subset={data.subset}"
             )
         places = sorted(random.Random(seed).sample(range(len(problems)), data.subset))
         problems = [problems[place] for place in places]
@@ -52,8 +52,8 @@ def _difficulty(problem: Problem, data: NemoDataConfig) -> float:
     text = text_of(problem.columns.get(str(data.difficulty_key)))
     if text is None:
         raise DataError(
-            f"{data.train} (data.difficulty_key): a problem has no text under {data.difficulty_key!r}; it has "
-            f"{', '.join(problem.columns)}"
+            f"{data.train} (data.difficulty_key): a problem has no text under {data.difficulty_key!r}; its columns "
+            f"are {', '.join(problem.columns)}"
         )
     return float(text)
 
@@ -161,7 +161,7 @@ def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) ->
     elif not record.is_file() or json.loads(record.read_bytes()) != found:
         raise DataError(
             f"{role}.model_name: nothing says that NeMo-RL's conversion {converted} was made of the weights that are "
-            f"now in {folder}; remove it, and the start of the run makes it again"
+            f"now in {folder}; remove it, and the run makes it again when it starts"
         )
 
 
@@ -177,7 +177,7 @@ def _tokenizer(config: NemoConfig) -> Any:
 
 
 def _shape(config: NemoConfig, model: NemoStudentConfig | NemoTeacherConfig, role: str) -> ModelShape | None:
-    """Sizes from the model's own configuration; None for an architecture whose cuts are not known here."""
+    """Sizes from the model's own configuration; None for an architecture whose layout is not known here."""
     from transformers import AutoConfig
 
     if model.megatron_checkpoint is not None:
@@ -204,7 +204,7 @@ def _loaded(auto: Any, name: str) -> Any:
     loaded = models.load_pretrained(auto, name, local_files_only=models.only_here(name))
     if code := getattr(loaded, "init_kwargs", vars(loaded)).get("auto_map"):
         raise DataError(
-            f"model {name!r} names code of its own ({str(code)[:80]}), which NeMo-RL would run; take auto_map out of "
-            "its files, where transformers knows the model type, or take another model"
+            f"model {name!r} names code of its own ({str(code)[:80]}), which NeMo-RL would run; remove auto_map from "
+            "its files if transformers knows the model type, or choose another model"
         )
     return loaded

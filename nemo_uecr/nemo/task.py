@@ -29,7 +29,7 @@ class ProblemsDataset(upstream.native("RawDataset")):  # type: ignore[misc]
     processor: Any
 
     def __init__(self, problems: Mapping[str, Any], seed: int, dropped: Sequence[int], **unread: Any) -> None:
-        """Read what our section `data`, here ``problems``, asks for, but the dropped places; the rest is NeMo-RL's."""
+        """Read the problems that our section `data`, here ``problems``, names, without those at the dropped places."""
         from datasets import Dataset
 
         data = NemoDataConfig(**problems)

@@ -72,7 +72,7 @@ class RayTeacher:
             upstream.call_all(self._policy, "prepare_for_lp_inference", seconds=self._seconds)
 
     def offload(self) -> None:
-        """Give the GPU's memory back; refused where an offload that is measured keeps some."""
+        """Free the GPU's memory; an error where a measured offload keeps too much of it."""
         if self._stays:
             return
         upstream.call_all(self._policy, "offload_after_refit", seconds=self._seconds)
@@ -146,7 +146,7 @@ def _rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
     """The columns that scoring reads of a saved batch; a row ends with its last sampled token."""
     mask_BS = saved.tensors["mask"].bool()
     if "token_ids" not in saved.tensors or bool(mask_BS[:, 0].any()):
-        raise DataError("the batch has no tokens of prompts; expected one that a run of the NeMo-RL back end saved")
+        raise DataError("the batch has no prompt tokens; expected one that a run of the NeMo-RL back end saved")
     ids_BS = saved.tensors["token_ids"].long()
     if (largest := int(ids_BS.max())) >= vocabulary:
         raise DataError(

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoRlEnvironment, ParallelConfig
+from nemo_uecr.config.schema import longest_generated
 from nemo_uecr.nemo import upstream
 
 #: What NeMo-RL finds by dotted name, and the name by which a data set asks for our environment.
@@ -87,7 +88,7 @@ def _loop(config: NemoConfig) -> dict[str, Any]:
 
 
 def loss_settings(config: NemoConfig) -> dict[str, float]:
-    """What NeMo-RL's own clipped loss would be told of ours."""
+    """Our loss settings as NeMo-RL's own clipped loss names them."""
     loss = config.loss
     return {
         "reference_policy_kl_penalty": loss.reference_kl,
@@ -99,7 +100,6 @@ def loss_settings(config: NemoConfig) -> dict[str, float]:
 def _policy(config: NemoConfig) -> dict[str, Any]:
     """The student's policy section: model, batches, Megatron's optimizer and schedule, and generation."""
     student, train, scoring, rollout = config.student, config.train, config.scoring, config.rollout
-    evaluated = config.data.max_prompt_tokens + config.evaluation.max_tokens if config.evaluation.benchmarks else 0
     sampling = {"temperature": rollout.temperature, "top_p": rollout.top_p, "top_k": rollout.top_k or None}
     return {
         "model_name": student.model_name,
@@ -133,7 +133,7 @@ def _policy(config: NemoConfig) -> dict[str, Any]:
         **({"generation.vllm_cfg.skip_tokenizer_init": False} if config.evaluation.stop else {}),
         "generation.vllm_cfg.tensor_parallel_size": rollout.tensor,
         "generation.vllm_cfg.gpu_memory_utilization": rollout.gpu_memory,
-        "generation.vllm_cfg.max_model_len": max(config.longest, evaluated),
+        "generation.vllm_cfg.max_model_len": longest_generated(config),
         "generation.vllm_cfg.enforce_eager": rollout.enforce_eager,
         "uecr.temperature": rollout.temperature,
         "uecr.filters": config.conventions.filters,

@@ -106,7 +106,7 @@ def substitutions(
     """Put our estimator, evaluation, stop and the wider cluster in NeMo-RL's places, and its own back on leaving.
 
     ``colocated_worker_groups`` share each GPU of the policy cluster. Without an evaluation, NeMo-RL's validation stays
-    as it is. Once the stop is asked, the training loop takes its time to be over: it saves after the step and returns.
+    as it is. Once a stop is asked, the training loop believes that its time is up: it saves after the step and returns.
     """
     import nemo_rl.algorithms.grpo as grpo
 
@@ -188,7 +188,7 @@ def prepare_run(config: Any) -> tuple[Any, Any, Any]:
 
 
 def components(environments: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
-    """What asks our environment for the metrics of its rewards; an environment of NeMo-RL's has none."""
+    """A function that asks our environment for the metrics of its rewards; one of NeMo-RL's own has none."""
     (environment,) = environments.values()
 
     def ask() -> dict[str, float]:

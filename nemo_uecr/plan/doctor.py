@@ -51,7 +51,7 @@ RAY_VENVS = Path("/opt/ray_venvs")  # of that image: an environment for each kin
 IMPORT_S = 180  # longest wait for an import
 SHARED_MEMORY = 8 * GIB
 LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "squashfs"}
-LENGTHS = Lengths(prompt=1, response=1, sigma=0.0)  # of no influence on memory
+LENGTHS = Lengths(prompt=1, response=1, sigma=0.0)  # they do not change the memory
 QUESTION = "What is 2 + 3?"
 CODE = ("config.json", "tokenizer_config.json")  # files that can name code of a model folder's own
 STEP = re.compile(r"step[-_](\d+)")
@@ -103,14 +103,14 @@ def judged(check: str, good: bool, message: str, remedy: str, bad: Literal["warn
 
 
 def examine(run: AnyConfig | None, *, ray_port: int, sizes: Sizes) -> Iterator[Finding]:
-    """Make every check that applies, one finding after the other as they are known; without a run, of the machine."""
+    """Run every check that applies and yield each finding as it is known; without a run, of the machine alone."""
     yield from made(_of_the_machine(run, ray_port))
     if run is not None:
         yield from made(_of_the_run(run, sizes))
 
 
 def made(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Findings of the checks; one that cannot be made is a finding too, and the others go on."""
+    """Findings of the checks; one that breaks is a finding too, and the others go on."""
     for check, make in checks:
         try:
             found = make()
@@ -119,15 +119,15 @@ def made(checks: Iterable[Check]) -> Iterator[Finding]:
             yield Finding(check, "fail", str(error), "")
         except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:  # in others' code
             message = f"cannot be checked: {type(error).__name__}: {error}"
-            yield Finding(check, "fail", f"{message:.400}", "repair what it names, then run doctor again")
+            yield Finding(check, "fail", f"{message:.400}", "fix what it names, then run doctor again")
 
 
 def _of_the_machine(run: AnyConfig | None, ray_port: int) -> Iterator[Check]:
-    gpus, nodes, megatron, remedy = 0, 1, sys.executable, "call it where the GPU is, or set device=auto or cpu"
+    gpus, nodes, megatron, remedy = 0, 1, sys.executable, "run doctor where the GPU is, or set device=auto or cpu"
     if isinstance(run, NemoConfig):
         gpus, nodes = run.cluster.gpus_per_node, run.cluster.nodes
         megatron = worker_python(upstream.NATIVE_WORKER_FQN)
-        remedy = "call it on a compute node (srun nemo-uecr doctor ...), or lower cluster.gpus_per_node"
+        remedy = "run doctor on a compute node (srun nemo-uecr doctor ...), or lower cluster.gpus_per_node"
     elif run is not None:
         gpus = int(run.device == "cuda")
     yield "python", lambda: ok("python", f"{'.'.join(map(str, sys.version_info[:3]))} ({sys.executable})")
@@ -375,7 +375,7 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
     own = [file for file in CODE if (folder / file).is_file() and "auto_map" in read_object(folder / file)]
     if own and isinstance(run, NemoConfig):
         raise DataError(
-            f"{folder / own[0]} names code of its own (auto_map), which NeMo-RL would run; take a model without"
+            f"{folder / own[0]} names code of its own (auto_map), which NeMo-RL would run; choose a model without"
         )
     return ok(check, f"{folder}, every weight file is complete")
 
@@ -449,7 +449,7 @@ def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
         for name, path in run.evaluation.benchmarks.items():
             if Path(path).exists():  # `problems` says which is missing
                 encode_prompts(problems_of(run.data, Path(path)), tokenizer, run.data, name)
-    return ok("prompt length", f"{dropped} prompts are dropped" if dropped else "every prompt fits")
+    return ok("prompt length", f"dropped as too long: {dropped}" if dropped else "every prompt fits")
 
 
 def megatron_finding(key: str, folder: Path) -> Finding:

@@ -19,7 +19,7 @@ Keys = dict[str, object]
 
 
 def _rungs(run: Config) -> Iterator[tuple[Keys, str]]:
-    """What each adds to a configuration, never taking back what that says, and what it changes."""
+    """The keys that each adds, never undoing what the configuration says, and what they change."""
     yield {"train.microbatch_responses": 1}, "no number beyond rounding"
     yield {"train.activation_checkpointing": True}, "no number"
     if run.offload == "none":
@@ -38,7 +38,7 @@ def _rungs(run: Config) -> Iterator[tuple[Keys, str]]:
 
 
 def _few_bits(run: Config, quantize: str, noise: float) -> Keys:
-    """Every teacher of 16 or 32 bits, with a floor where the method would divide by the noise."""
+    """Few bits for every teacher of 16 or 32, with a floor where the method would divide by the noise."""
     teachers = {key: each for key, each in run.active_teachers.items() if isinstance(each, TeacherConfig)}
     keys: Keys = {f"{key}.quantize": quantize for key, each in teachers.items() if each.quantize == "none"}
     if keys and run.method.entry.normalises_teacher:
@@ -49,7 +49,7 @@ def _few_bits(run: Config, quantize: str, noise: float) -> Keys:
 
 @dataclass(frozen=True)
 class Rung:
-    """One that was tried."""
+    """A rung that was tried."""
 
     keys: Keys  # all that differ from the configuration as written
     added: tuple[str, ...]  # those of this rung, as they are typed
@@ -99,7 +99,7 @@ def typed(keys: Mapping[str, object]) -> list[str]:
 
 
 def fit_text(tried: Sequence[Rung], command: Sequence[str]) -> str:
-    """The rungs, and of the one that fits its command and what it will need; ``command`` runs what is written."""
+    """The rungs tried, and for the one that fits its command and needs; ``command`` runs what is written."""
     keys, plan = tried[-1].keys, tried[-1].plan
     kept = [word for word in command if word.partition("=")[0] not in keys]
     lines = [plan.title, plan.hardware, "", "tried, each with the keys before it: fullest phase, what the keys change"]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, TeacherConfig, UrlTeacherConfig, url_teachers
 from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import mismatches_of
-from nemo_uecr.plan.nemo import DECODE_STEP, PROCESS_BYTES, VLLM_BYTES, engine_seconds, response_lengths
+from nemo_uecr.plan.nemo import DECODE_STEP, PROCESS_BYTES, VLLM_BYTES, cache_faults, engine_seconds, response_lengths
 from nemo_uecr.plan.records import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.shapes import BF16, FP32, ModelShape
 
@@ -48,7 +48,7 @@ def logits_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
 
 
 class _Run:
-    """The sizes that the phases share; of the reference, whether there is one."""
+    """What the phases share: sizes, and whether there is a reference."""
 
     def __init__(self, config: Config, device: Device, lengths: Lengths, sizes: Sizes) -> None:
         self.config, self.device, self.lengths = config, device, lengths
@@ -66,7 +66,6 @@ class _Run:
         self.longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens  # tokens of a response's row
         self.tokens = min(config.train.microbatch_responses, self.responses) * self.longest  # of a micro-batch
         self.threads = config.threads or 1 if device.memory is None else 1
-        self.launches = LAYER_SECONDS["CPU" if device.name == "CPU" else "GPU"]
         self.lora, self.low = config.student.lora_rank, config.student.dtype == "bfloat16"
         self.count = shapes.parameters(self.student)
         self.trained = lora_parameters(self.student, self.lora) if self.lora else self.count
@@ -76,6 +75,7 @@ class _Run:
         # Those that autocast makes of float32 weights.
         self.copied = BF16 if self.low and self.weight == FP32 else 0
         self.gpu = device.name != "CPU"
+        self.launches = LAYER_SECONDS["GPU" if self.gpu else "CPU"]
         self.vllm = self.gpu and config.rollout.engine == "vllm"
         self.sampling = () if self.vllm and self.lora else ("student",)  # what a rollout needs besides vLLM's own
         self.kept_width = BF16 if self.low else FP32  # of keys, values and vLLM's weights
@@ -92,7 +92,7 @@ class _Run:
     @property
     def cache(self) -> int:
         """Bytes that vLLM has for keys and values."""
-        return int(self.config.rollout.gpu_memory * (self.device.memory or 0)) - self.engine - VLLM_BYTES
+        return max(0, int(self.config.rollout.gpu_memory * (self.device.memory or 0)) - self.engine - VLLM_BYTES)
 
     def forward(self, shape: ModelShape) -> float:
         """FLOPs of a forward over every prompt and response of a step."""
@@ -235,7 +235,7 @@ def _movable(run: _Run) -> list[str]:
 
 
 def _resident(run: _Run, *needed: str) -> list[Item]:
-    """What is on the device in a phase that needs these: they, and what is not offloaded."""
+    """What is on the device in a phase: what it needs, and what is not offloaded."""
     moved = _movable(run)
     items = [item for name, item in _weights(run).items() if name in needed or name not in moved]
     if "optimizer" in needed:
@@ -382,7 +382,7 @@ def _asleep(run: _Run) -> list[Item]:
 
 def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:
     """The phase that needs the most where the device offers less, and a KV cache too small for one sequence."""
-    device, fullest, drawn = run.device, max(phases, key=lambda phase: phase.size), run.config.rollout
+    device, fullest = run.device, max(phases, key=lambda phase: phase.size)
     if device.memory is not None and fullest.size > device.memory:
         lever = f"{'rollout' if fullest.name == 'rollout' else 'train'}.microbatch_responses"
         if run.vllm and fullest.name == "rollout":
@@ -391,10 +391,5 @@ def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:
             f"{fullest.name} needs {fullest.size / GIB:.1f} GiB, the {device.name} offers {device.memory / GIB:.1f}; "
             f"lower {lever} or take smaller models{'; plan --fit GB finds keys' * run.gpu}"
         )
-    evaluated = run.config.evaluation.max_tokens if run.config.evaluation.benchmarks else 0
-    longest = run.config.data.max_prompt_tokens + max(drawn.max_response_tokens, evaluated)
-    if run.vllm and run.cache < longest * run.token:
-        yield (
-            f"rollout: with rollout.gpu_memory={drawn.gpu_memory:g} vLLM's KV cache does not hold one sequence of "
-            f"{longest} tokens"
-        )
+    if run.vllm:
+        yield from cache_faults(run.config, run.cache // run.token)

@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import teacher_models
+from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
+from nemo_uecr.config.schema import longest_generated, teacher_models
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
@@ -36,7 +36,7 @@ class Setting:
     """A validated configuration with its models on their GPUs and the limits of its devices."""
 
     def __init__(self, config: NemoConfig, device: Device, lengths: Lengths) -> None:
-        """Look up the models' sizes and lay them out; ConfigError where a model cannot be placed or cut as it says."""
+        """Look up the models' sizes and lay them out; ConfigError where they cannot be placed or cut as configured."""
         self.config, self.device, self.lengths = config, device, lengths
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
         tensor, capacity = config.rollout.tensor, device.memory or 0
@@ -364,8 +364,8 @@ def _facts(setting: Setting) -> Iterator[str]:
     )
     ranks = {"student.parallel.tensor": grid.tensor, "rollout.tensor": drawn.tensor}
     if teacher is not None:
-        share, rest = divmod(setting.responses, teacher.grid.data)
-        filled = f", {teacher.grid.data - rest} masked rows fill up the last" if rest else ""
+        share, masked = -(-setting.responses // teacher.grid.data), -setting.responses % teacher.grid.data
+        filled = f", counting {masked} masked rows that fill up the last" if masked else ""
         yield f"teacher: {share} responses on each of {teacher.grid.data} data-parallel ranks{filled}"
         ranks["teacher.parallel.tensor"] = teacher.grid.tensor
     for key, count in ranks.items():
@@ -404,19 +404,21 @@ def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> Iterator[str]:
                 f"{setting.device.name} offers {capacity / GIB:.0f}; the largest part is {largest.name} with "
                 f"{largest.size / GIB:.1f} GiB"
             )
-    longest = setting.config.longest
-    if concurrent_responses(setting, longest) == 0:
-        yield (
-            f"rollout: with rollout.gpu_memory={setting.config.rollout.gpu_memory} vLLM's KV cache does not hold one "
-            f"sequence of {longest} tokens"
-        )
+    yield from cache_faults(setting.config, setting.cache_bytes // setting.token_bytes)
+
+
+def cache_faults(config: AnyConfig, tokens: int) -> Iterator[str]:
+    """A KV cache of so many tokens that is too small for the longest sequence: vLLM would not start."""
+    longest, share = longest_generated(config), config.rollout.gpu_memory
+    if tokens < longest:
+        yield f"rollout.gpu_memory={share:g}: vLLM's KV cache does not hold one sequence of {longest} tokens; raise it"
 
 
 # -- the same run laid out otherwise ---------------------------------------------------------------------------------
 
 
 def other_placements(config: NemoConfig, device: Device, lengths: Lengths) -> dict[str, Plan | str]:
-    """The run with its teacher on the student's GPUs and on GPUs of its own, by place; why, where one is refused."""
+    """The run with its teacher on the student's GPUs and on GPUs of its own, by place, or why it is refused."""
     gpus, cluster = config.gpus, config.cluster
     own = config.teacher.dedicated_gpus or (1 if cluster.nodes == 1 else cluster.gpus_per_node)
     if own >= gpus or not config.method.entry.needs_teacher:
@@ -435,7 +437,7 @@ def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]
 
 
 def _changed(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> Plan | str:
-    """The plan of the run with some dotted keys changed; why, where that is refused."""
+    """The plan of the run with some dotted keys changed, or why that is refused."""
     tree = config.model_dump()
     for name, value in changes.items():
         *sections, key = name.split(".")

@@ -173,7 +173,7 @@ def plan_text(plan: Plan) -> str:
         for line in plan.layout
     ]
     if (more := len(layout) - LAYOUT_LINES) > 0:
-        layout[LAYOUT_LINES - 1 : -1] = [f"... {more} more, all of them with --json ..."]
+        layout[LAYOUT_LINES - 1 : -1] = [f"... {more} more; --json lists them all ..."]
     lines = [plan.title, plan.hardware, "", "batch", *_indented(plan.facts), "", "layout", *_indented(layout), ""]
     lines += ["phases of a step: memory of each device, seconds"]
     share = "" if plan.capacity is None else f" of {_size(plan.capacity)}"

@@ -137,7 +137,7 @@ def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor
         raise ScoreError(
             f"logits have shape {list(logits.shape)}, tokens {list(tokens.shape)}"
             + ("" if mask is None else f" and mask {list(mask.shape)}")
-            + "; expected one row of logits a token, that of the position before it"
+            + "; expected a row of logits for each token, from the position before it"
         )
     if mask is not None and mask.is_floating_point():  # an additive mask has 0 at the tokens
         raise ScoreError(f"mask has dtype {mask.dtype}; expected bool or integer: if these are 1 and 0, pass mask == 1")

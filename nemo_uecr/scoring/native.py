@@ -54,8 +54,8 @@ def native_serves(logits_NV: Tensor, layout: StatisticsLayout) -> bool:
 def reduce_natively(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:
     """Write the max, the exponential sums and the weighted sum of each row into `stats_WN`, not the target's logit.
 
-    Both lie side by side along V and N. Rows are shared out to as many threads as torch may use; a row's result does
-    not depend on their number.
+    Both are contiguous in their last dimension. Rows are shared out to as many threads as torch may use; a row's
+    result does not depend on their number.
     """
     temperatures = (ctypes.c_double * len(layout.sum_temperatures))(*layout.sum_temperatures)
     reduce_rows, dtype = kernel(), DTYPE_CODES[logits_NV.dtype]

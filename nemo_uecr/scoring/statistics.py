@@ -35,7 +35,7 @@ CPU_CHUNK_TOKENS = 1 << 12
 CUDA_CHUNK_TOKENS = 1 << 16
 """Tokens reduced and merged at a time: within a few hundred KiB on a CPU, a few MiB on a GPU."""
 DEBUG = "NEMO_UECR_DEBUG_COLLECTIVES"
-#: Up to this many gathered bytes gloo's own second buffer for a gather is of no account.
+#: Up to this many gathered bytes the second buffer that gloo's gather allocates does not matter.
 STAGED_BYTES = 1 << 20
 
 # torch 2.13 renamed the collective that gathers into one tensor.
@@ -90,7 +90,7 @@ def scores_by_chunk(
             kept_n = merged_Wn[MAX_ROW] + merged_Wn[layout.sum_row(1.0)].log()
             dropped_N[chunk] = (merged_Wn[-1] - kept_n).sigmoid()
             merged_Wn = merged_Wn[:-1]  # -inf where there is no padding
-        # Last, as a GPU is waited for only here.
+        # Last, because only this waits for a GPU.
         check_statistics(merged_Wn, logp_KN[:, chunk], target_N[chunk], chunk.start, vocab)
     return TokenScores(logp_KN, entropy_N, dropped_N)
 
@@ -125,7 +125,7 @@ def check_statistics(merged_WN: Tensor, logp_KN: Tensor, target_N: Tensor, first
 
     ``first_token`` is the number of the first of them in the call; ``vocab`` None where no rank knows it.
     """
-    if bool(merged_WN.isfinite().all() & logp_KN.isfinite().all()):  # one question, as a GPU is waited for
+    if bool(merged_WN.isfinite().all() & logp_KN.isfinite().all()):  # asked once, because it waits for a GPU
         return
     outside_N = (target_N < 0) | (target_N >= (torch.inf if vocab is None else vocab))
     if bool(outside_N.any()):

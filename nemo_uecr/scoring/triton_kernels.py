@@ -79,11 +79,11 @@ def reduce_with_triton(
 ) -> None:
     """Write all statistics of each row, the target's logit included, into `stats_WN`.
 
-    Both lie side by side along V and N. The logits are read once, and once more for each temperature beyond 1 and one
-    other.
+    Both are contiguous in their last dimension. The logits are read once, and once more for each temperature beyond
+    1 and one other.
     """
     tokens, columns = logits_NV.shape
-    target_N = target_N.contiguous()  # the kernel reads ids that lie side by side
+    target_N = target_N.contiguous()  # the kernel reads them with stride 1
     block = min(LARGEST_BLOCK, triton.next_power_of_2(columns))
     has_one = 1.0 in layout.sum_temperatures
     others = [t for t in layout.sum_temperatures if t != 1.0]

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from nemo_uecr.config.load import backend_of, load_config, load_nemo_config
-from nemo_uecr.errors import ConfigError, DependencyError, require_extra
+from nemo_uecr.errors import ConfigError, UecrError, require_extra
 from nemo_uecr.files import replace_file
 from nemo_uecr.plan.faults import layout_faults, refuse
 from nemo_uecr.stopping import STOPPED
@@ -87,7 +87,7 @@ class Job:
         return self.folder / f"node-{node}.log"
 
     def has(self, name: str) -> bool:
-        """Whether a file of the table above is there."""
+        """Whether a file of the module's table exists."""
         return (self.folder / name).exists()
 
     def read(self, name: str) -> str | None:
@@ -120,7 +120,7 @@ def run_node(job: Job, config: str, overrides: Sequence[str], *, smoke: bool) ->
         if head:
             words = command_words(config, overrides, smoke=smoke, nodes=len(job.nodes), gpus=job.gpus)
         require_extra("ray")
-    except (ConfigError, DependencyError) as error:
+    except UecrError as error:
         job.blame(job.node, str(error))
         job.write("ended", "2")
         raise
@@ -136,12 +136,12 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
     if smoke:
         if backend != "local":
             raise ConfigError(
-                f"{config} has backend {backend}; --smoke wants --config examples/configs/local/demo.yaml"
+                f"{config} has backend {backend}; --smoke needs --config examples/configs/local/demo.yaml"
             )
         run = load_config(config, overrides).config
         done = [len(read_records(path)[0]) >= run.train.steps for path in Path(run.run.folder).glob(f"*/{STEPS}")]
         if done and all(done):
-            raise ConfigError(f"run.folder={run.run.folder} holds a finished test; choose another, to run it again")
+            raise ConfigError(f"run.folder={run.run.folder} holds a finished smoke test; choose another to repeat it")
         return ["slurm", "smoke", config, *overrides]
     if backend != "nemo_rl":
         if nodes != 1:
@@ -153,7 +153,7 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
     if asked.nodes != nodes or asked.gpus_per_node > gpus:
         raise ConfigError(
             f"cluster.nodes={asked.nodes} with cluster.gpus_per_node={asked.gpus_per_node}: the job has {nodes} nodes "
-            f"of {gpus} GPUs; ask Slurm for more (sbatch --nodes=N --gpus-per-node=N)"
+            f"of {gpus} GPUs; leave both keys to the job, or change the job (sbatch --nodes=N --gpus-per-node=N)"
         )
     refuse(layout_faults(loaded, None, None))
     return ["train", config, *words, "--resume"]
@@ -166,7 +166,7 @@ def _run_head(job: Job, driver_words: Sequence[str]) -> int:
     """Bring the cluster up, run the driver in it, take the cluster down; returns the node's exit code."""
     address = f"{head_host(alone=len(job.nodes) == 1)}:{job.port}"
     if _listens(address):
-        job.blame(job.node, f"port {job.port} is taken by another program; choose one: --ray-port NUMBER")
+        job.blame(job.node, f"port {job.port} is taken by another program; choose another one: --ray-port NUMBER")
         job.write("ended", "1")
         return 1
     code, ray = 1, _start_ray(job, None)
@@ -256,7 +256,7 @@ def run_driver(job: Job, ray: subprocess.Popen[bytes], address: str, words: Sequ
 
 
 def _pass_on(printed: IO[bytes]) -> bool:
-    """Copy what a log has more by now to standard output; returns whether it has more."""
+    """Copy what was added to a log to standard output; returns whether anything was."""
     text = printed.read()
     sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
@@ -274,11 +274,11 @@ def _check(job: Job, ray: subprocess.Popen[bytes]) -> None:
 def _check_members(job: Job, address: str) -> None:
     found = _members(address)
     if found is None:
-        raise Failed(job.node, "the Ray head does not answer any more")
+        raise Failed(job.node, "the Ray head no longer answers")
     status = _write_status(job, found)
     lost = [name for name in job.nodes if name not in found]
     if lost:
-        raise Failed(lost[0], f"lost: the Ray cluster has no longer heard of it; {status}")
+        raise Failed(lost[0], f"lost: the Ray cluster no longer counts it as alive; {status}")
 
 
 def _write_status(job: Job, found: Mapping[str, int]) -> str:
@@ -351,7 +351,7 @@ def ray_arguments(job: Job, head_address: str | None) -> list[str]:
 def _start_ray(job: Job, head_address: str | None) -> subprocess.Popen[bytes]:
     """`ray start --block`, its output into the node's log."""
     words = [sys.executable, "-m", "ray.scripts.scripts", "start", *ray_arguments(job, head_address)]
-    # NeMo-RL builds its environments itself, once a node; Ray would do it for each task.
+    # NeMo-RL builds its environments itself, once per node; Ray would do it for each task.
     with job.log_of(job.node).open("ab") as output:
         return _start(words, output, {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"})
 
@@ -428,7 +428,7 @@ def _listens(address: str) -> bool:
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log that says something."""
+    """The last line of a log that is not blank."""
     if not path.exists():
         return "no output"
     with path.open("rb") as file:

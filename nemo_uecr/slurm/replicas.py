@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 Work = Callable[[Path, StopRequest], Path]  # trains in a folder until the last step or the request
 TOLERANCE = 1e-6  # machines of one kind agree to the last bit; others round differently
-REASON = 300  # letters of Ray's reason for a death: a line on memory lists every process of the node
+REASON = 300  # characters of Ray's reason for a death: one about memory lists every process of the node
 MEASURED = ("time/", "throughput/", "memory/")  # metrics that are measured, not computed
 
 
@@ -35,7 +35,7 @@ class Replica:
         self._stop = StopRequest()
 
     def train(self, work: Work, folder: Path) -> tuple[str, str]:
-        """How the run ended ("done", "stopped", "failed"), and its folder or, not as a traceback, the user's error."""
+        """How the run ended ("done", "stopped", "failed"), with its folder or the message that says why."""
         try:
             return "done", str(work(folder, self._stop))
         except RunStopped as stopped:

@@ -221,7 +221,7 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
     assert nemo_uecr.policy_loss(logp, torch.zeros(3, 3), gathered, mask).total == -1
     with pytest.raises(ScoreError, match=r"logp has dtype torch\.bfloat16; .* bf16 scores lose the gap"):
         nemo_uecr.policy_loss(logp.bfloat16(), torch.zeros(3, 3), torch.ones(3, 3), mask)
-    with pytest.raises(ScoreError, match="one row of logits a token"):
+    with pytest.raises(ScoreError, match="a row of logits for each token"):
         nemo_uecr.token_scores(torch.zeros(3, 4, 9), torch.zeros(3, 3, dtype=torch.long))
     with pytest.raises(ScoreError, match="bf16 scores lose the gap"):
         nemo_uecr.teacher_reward(torch.zeros(3, 3, dtype=torch.bfloat16), torch.zeros(3, 3), mask)

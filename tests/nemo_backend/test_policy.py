@@ -253,10 +253,10 @@ def test_each_row_is_scored_by_its_problems_teacher(monkeypatch: pytest.MonkeyPa
     assert context.scores.teacher.dropped_BS.isnan().all(dim=1).tolist() == [False] * 3 + [True] * 3
     estimate(context, data)
     context.routes = replace(context.routes, by_problem=["a"] * 8)
-    with pytest.raises(ContractError, match="other teachers than their problems'"):
+    with pytest.raises(ContractError, match="scored by the wrong teachers"):
         estimate(context, data)
     ids[4, 0] = 8
-    with pytest.raises(ContractError, match="the prompt of row 4 is none of the training problems'"):
+    with pytest.raises(ContractError, match="the prompt of row 4 belongs to no training problem"):
         Policy(context=context, teachers={"a": teacher("a"), "b": teacher("b")}).get_logprobs(data)
 
 

@@ -60,7 +60,7 @@ BAD = {
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
     "data.train={}/keys.jsonl": "question is None",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
-    "data.subset=300": "200 problems are left of difficulty 5.0 to 7.0; expected at least data.subset=300",
+    "data.subset=300": "200 problems of difficulty 5.0 to 7.0; expected at least data.subset=300",
     "evaluation.benchmarks={{a: {}/none.jsonl}}": "evaluation.benchmarks.a: no file /",
 }
 

@@ -9,6 +9,7 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.data.reproducible import derive
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.translate import master_config, teacher_policy
 from tests.config.test_nemo import CONFIGS, GIVEN, OTHERS, given
@@ -77,7 +78,8 @@ def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> No
     config = configuration("method.name=rlsd", "method.parameters.mix=0.25")
     first, second = (StepContext(config, None, completed_steps=step).settings for step in (0, 1))
     assert (first.step, second.step) == (0, 1)
-    assert first.seed != second.seed
+    as_local = [derive(config.run.seed, "shuffle", step) % 2**31 for step in (1, 2)]
+    assert [first.seed, second.seed] == as_local
     assert first.parameters == {"mix": 0.25, "bound": 0.2}
 
 

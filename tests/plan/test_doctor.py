@@ -181,7 +181,7 @@ def test_tokenizers_and_prompts(tmp_path: Path) -> None:
     assert "</think>" in found()["chat template"][1]
     assert found()["teacher tokenizer"][1].endswith("20 columns of padding apart -> ")
     short = "data.max_prompt_tokens=100"
-    assert found(short, "data.long_prompts=drop")["prompt length"][1].startswith("1 prompts are dropped")
+    assert found(short, "data.long_prompts=drop")["prompt length"][1].startswith("dropped as too long: 1")
     told = found(short, "data.long_prompts=refuse")["prompt length"]
     assert (told[0], "1 of 130 prompts have more than data.max_prompt_tokens=100" in told[1]) == ("fail", True)
     saved = teacher / "tokenizer.json"
@@ -204,7 +204,7 @@ def test_a_benchmarks_long_prompt_is_told_before_the_run(tmp_path: Path) -> None
 
     rows.write_text(line.format("short", "1+1") + line.format("long", long))
     asked.write_text(line.format("b1", "1+1"))
-    assert found() == ("ok", "1 prompts are dropped -> ")
+    assert found() == ("ok", "dropped as too long: 1 -> ")
     asked.write_text(line.format("b1", long))
     status, told = found()
     assert status == "fail"

@@ -112,7 +112,9 @@ def test_vllm_sleeps_outside_of_the_rollout() -> None:
     assert sizes(plan, "update")["vLLM asleep"] == int(0.7 * 2**30)
     tokens = 2048 + 16384
     assert f"of {cache // (tokens * 114_688)} responses of {tokens} tokens at once" in " ".join(plan.facts)
-    assert "does not hold one" in planned("rollout.engine=vllm", "rollout.gpu_memory=0.05").faults[1]
+    crowded = planned("rollout.engine=vllm", "rollout.gpu_memory=0.05")
+    assert "does not hold one" in crowded.faults[1]
+    assert f"room for the keys and values of 0 responses of {tokens} tokens at once" in crowded.facts
     small = ("train.microbatch_responses=1", "train.activation_checkpointing=true", "rollout.max_response_tokens=512")
     assert "lower rollout.gpu_memory or" in planned("rollout.engine=vllm", "rollout.gpu_memory=0.99", *small).faults[0]
 

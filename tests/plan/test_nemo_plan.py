@@ -107,7 +107,12 @@ def test_layout_of_tensor_and_pipeline_ranks() -> None:
     ("change", "fault"),
     [
         # 0.08 x 139 GiB = 11.1 GiB, weights 7.5 and 3 for vLLM: 0.6 GiB left; a sequence needs 2.5 GiB.
-        ("rollout.gpu_memory=0.08", "does not hold one sequence"),
+        ("rollout.gpu_memory=0.08", "does not hold one sequence of 18432 tokens"),
+        # 3.4 GiB are enough for that one; of 2048 + 36000 tokens, 5.2 GiB, vLLM asks for at its start.
+        (
+            "rollout.gpu_memory=0.1 evaluation.benchmarks.a=a.jsonl evaluation.max_tokens=36000",
+            "does not hold one sequence of 38048 tokens",
+        ),
         (
             "rollout.max_response_tokens=40000 train.tokens_per_microbatch=42048 scoring.tokens_per_microbatch=42048",
             "made for 40960 positions",

@@ -112,7 +112,7 @@ def test_scripts_are_clean() -> None:
         ("train_qwen4b", ["--dryrun"], "unknown option '--dryrun'; changes of the configuration come after --"),
         ("train_qwen4b", ["--ray-port", "80"], "option --ray-port: got 80, expected 1024 to 65534"),
         ("train_qwen4b", [], "this script is for sbatch; try: sbatch slurm/train_qwen4b.sbatch"),
-        ("train_qwen4b", ["--dry-run", "--", *GIVEN, "cluster.nodes=2"], "the job has 1 nodes of 8 GPUs; ask Slurm"),
+        ("train_qwen4b", ["--dry-run", "--", *GIVEN, "cluster.nodes=2"], "the job has 1 nodes of 8 GPUs; leave both"),
         ("train_qwen4b", ["--dry-run", "--", *GIVEN, "method.rho=3"], "method.rho"),
         ("convert", ["--dry-run", "--", "nowhere", "--to", "o"], "nowhere: no such folder; expected a checkpoint"),
         ("eval", ["--dry-run", "--", "/no/such/model", "--max-tokens", "5", "--out", "o"], "no such folder"),

@@ -54,7 +54,7 @@ def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:
         (
             "n1",
             ["--smoke", NEMO],
-            f"{NEMO} has backend nemo_rl; --smoke wants --config examples/configs/local/demo.yaml",
+            f"{NEMO} has backend nemo_rl; --smoke needs --config examples/configs/local/demo.yaml",
         ),
         (
             "n1",
@@ -155,7 +155,7 @@ def test_a_driver_that_hangs_is_ended_with_its_children(tmp_path: Path, ray: sub
 def test_a_finished_test_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     words = ["train.steps=2", f"run.folder={tmp_path}"]
     run_folder(tmp_path / "n1", {"step": 1}, {"step": 2})
-    with pytest.raises(ConfigError, match="holds a finished test; choose another, to run it again"):
+    with pytest.raises(ConfigError, match="holds a finished smoke test; choose another to repeat it"):
         command_words(LOCAL, words, smoke=True, nodes=2, gpus=0)
     run_folder(tmp_path / "n2", {"step": 1})
     assert command_words(LOCAL, words, smoke=True, nodes=2, gpus=0) == ["slurm", "smoke", LOCAL, *words]

@@ -15,8 +15,6 @@ from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.errors import ConfigError, ScoreError
 from nemo_uecr.method_registry import REGISTRY, Entry
 
-__all__ = ["METHODS", "Method", "method_advantage", "uecr_advantage"]
-
 #: What becomes of an empty response and of a group of one.
 Unusable = Literal["error", "zero"]
 
