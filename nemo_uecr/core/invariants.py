@@ -91,6 +91,7 @@ def check_identities(
         tolerances: largest allowed residual by identity name; counts and monitored ones need none.
 
     Raises:
+        ConfigError: If there is no such identity.
         InvariantError: If a declared identity is violated, naming the worst response.
     """
     if "alpha" not in method.settings:
@@ -98,6 +99,8 @@ def check_identities(
         settings = replace(settings, alpha=0.0)
     worst: dict[str, float] = {}
     for name in (*method.identities, *method.monitored):
+        if name not in IDENTITIES:
+            raise ConfigError(f"{method.name} declares {name!r}; expected identities of {', '.join(IDENTITIES)}")
         statement, residual_of = IDENTITIES[name]
         residual_B = residual_of(batch, settings, advantages)
         row = int(residual_B.argmax())

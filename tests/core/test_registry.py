@@ -48,7 +48,7 @@ def test_a_line_names_what_there_is(name: str) -> None:
 @pytest.mark.parametrize(
     ("slip", "kind", "said"),
     [
-        ({"identities": ("finitebudget",)}, KeyError, "finitebudget"),
+        ({"identities": ("finitebudget",)}, ConfigError, "declares 'finitebudget'; expected identities of finite, "),
         ({"identities": ("log_weight",)}, ConfigError, "identity 'log_weight' .* is off by"),
         ({"identities": ("residual_bound",)}, ConfigError, "the method returned no residual"),
         ({"scores": frozenset()}, ConfigError, "the batch has no teacher_logp"),
