@@ -382,19 +382,17 @@ def _scalar(value: object) -> str:
     return text.rstrip("\n").removesuffix("\n...")
 
 
-def _escaped(config: BaseModel) -> dict[str, object]:
+def _escaped(config: BaseModel) -> Any:
     """Keep `${` in a text from being read as an interpolation, and backslashes before it as they are."""
     return _with_texts(config.model_dump(mode="json"), lambda found: f"{found[1] * 2}\\${{")
 
 
-def _with_texts(tree: Mapping[str, object], change: Callable[[re.Match[str]], str]) -> dict[str, object]:
-    changed = dict(tree)
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            changed[key] = _with_texts(value, change)
-        elif isinstance(value, str):
-            changed[key] = INTERPOLATION.sub(change, value)
-    return changed
+def _with_texts(value: Any, change: Callable[[re.Match[str]], str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_texts(inner, change) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(inner, change) for inner in value]
+    return INTERPOLATION.sub(change, value) if isinstance(value, str) else value
 
 
 def read_written(path: Path) -> dict[str, object]:
@@ -408,7 +406,8 @@ def read_written(path: Path) -> dict[str, object]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise RunFolderError(f"{path} cannot be read ({reason}); expected the resolved configuration") from error
-    return _with_texts(values, lambda found: found[1][: len(found[1]) // 2] + "${")
+    resolved: dict[str, object] = _with_texts(values, lambda found: found[1][: len(found[1]) // 2] + "${")
+    return resolved
 
 
 def written_config(path: Path) -> Config:
