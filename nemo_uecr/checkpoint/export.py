@@ -21,8 +21,8 @@ def trained_model(run: Path) -> Path:
         if (run / "config.json").is_file():
             return run
         raise CheckpointError(
-            f"{run}: no checkpoints/step-* and no config.json; expected a local run's folder or checkpoint. `nemo-uecr "
-            "convert` makes a model of NeMo-RL's"
+            f"{run}: no checkpoints/step-* and no config.json; expected a local run's folder or checkpoint. For a "
+            "checkpoint of NeMo-RL, use `nemo-uecr convert`"
         )
     state = read_object(inside[-1] / STATE)
     best = state["position"]["best_step"] if state["config"]["checkpoint"]["keep_best"] else None

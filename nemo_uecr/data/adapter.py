@@ -69,7 +69,7 @@ def _in_float32(module: Any) -> None:
 
 
 def load_causal_lm(name: str, *, local_files_only: bool, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """The causal language model of a folder or hub name with transformers' report; an adapter with its base below."""
+    """The causal language model of a folder or hub name, an adapter on its base; and transformers' loading report."""
     from transformers import AutoModelForCausalLM
 
     base = base_of(name)
@@ -85,7 +85,7 @@ def load_causal_lm(name: str, *, local_files_only: bool, **options: Any) -> tupl
 
 @contextlib.contextmanager
 def without_adapter(module: Any) -> Iterator[None]:
-    """The base model."""
+    """The model with its adapter off, which is the base."""
     module.disable_adapters()
     try:
         yield

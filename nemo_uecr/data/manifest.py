@@ -206,4 +206,4 @@ def _lines(path: Path) -> list[tuple[str, str]]:
             raise DataError(f"{path}: no columns row and verdict; save it as CSV separated by commas")
         return [(line["row"].strip(), line["verdict"].strip().lower()) for line in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: no readable CSV in UTF-8 ({error}); save it as CSV in UTF-8") from error
+        raise DataError(f"{path}: not a readable CSV file in UTF-8 ({error}); save it as CSV in UTF-8") from error

@@ -37,11 +37,11 @@ SIZES = {
     "vocab_size": "vocabulary", "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads", "intermediate_size": "feed_forward", "tie_word_embeddings": "tied",
 }  # fmt: skip
-#: What transformers takes where `head_dim` is missing; of other kinds hidden size / query heads.
+#: The `head_dim` that transformers assumes where none is stated; for other model types, hidden size / query heads.
 HEAD_DIMENSIONS: Mapping[object, int] = {"qwen3": 128}
 #: A key that chooses code (attn_implementation, ...) with a name on the hub, or one for a part of the model.
 KERNEL = re.compile(r'"\w*_implementation": (?:\{[^}]*)?"[^"]*/[^"]*"')
-#: How a library written in Rust tells of the system's error.
+#: How a library written in Rust reports an error of the system.
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 #: What is said of a folder without tokenizer files.
 NO_TOKENIZER = "has no tokenizer that can be read; expected tokenizer.json beside its weights"
@@ -299,7 +299,10 @@ def only_here(name: str) -> bool:
 def fitting_prompts(
     tokenizer: Any, asked: Sequence[tuple[str, str]], data: DataConfig | NemoDataConfig, benchmark: str = ""
 ) -> dict[int, list[int]]:
-    """Token ids by place of the prompts that are not too long, of a benchmark all; ``asked``: names and questions."""
+    """Token ids, by place, of the prompts that are not too long; ``asked`` are names and questions.
+
+    A ``benchmark`` with a prompt that is too long is refused.
+    """
     kept, most, first = {}, data.max_prompt_tokens, ""
     for place, (name, question) in enumerate(asked):
         ids = prompt_ids(tokenizer, data.prompt_template.replace("{question}", question), data)

@@ -31,14 +31,14 @@ Record = Mapping[str, Any]
 
 
 class UnusableError(Exception):
-    """The function is none that can be called."""
+    """The function cannot be used as a reward."""
 
 
 class UserReward:
     """A reward function from a file, called in its own style."""
 
     def __init__(self, call: str, args: Record, messages: bool) -> None:
-        """Import ``FILE.py:FUNCTION``; ``messages``: a TRL function gets conversations in the place of texts."""
+        """Import ``FILE.py:FUNCTION``; ``messages``: a TRL function gets conversations instead of texts."""
         file, _, name = call.rpartition(":")
         sys.path.append(str(Path(file).resolve().parent))  # for what the file imports from beside it
         spec: Any = importlib.util.spec_from_file_location(f"reward_{Path(file).stem}", file)  # None: no Python file
