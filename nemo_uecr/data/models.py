@@ -304,8 +304,10 @@ def fitting_prompts(
     A ``benchmark`` with a prompt that is too long is refused.
     """
     kept, most, first = {}, data.max_prompt_tokens, ""
+    system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
     for place, (name, question) in enumerate(asked):
-        ids = prompt_ids(tokenizer, data.prompt_template.replace("{question}", question), data)
+        text = data.prompt_template.replace("{question}", question)
+        ids = prompt_ids(tokenizer, text, system=system, thinking=data.enable_thinking)
         if len(ids) <= most:
             kept[place] = ids
         else:
@@ -322,23 +324,17 @@ def fitting_prompts(
     return kept
 
 
-def prompt_ids(tokenizer: Any, text: str, data: DataConfig | NemoDataConfig) -> list[int]:
-    """Token ids of a user's turn as the section `data` wraps it; without a chat template the plain text's."""
-    system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
+def prompt_ids(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> list[int]:
+    """Token ids of a prompt up to where the response begins; without a chat template those of the plain question."""
     if tokenizer.chat_template is not None:
-        return chat_ids(tokenizer, text, system=system, thinking=data.enable_thinking)
+        text = rendered(tokenizer, question, system=system, thinking=thinking)
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     if system is not None:
         raise DataError(
-            "data.system_prompt is set, but the student's tokenizer has no chat template that could place it; write it "
-            "into data.prompt_template"
+            "a system prompt is set, but the model's tokenizer has no chat template that could place it; write it into "
+            "the prompt template"
         )
-    return list(tokenizer(text)["input_ids"])
-
-
-def chat_ids(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> list[int]:
-    """Token ids of a prompt up to where the response begins; see `rendered`."""
-    text = rendered(tokenizer, question, system=system, thinking=thinking)
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return list(tokenizer(question, verbose=False)["input_ids"])
 
 
 def rendered(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> str:

@@ -90,11 +90,9 @@ class Tokens:
     end_ids: frozenset[int]
 
     def prompt(self, question: str, chat: ChatSettings) -> tuple[int, ...]:
-        """Token ids of the prompt; without a chat template the plain text."""
+        """Token ids of the prompt; without a chat template those of the plain text."""
         text = chat.template.replace("{question}", question)
-        if self.tokenizer.chat_template is None:
-            return tuple(self.tokenizer(text, verbose=False)["input_ids"])  # the engine says what is too long
-        return tuple(models.chat_ids(self.tokenizer, text, system=chat.system, thinking=chat.thinking))
+        return tuple(models.prompt_ids(self.tokenizer, text, system=chat.system, thinking=chat.thinking))
 
     def prompts(self, problems: Sequence[Problem], chat: ChatSettings) -> list[tuple[Problem, tuple[int, ...]]]:
         """Each problem with its prompt."""
