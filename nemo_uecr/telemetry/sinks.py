@@ -220,7 +220,7 @@ class Wandb(_Service):
 
     def close(self, *, failed: bool) -> None:
         """Finish the run."""
-        self._run.finish(exit_code=int(failed))
+        self._tell(lambda: self._run.finish(exit_code=int(failed)))
 
 
 class Mlflow(_Service):
