@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_uecr.data.models import has_hub_form
+from nemo_uecr.data.models import has_hub_form, one_line
 from nemo_uecr.data.problems import ANSWER_KEYS, QUESTION_KEYS, Problem, Row, data_files, read_rows, text_of
 from nemo_uecr.errors import DataError
 
@@ -127,7 +127,7 @@ def locate(name: str, *, revision: str | None) -> tuple[Path, str | None]:
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise DataError(
-            f"{name}: no such file here, and the hub did not provide it ({' '.join(str(error).split())[:160]}); "
+            f"{name}: no such file here, and the hub did not provide it ({one_line(error)}); "
             "name a local .jsonl or .parquet file or check the network"
         ) from error
     return Path(folder), Path(folder).name

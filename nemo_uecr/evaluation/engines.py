@@ -256,7 +256,7 @@ def start_vllm(model: str, *, dtype: str, max_length: int, lora_rank: int, **opt
             **options,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"vLLM cannot load {model!r}: {' '.join(str(error).split())[:200]}") from error
+        raise DataError(f"vLLM cannot load {model!r}: {models.one_line(error)}") from error
 
 
 class VllmEngine:

@@ -29,7 +29,7 @@ from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
 from nemo_uecr.data.reproducible import installed, statement
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.files import file_sha256, read_object, replace_file
-from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest
+from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest, file_fault
 from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, append_record, read_records
 
@@ -222,13 +222,10 @@ def _listed(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:
-    if not path.is_file():
-        return "missing"
-    if path.name in GROWING:
+    if path.name in GROWING and path.is_file():
         digest = hashlib.sha256(path.read_bytes()[: entry["bytes"]]).hexdigest()
-    else:
-        digest = file_sha256(path)
-    return None if digest == entry["sha256"] else "content changed"
+        return None if digest == entry["sha256"] else "content changed"
+    return file_fault(path, entry["sha256"])
 
 
 # --- whether it still holds

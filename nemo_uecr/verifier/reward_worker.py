@@ -129,7 +129,7 @@ def main(pipe: Connection, settings: Record, orphan_limit: int) -> None:
         reward = UserReward(**settings)
     except Exception as error:  # noqa: BLE001 - the user's file may raise anything
         said = str(error) if isinstance(error, UnusableError) else _traceback(error)
-        serve(pipe, {"error": said}, lambda request: None, orphan_limit=orphan_limit)
+        pipe.send_bytes(json.dumps({"error": said}).encode())
         return
     serve(pipe, {"batched": reward.batched, "columns": reward.columns}, reward.judge, orphan_limit=orphan_limit)
 
