@@ -33,8 +33,8 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
     """Write the model of a run, and prove that it is the one that was trained.
 
     Adapter and base are added in float32 in a copy; then both folders score the same sequences. bfloat16 rounds the sum
-    once more, which the agreement then shows; the ``tolerance``, nats, is held against float32 alone. Returned are the
-    checkpoint that was taken, and how far the two models are apart.
+    once more, which the agreement then shows; the ``tolerance``, in nats, applies to float32 alone. Returns the
+    checkpoint that was taken, and how far apart the two models are.
     """
     source = trained_model(run)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):

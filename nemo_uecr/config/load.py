@@ -200,7 +200,7 @@ def read_chain(path: str) -> Layer:
 
 
 def _chain(path: str, *, above: tuple[str, ...]) -> Layer:
-    """The same with the replace markers of a file that inherits nothing; `above` led here through `defaults:`."""
+    """The same, but a file that inherits nothing keeps its replace markers; `above` are the files that led here."""
     if os.path.realpath(path) in map(os.path.realpath, above):
         raise ConfigError(f"{above[-1]}: 'defaults' leads back to {path}; a file cannot inherit itself")
     tree = _read_mapping(path)
@@ -429,7 +429,7 @@ def check_run_folder(folder: Path, config: BaseModel, *, resume: bool) -> None:
 
 
 def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str, object]) -> None:
-    """Refuse to continue a run under another configuration than that ``saved`` there: a key differs that may not."""
+    """Refuse to continue a run with another value than the one ``saved``, but for the keys that may change."""
     trees = (config.model_dump(mode="json"), saved)  # of the list of rewards, `reward.0.weight` is a key
     ours, theirs = (
         flattened({key: dict(enumerate(v)) if isinstance(v, list) else v for key, v in tree.items()}) for tree in trees

@@ -77,7 +77,7 @@ class RunConfig(Section):
 
 
 class SamplingConfig(Section):
-    """What every back end says of the student's responses."""
+    """How the student's responses are sampled, in either back end."""
 
     prompts_per_step: Count  # P: prompts per step.
     responses_per_prompt: Annotated[int, Field(ge=2)]  # G: responses per prompt; a group of one has no advantage.

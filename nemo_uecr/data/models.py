@@ -130,7 +130,7 @@ class ModelLoadError(DataError):
 
 
 def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: Any) -> Any:
-    """What ``kind.from_pretrained`` makes of a folder or hub name, its own code left alone."""
+    """What ``kind.from_pretrained`` makes of a folder or hub name, without running code that comes with it."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()

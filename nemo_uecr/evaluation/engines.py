@@ -1,4 +1,4 @@
-"""What generates the responses: transformers or vLLM, each loaded when its engine is made, over one set of ids."""
+"""What generates the responses: transformers or vLLM, each loaded when it is chosen; both read the same token ids."""
 
 from __future__ import annotations
 
