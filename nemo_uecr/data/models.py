@@ -227,7 +227,7 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a model and its tokenizer as a Hugging Face folder; a full disk is an `OSError` in every library."""
     try:
         if getattr(model, "_hf_peft_config_loaded", False):
-            _save_adapter(model, folder)
+            save_adapter(model, folder)
         else:
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -237,8 +237,8 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
         raise
 
 
-def _save_adapter(model: Any, folder: Path) -> None:
-    """Peft's two files, and the base's config.json, for whoever asks for a model's sizes.
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write peft's two files, and the base's config.json, for whoever asks for a model's sizes.
 
     transformers would have peft ask the hub, at each save, whether the base has another vocabulary.
     """
