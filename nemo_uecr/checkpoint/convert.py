@@ -18,7 +18,7 @@ from nemo_uecr.checkpoint.on_cpu import megatron_on_cpu
 from nemo_uecr.checkpoint.proof import Agreement, Scores, Sequences
 from nemo_uecr.data.models import check_objects
 from nemo_uecr.data.reproducible import installed
-from nemo_uecr.errors import CheckpointError
+from nemo_uecr.errors import CheckpointError, first_line
 from nemo_uecr.files import check_writable, existing, file_sha256, new_folder, read_object
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Job:
 
 
 def prepare(request: Request) -> Job:
-    """Refuse what can be refused before anything is written."""
+    """Check everything that can be checked before anything is written."""
     out = request.out.absolute()
     if request.ckpt.resolve() in out.resolve().parents:  # NeMo-RL deletes old steps, and OUT would go with them
         raise CheckpointError(f"{out}: lies within the checkpoint {request.ckpt}; choose an --to outside of it")
@@ -97,8 +97,8 @@ def _locate_model(name: str | None, ckpt: Path) -> Path:
     try:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=["config.json", GENERATION, *TOKENIZER]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"{name}: no folder here, and the hub gives none ({reason}); name it: --hf") from error
+        reason = first_line(error)
+        raise CheckpointError(f"{name}: no folder here, nor on the hub ({reason}); name a folder: --hf") from error
 
 
 def convert(request: Request) -> Agreement:

@@ -21,8 +21,8 @@ def trained_model(run: Path) -> Path:
         if (run / "config.json").is_file():
             return run
         raise CheckpointError(
-            f"{run}: no checkpoints/step-* and no config.json; expected a local run's folder or checkpoint. `nemo-uecr "
-            "convert` makes a model of NeMo-RL's"
+            f"{run}: no checkpoints/step-* and no config.json; expected a local run's folder or checkpoint. For a "
+            "checkpoint of NeMo-RL, use `nemo-uecr convert`"
         )
     state = read_object(inside[-1] / STATE)
     best = state["position"]["best_step"] if state["config"]["checkpoint"]["keep_best"] else None
@@ -33,8 +33,8 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
     """Write the model of a run, and prove that it is the one that was trained.
 
     Adapter and base are added in float32 in a copy; then both folders score the same sequences. bfloat16 rounds the sum
-    once more, which the agreement then shows; the ``tolerance``, nats, is held against float32 alone. Returned are the
-    checkpoint that was taken, and how far the two models are apart.
+    once more, which the agreement then shows; the ``tolerance``, in nats, applies to float32 alone. Returns the
+    checkpoint that was taken, and how far apart the two models are.
     """
     source = trained_model(run)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):

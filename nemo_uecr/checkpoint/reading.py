@@ -209,7 +209,7 @@ class _KnownOnly(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if name in KNOWN.get(module, ()) or is_dtype:
             return super().find_class(module, name)
-        raise CheckpointError(f"asks to load {f'{module}.{name}'!a}: it is no part of a checkpoint and could run code")
+        raise CheckpointError(f"asks to load {f'{module}.{name}'!a}, which no checkpoint needs and could run code")
 
 
 def read_metadata(path: Path) -> Any:

@@ -200,7 +200,7 @@ def read_chain(path: str) -> Layer:
 
 
 def _chain(path: str, *, above: tuple[str, ...]) -> Layer:
-    """The same with the replace markers of a file that inherits nothing; `above` led here through `defaults:`."""
+    """The same, but a file that inherits nothing keeps its replace markers; `above` are the files that led here."""
     if os.path.realpath(path) in map(os.path.realpath, above):
         raise ConfigError(f"{above[-1]}: 'defaults' leads back to {path}; a file cannot inherit itself")
     tree = _read_mapping(path)
@@ -221,7 +221,7 @@ def _parent(path: str, name: str) -> str:
 def _read_mapping(path: str) -> dict[str, object]:
     try:
         tree: object = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        reason = "a list, expected a mapping of keys"
+        reason = "it holds a list"
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
         tree, reason = None, getattr(error, "strerror", None) or " ".join(str(error).split())
     if not isinstance(tree, dict):
@@ -382,19 +382,17 @@ def _scalar(value: object) -> str:
     return text.rstrip("\n").removesuffix("\n...")
 
 
-def _escaped(config: BaseModel) -> dict[str, object]:
+def _escaped(config: BaseModel) -> Any:
     """Keep `${` in a text from being read as an interpolation, and backslashes before it as they are."""
     return _with_texts(config.model_dump(mode="json"), lambda found: f"{found[1] * 2}\\${{")
 
 
-def _with_texts(tree: Mapping[str, object], change: Callable[[re.Match[str]], str]) -> dict[str, object]:
-    changed = dict(tree)
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            changed[key] = _with_texts(value, change)
-        elif isinstance(value, str):
-            changed[key] = INTERPOLATION.sub(change, value)
-    return changed
+def _with_texts(value: Any, change: Callable[[re.Match[str]], str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_texts(inner, change) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_texts(inner, change) for inner in value]
+    return INTERPOLATION.sub(change, value) if isinstance(value, str) else value
 
 
 def read_written(path: Path) -> dict[str, object]:
@@ -408,7 +406,8 @@ def read_written(path: Path) -> dict[str, object]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise RunFolderError(f"{path} cannot be read ({reason}); expected the resolved configuration") from error
-    return _with_texts(values, lambda found: found[1][: len(found[1]) // 2] + "${")
+    resolved: dict[str, object] = _with_texts(values, lambda found: found[1][: len(found[1]) // 2] + "${")
+    return resolved
 
 
 def written_config(path: Path) -> Config:
@@ -430,7 +429,7 @@ def check_run_folder(folder: Path, config: BaseModel, *, resume: bool) -> None:
 
 
 def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str, object]) -> None:
-    """Refuse to continue a run under another configuration than that ``saved`` there: a key differs that may not."""
+    """Refuse to continue a run with another value than the one ``saved``, but for the keys that may change."""
     trees = (config.model_dump(mode="json"), saved)  # of the list of rewards, `reward.0.weight` is a key
     ours, theirs = (
         flattened({key: dict(enumerate(v)) if isinstance(v, list) else v for key, v in tree.items()}) for tree in trees

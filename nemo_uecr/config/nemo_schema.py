@@ -1,6 +1,6 @@
 """The configuration of a run inside NeMo-RL; `schema` has what both back ends share.
 
-How the models are cut over the GPUs is checked in `plan.faults`, for the run as for a teacher alone.
+How the models are split across the GPUs is checked in `plan.faults`, for a run and for a teacher alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Form = Literal["paper", "nemo_rl"]
 
 
 class ParallelConfig(Section):
-    """How a model is cut over GPUs; the rest of them is data parallel."""
+    """How a model is split across GPUs; the remaining GPUs are data parallel."""
 
     tensor: Count  # Ranks that share each layer and the vocabulary.
     pipeline: Count  # Ranks that share the stack of layers.
@@ -56,7 +56,7 @@ class ParallelConfig(Section):
 
     @property
     def sequence_multiple(self) -> int:
-        """What a sequence's length must be a multiple of to be cut."""
+        """What a sequence's length must be a multiple of to be split."""
         context = 2 * self.context if self.context > 1 else 1
         return context * (self.tensor if self.sequence else 1)
 
@@ -80,7 +80,7 @@ class NemoTeacherConfig(Section):
     megatron_checkpoint: Text | None  # Megatron checkpoint of that model; null: its Hugging Face weights are converted.
     parallel: ParallelConfig  # Its own layout.
     fp8: bool  # Whether Transformer Engine computes in FP8; it changes gap and entropy, so measure it first.
-    # GPUs of its own: some of the one node's, or whole nodes; 0: on the student's GPUs, only while it scores.
+    # GPUs of its own: some of a single node's, or whole nodes; 0: it uses the student's GPUs while it scores.
     dedicated_gpus: NonNegativeInt
     offload_limit_mebi: Count  # MiB that may stay on each GPU after its offload; checked at start.
 
@@ -105,12 +105,14 @@ class NemoDataConfig(ProblemsConfig):
     def _difficulty_is_a_range(self) -> Self:
         low, high = self.difficulty_low, self.difficulty_high
         if len({self.difficulty_key is None, low is None, high is None}) > 1:
-            raise ValueError("data.difficulty_key, data.difficulty_low and data.difficulty_high: expected all or none")
+            raise ValueError(
+                "data.difficulty_key, data.difficulty_low, data.difficulty_high: got some of them, expected all or none"
+            )
         return self
 
 
 class NemoRlEnvironment(Section):
-    """An environment that NeMo-RL registers, alone; every other key is a setting of its own."""
+    """An environment registered in NeMo-RL, as the only reward; every other key is one of its own settings."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -141,7 +143,7 @@ class NemoRolloutConfig(SamplingConfig):
 class NemoTrainConfig(OptimizerConfig):
     """The optimizer and its steps; the data-parallel ranks share a mini-batch equally."""
 
-    # Tokens packed into a forward and backward pass; at least the longest, padded prompt and response.
+    # Tokens packed into a forward and backward pass; at least the longest prompt and response together, padded.
     tokens_per_microbatch: Count
     warmup_steps: NonNegativeInt  # Rollout batches of linear warm-up.
 
@@ -149,7 +151,7 @@ class NemoTrainConfig(OptimizerConfig):
 class ScoringConfig(Section):
     """Scoring passes of student, reference and teacher."""
 
-    # Tokens packed into a scoring forward; at least the longest, padded prompt and response.
+    # Tokens packed into a scoring forward; at least the longest prompt and response together, padded.
     tokens_per_microbatch: Count
     chunk_tokens: Count  # Tokens whose logits are reduced at once; bounds memory.
     # Longest wait for a scoring pass or an evaluation; then the run ends and names the workers that are silent.
@@ -164,7 +166,7 @@ class ClusterConfig(Section):
 
 
 class NemoCheckpointConfig(Section):
-    """When the run can be resumed from."""
+    """The checkpoints that a run can be resumed from."""
 
     every: NonNegativeInt  # Steps between checkpoints; 0: none.
     keep_last: Count  # Newest checkpoints that are kept.
@@ -199,7 +201,7 @@ class NemoConfig(Section):
     routing: RoutingConfig | None = None
     data: NemoDataConfig
     reward: Annotated[tuple[AnyNemoReward, ...], *SEVERAL] = (VerifierReward(),)
-    # Task reward from which a response counts as correct in telemetry.
+    # Smallest task reward that counts as correct in telemetry.
     correct_at: float = 0.5
     rollout: NemoRolloutConfig
     method: MethodConfig
@@ -258,7 +260,7 @@ class NemoConfig(Section):
         check_batch(self)
         check_teacher(self)
         if len(self.reward) > 1 and any(isinstance(each, NemoRlEnvironment) for each in self.reward):
-            raise ValueError("reward.nemo_rl_environment: expected it alone; NeMo-RL asks one environment a problem")
+            raise ValueError("reward.nemo_rl_environment: expected no reward beside it; a problem has one in NeMo-RL")
         check_routing(self)
         entry, own = self.method.entry, self.teacher.dedicated_gpus
         if entry.needs_initial:

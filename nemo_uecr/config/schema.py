@@ -77,10 +77,10 @@ class RunConfig(Section):
 
 
 class SamplingConfig(Section):
-    """What every back end says of the student's responses."""
+    """How the student's responses are sampled, in either back end."""
 
-    prompts_per_step: Count  # P: prompts a step.
-    responses_per_prompt: Annotated[int, Field(ge=2)]  # G: responses a prompt; a group of one has no advantage.
+    prompts_per_step: Count  # P: prompts per step.
+    responses_per_prompt: Annotated[int, Field(ge=2)]  # G: responses per prompt; a group of one has no advantage.
     temperature: Positive  # T_r: sampling temperature, also the temperature of the PPO ratio.
     top_p: UpToOne  # Nucleus mass of generation only; 1 is off.
     top_k: NonNegativeInt  # Number of candidate tokens of generation only; 0 is off.
@@ -100,16 +100,16 @@ class MethodConfig(Section):
     tau_delta: Positive | None = None
     # Scale of the teacher entropy in the confidence, nats. Required by the methods that use it.
     tau_entropy: Positive | None = None
-    std_floor: NonNegative = 0.0  # Least standard deviation a group is divided by; 0 is the paper.
+    std_floor: NonNegative = 0.0  # Smallest standard deviation that a group is divided by; 0: the paper's form.
     opd_coef: float = 1.0  # Weight of the second surrogate, PG(A_opd).
     # Divisor of the group's variance: G (population) or G - 1 (sample).
     std: Literal["population", "sample"] = "population"
-    # Noise of R^U that scoring alone makes, as `nemo-uecr audit teacher` measures it for R^T: groups whose standard
-    # deviation lies below it are counted in telemetry; changes no advantage.
+    # Noise in R^U that comes from scoring alone; `nemo-uecr audit teacher` measures it for R^T. Telemetry counts the
+    # groups whose standard deviation lies below it; no advantage depends on it.
     scoring_noise: Positive = 1e-3
-    # Token text that ends a turn; null: one turn. The end of a line is "\n" in YAML, $'...=\n' in a shell.
+    # A token whose text contains this ends a turn; null: one turn. A newline is "\n" in YAML, $'...=\n' in a shell.
     turn_separator: Text | None = None
-    # Numbers of one method's own; what is not stated has the default in the registry.
+    # Parameters that only some methods have; those not stated take the registry's defaults.
     parameters: dict[str, float] = {}
 
     @property
@@ -204,7 +204,7 @@ class CallReward(Section):
 
 
 def by_key(usual: str, *keys: str) -> Discriminator:
-    """Tells a section's kind by the key that this kind alone has, so that an error speaks of this kind's keys."""
+    """Tells a section's kind by the key that only this kind has, so that an error names only this kind's keys."""
 
     def kind(section: object) -> str:
         own = section if isinstance(section, dict) else getattr(type(section), "model_fields", ())
@@ -222,11 +222,11 @@ def one_or_several(given: object) -> object:
 def _distinct(rewards: Sequence[Any]) -> Sequence[Any]:
     names = [each.label for each in rewards]
     if len(names) > len(set(names)):
-        raise ValueError(f"reward: got the names {', '.join(names)}; expected different ones, so state reward.name")
+        raise ValueError(f"reward: got the names {', '.join(names)}; expected distinct names; set reward.name")
     return rewards
 
 
-#: What makes a field of several rewards of one.
+#: Lets a field of several rewards be given as one.
 SEVERAL = (Field(strict=False), BeforeValidator(one_or_several), AfterValidator(_distinct))
 AnyReward = Annotated[
     Annotated[VerifierReward, Tag("[verifier]")] | Annotated[CallReward, Tag("[call]")], by_key("verifier", "call")
@@ -238,7 +238,7 @@ class EvaluationConfig(Section):
 
     every: NonNegativeInt  # Steps between evaluations; 0: only after the last step.
     at_start: bool  # Whether the untrained student is evaluated too.
-    samples: Count  # k: responses a problem.
+    samples: Count  # k: responses per problem.
     temperature: NonNegative  # Decoding temperature; 0 is greedy and asks for samples = 1.
     top_p: UpToOne  # Nucleus mass; 1 is off.
     top_k: NonNegativeInt  # Number of candidate tokens; 0 is off.
@@ -266,16 +266,16 @@ class ProblemsConfig(Section):
     prompt_template: Annotated[str, Field(pattern=r"\{question\}")]  # The user's turn, with {question} in it.
     enable_thinking: bool  # Handed to the chat template; false is the non-thinking mode.
     max_prompt_tokens: Count  # Longest prompt in tokens, chat template included.
-    # What is done about longer prompts of the training: `refuse` ends the start, `drop` leaves them out.
+    # What to do with longer training prompts: `refuse` stops the run at its start, `drop` leaves them out.
     long_prompts: Literal["refuse", "drop"]
-    shuffle: bool  # Whether problems are drawn in a random order instead of the file's.
+    shuffle: bool  # Whether problems are drawn in random order instead of file order.
 
 
 class OptimizerConfig(Section):
     """The optimizer and its steps."""
 
     steps: Count  # Rollout batches to train on.
-    # Responses an optimizer step; divides the batch of prompts_per_step * responses_per_prompt.
+    # Responses per optimizer step; must divide the batch of prompts_per_step * responses_per_prompt.
     minibatch_responses: Count
     learning_rate: Positive  # AdamW's learning rate after warm-up.
     betas: Annotated[tuple[BelowOne, BelowOne], Field(strict=False)]  # AdamW's two decay rates.
@@ -324,13 +324,15 @@ def check_routing(config: AnyConfig) -> None:
     """Refuse teachers by name beside an unnamed one, and a routing that does not fit them."""
     names, routing = ", ".join(config.teachers), config.routing
     if config.teachers and getattr(config.teacher, "model_name", config.teacher) is not None:
-        raise ValueError(f"teacher and teachers.{names}: expected one of the two; take out the unnamed one")
+        raise ValueError(f"teacher and teachers.{names}: got both, expected one; remove the unnamed teacher")
     if unnamed := [name for name, teacher in config.teachers.items() if getattr(teacher, "model_name", "") is None]:
-        raise ValueError(f"teachers.{unnamed[0]}.model_name: got null, expected a model; leave the name out")
+        raise ValueError(f"teachers.{unnamed[0]}.model_name: got null, expected a model; name one or leave it out")
     if routing is None and len(config.teachers) > 1:
         raise ValueError(f"routing: missing, but there are teachers {names}; write routing.key=COLUMN")
     if routing is not None and not config.teachers:
-        raise ValueError(f"routing: got key {routing.key}, but one teacher; name several: teachers.NAME.model_name=...")
+        raise ValueError(
+            f"routing: got key {routing.key}, but no teachers by name; name them: teachers.NAME.model_name=..."
+        )
     if routing is not None and routing.default not in (None, *config.teachers):
         raise ValueError(f"routing.default: got {routing.default}, expected one of teachers: {names}")
 
@@ -367,9 +369,9 @@ class StudentConfig(Section):
     model_name: Text  # Hugging Face model: a local folder or a hub name.
     # Number format of the computation; the weights that are trained are float32 except under `adamw8bit_sr`.
     dtype: Dtype
-    # r: train an adapter B A of this rank on every linear layer in place of the weights; 0: the weights.
+    # r: train an adapter B A of this rank on every linear layer instead of the weights; 0: train the weights.
     lora_rank: Annotated[int, Field(ge=0, le=512)] = 0
-    lora_alpha: Positive = 32.0  # The adapter counts alpha / r.
+    lora_alpha: Positive = 32.0  # The adapter is scaled by alpha / r.
 
 
 class TeacherConfig(Section):
@@ -377,21 +379,21 @@ class TeacherConfig(Section):
 
     model_name: Text | None  # Hugging Face model: a local folder or a hub name; null where the method reads no teacher.
     dtype: Dtype | None = None  # Number format of weights and activations; null: the student's.
-    # Bits of its linear layers, which are rounded as they are loaded (int8: torchao, nf4: bitsandbytes); embedding and
+    # Number format of its linear layers, rounded as they are loaded (int8: torchao, nf4: bitsandbytes); embedding and
     # output layer keep `dtype`. A method whose group normalisation reads R^T would divide by the rounding's noise: it
-    # asks for a `method.std_floor` above the measured `method.scoring_noise`. Other methods do not enlarge the noise.
+    # needs a `method.std_floor` above the measured `method.scoring_noise`. Other methods do not enlarge the noise.
     quantize: Quantize = "none"
 
 
 class UrlTeacherConfig(Section):
     """A server that scores the student's tokens: vLLM by its completions route, SGLang by its native one."""
 
-    # What serves it; the route of SGLang has not yet been run against a real server.
+    # What serves it; the SGLang route has not yet been tested against a real server.
     server: Literal["vllm", "sglang"] = "vllm"
     url: Annotated[str, Field(pattern=r"^https?://.*[^/]$")]  # Where it is: http://HOST:PORT.
     model_name: Text  # What the server calls the model.
     tokenizer: Text  # The model's tokenizer, a local folder or a hub name; the student's, id by id.
-    # Whether a vLLM has the plugin that gives the entropy; a method that reads none needs none.
+    # Whether the vLLM has the plugin that returns the entropy; only methods that read the entropy need it.
     entropy: Literal["plugin", "none"]
 
 
@@ -399,7 +401,7 @@ class SelfTeacherConfig(Section):
     """The student as its own teacher, which may read more than the student does: a solution, a hint."""
 
     self: Literal["initial", "current"]  # Whose weights: the student's before training, or as they are at each step.
-    # The user's turn that it reads; {question}, {answer} and {COLUMN}, any column of the problem, stand in it.
+    # The user's turn that it reads; may contain {question}, {answer} and {COLUMN} for any column of the problem.
     prompt_template: Annotated[str, Field(pattern=r"\{\w+\}")]
 
 
@@ -442,15 +444,15 @@ class TrainConfig(OptimizerConfig):
     # AdamW with float32 moments, with 8-bit moments (bitsandbytes), or with 8-bit moments and bfloat16 weights that
     # are rounded at random (torchao).
     optimizer: Literal["adamw", "adamw8bit", "adamw8bit_sr"] = "adamw"
-    # Whether the backward pass computes each layer again instead of keeping it; the numbers are the same.
+    # Whether the backward pass recomputes each layer's activations instead of keeping them; the numbers are the same.
     activation_checkpointing: bool = False
-    # Responses a forward and backward pass; gradients are accumulated, the result is the same.
+    # Responses per forward and backward pass; gradients accumulate, so the result is the same.
     microbatch_responses: Count
     warmup_steps: NonNegativeInt  # Optimizer steps of linear warm-up.
 
 
 class CheckpointConfig(Section):
-    """When the run can be resumed from."""
+    """The checkpoints that a run can be resumed from."""
 
     every: NonNegativeInt  # Steps between checkpoints; 0: only after the last step.
     keep_last: Count  # Newest checkpoints that are kept.
@@ -458,7 +460,7 @@ class CheckpointConfig(Section):
 
 
 class TelemetryConfig(Section):
-    """What is written beside the metrics file."""
+    """What is written in addition to the metrics file."""
 
     tensorboard: Annotated[Literal["auto", "on", "off"], Word]  # TensorBoard events; auto: when it is installed.
     wandb: Tracking = "off"  # Weights & Biases; offline: into the run folder, for `wandb sync`; online: to its service.
@@ -477,7 +479,7 @@ class Config(Section):
     backend: Literal["local"]  # What executes the run: one process, CPU or one GPU.
     device: Literal["auto", "cpu", "cuda"]  # Where the models live; auto: the GPU when there is one.
     threads: Count | None  # CPU threads of the mathematics; null: what torch chooses.
-    # What waits in host memory while a phase does without it: nothing, teacher and reference, or the student and its
+    # What waits in host memory while a phase does not need it: nothing, teacher and reference, or the student and its
     # optimizer too; the numbers are the same.
     offload: Literal["none", "teacher", "all"] = "none"
     run: RunConfig
@@ -487,7 +489,7 @@ class Config(Section):
     routing: RoutingConfig | None = None
     data: DataConfig
     reward: Annotated[tuple[AnyReward, ...], *SEVERAL] = (VerifierReward(),)
-    # Task reward from which a response counts as correct in telemetry, where no verifier is among the rewards.
+    # Smallest task reward that counts as correct in telemetry, when the verifier is not among the rewards.
     correct_at: float = 0.5
     rollout: RolloutConfig
     method: MethodConfig
@@ -520,7 +522,7 @@ class Config(Section):
             if teacher.entropy == "none" and "teacher_entropy" in self.method.entry.scores:
                 raise ValueError(
                     f"{key}.entropy: got none, but method {self.method.name} reads the teacher's entropy; serve the "
-                    f"model with the plugin and take {key}.entropy=plugin, or take method.name=ecr_no_entropy"
+                    f"model with the plugin and set {key}.entropy=plugin, or choose method.name=ecr_no_entropy"
                 )
         size, most = self.train.microbatch_responses, self.train.minibatch_responses
         if size > most:
@@ -530,7 +532,7 @@ class Config(Section):
         if self.train.optimizer == "adamw8bit_sr" and (self.student.dtype != "bfloat16" or self.student.lora_rank):
             raise ValueError(
                 "train.optimizer: got adamw8bit_sr, which trains bfloat16 weights; set student.dtype=bfloat16 and "
-                "student.lora_rank=0, or take adamw8bit"
+                "student.lora_rank=0, or choose adamw8bit"
             )
         if self.checkpoint.keep_best and not self.evaluation.benchmarks:
             raise ValueError(

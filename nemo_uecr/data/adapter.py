@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.models import load_pretrained, only_here
+from nemo_uecr.data.models import load_pretrained, one_line, only_here
 from nemo_uecr.errors import DataError, require_extra
 from nemo_uecr.files import read_object
 
@@ -55,7 +55,7 @@ def load_adapter(module: Any, folder: Path) -> None:
     try:
         found = set_peft_model_state_dict(module, load_file(folder / WEIGHTS))
     except RuntimeError as error:
-        raise DataError(f"{folder} does not fit its base model: {' '.join(str(error).split())[:200]}") from error
+        raise DataError(f"{folder} does not fit its base model: {one_line(error)}") from error
     lost = [name for name in found.missing_keys if "lora_" in name]
     if lost or found.unexpected_keys:
         raise DataError(f"{folder} does not fit its base model: {[*lost, *found.unexpected_keys][0]}")
@@ -69,7 +69,7 @@ def _in_float32(module: Any) -> None:
 
 
 def load_causal_lm(name: str, *, local_files_only: bool, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """The causal language model of a folder or hub name with transformers' report; an adapter with its base below."""
+    """The causal language model of a folder or hub name, an adapter on its base; and transformers' loading report."""
     from transformers import AutoModelForCausalLM
 
     base = base_of(name)
@@ -85,7 +85,7 @@ def load_causal_lm(name: str, *, local_files_only: bool, **options: Any) -> tupl
 
 @contextlib.contextmanager
 def without_adapter(module: Any) -> Iterator[None]:
-    """The base model."""
+    """The model with its adapter off, which is the base."""
     module.disable_adapters()
     try:
         yield

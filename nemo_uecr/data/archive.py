@@ -63,7 +63,7 @@ def unpack(archive: Path, folder: Path, *, max_gib: int) -> int:
             for member in members:
                 room -= member.size
                 if not member.isreg():
-                    raise DataError(f"{archive}: member {member.name!r} is no plain file; nothing is unpacked")
+                    raise DataError(f"{archive}: member {member.name!r} is not a regular file; nothing is unpacked")
                 if room < 0:
                     raise DataError(
                         f"{archive}: its files take more than {max_gib} GiB, the limit; nothing is unpacked. If you "

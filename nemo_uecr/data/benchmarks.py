@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from nemo_uecr.data.models import has_hub_form
+from nemo_uecr.data.models import has_hub_form, one_line
 from nemo_uecr.data.problems import ANSWER_KEYS, QUESTION_KEYS, Problem, Row, data_files, read_rows, text_of
 from nemo_uecr.errors import DataError
 
@@ -60,8 +60,8 @@ def load_benchmark(given: str) -> LoadedBenchmark:
                 raise DataError(f"{file}: row {number}: duplicate id {problem.id!r}; ids must be unique")
             problems[problem.id] = problem
     known = BENCHMARKS.get(name)
-    expected = known.problems if known is not None and revision is not None else len(problems) or 1
-    if len(problems) != expected:
+    if not problems or (known is not None and revision is not None and len(problems) != known.problems):
+        expected = known.problems if known is not None and revision is not None else "at least one"
         raise DataError(f"{source}: got {len(problems)} problems; expected {expected}")
     return LoadedBenchmark(name, tuple(problems.values()), tuple(files), revision)
 
@@ -70,7 +70,7 @@ def load_benchmarks(given: list[str]) -> dict[str, LoadedBenchmark]:
     """Read several; two of one name are refused."""
     loaded = {benchmark.name: benchmark for benchmark in map(load_benchmark, given)}
     if len(loaded) < len(given):
-        raise DataError(f"two benchmarks of {', '.join(given)} have one name; name them apart: NAME=FILE")
+        raise DataError(f"two benchmarks of {', '.join(given)} have the same name; tell them apart with NAME=FILE")
     return loaded
 
 
@@ -127,7 +127,7 @@ def locate(name: str, *, revision: str | None) -> tuple[Path, str | None]:
         )
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise DataError(
-            f"{name}: no such file here, and the hub did not give it ({' '.join(str(error).split())[:160]}); "
+            f"{name}: no such file here, and the hub did not provide it ({one_line(error)}); "
             "name a local .jsonl or .parquet file or check the network"
         ) from error
     return Path(folder), Path(folder).name

@@ -76,7 +76,7 @@ def training_file(path: Path, key: str) -> Path:
 
 
 def check_local_problems(config: Config) -> dict[str, int]:
-    """Read every problem of a run of the local back end; their numbers, without the demo's, made on first use."""
+    """Read every problem of a local run: how many there are, by key; the demo's, made on first use, do not count."""
     data, named = config.data, config.evaluation.benchmarks
     train = {} if data.train.startswith("demo:") else {"data.train": training_file(Path(data.train), "data.train")}
     benchmarks = {name: path for name, path in named.items() if not path.startswith("demo:")}
@@ -86,7 +86,7 @@ def check_local_problems(config: Config) -> dict[str, int]:
     for name in benchmarks:
         if count := sum(problem.question.strip() in trained for problem in read[name]):
             log.warning(
-                "%s: %d of %d questions are in data.train, too; it is not held out", name, count, len(read[name])
+                "%s: %d of %d questions are also in data.train; it is not held out", name, count, len(read[name])
             )
     return {name: len(problems) for name, problems in read.items()}
 
@@ -206,4 +206,4 @@ def _lines(path: Path) -> list[tuple[str, str]]:
             raise DataError(f"{path}: no columns row and verdict; save it as CSV separated by commas")
         return [(line["row"].strip(), line["verdict"].strip().lower()) for line in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: no readable CSV in UTF-8 ({error}); save it as CSV in UTF-8") from error
+        raise DataError(f"{path}: not a readable CSV file in UTF-8 ({error}); save it as CSV in UTF-8") from error

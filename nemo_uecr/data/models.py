@@ -37,11 +37,11 @@ SIZES = {
     "vocab_size": "vocabulary", "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads", "intermediate_size": "feed_forward", "tie_word_embeddings": "tied",
 }  # fmt: skip
-#: What transformers takes where `head_dim` is missing; of other kinds hidden size / query heads.
+#: The `head_dim` that transformers assumes where none is stated; for other model types, hidden size / query heads.
 HEAD_DIMENSIONS: Mapping[object, int] = {"qwen3": 128}
 #: A key that chooses code (attn_implementation, ...) with a name on the hub, or one for a part of the model.
 KERNEL = re.compile(r'"\w*_implementation": (?:\{[^}]*)?"[^"]*/[^"]*"')
-#: How a library written in Rust tells of the system's error.
+#: How a library written in Rust reports an error of the system.
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 #: What is said of a folder without tokenizer files.
 NO_TOKENIZER = "has no tokenizer that can be read; expected tokenizer.json beside its weights"
@@ -130,7 +130,7 @@ class ModelLoadError(DataError):
 
 
 def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: Any) -> Any:
-    """What ``kind.from_pretrained`` makes of a folder or hub name, its own code left alone."""
+    """What ``kind.from_pretrained`` makes of a folder or hub name, without running code that comes with it."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
@@ -227,7 +227,7 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
     """Write a model and its tokenizer as a Hugging Face folder; a full disk is an `OSError` in every library."""
     try:
         if getattr(model, "_hf_peft_config_loaded", False):
-            _save_adapter(model, folder)
+            save_adapter(model, folder)
         else:
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -237,8 +237,8 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
         raise
 
 
-def _save_adapter(model: Any, folder: Path) -> None:
-    """Peft's two files, and the base's config.json, for whoever asks for a model's sizes.
+def save_adapter(model: Any, folder: Path) -> None:
+    """Write peft's two files, and the base's config.json, for whoever asks for a model's sizes.
 
     transformers would have peft ask the hub, at each save, whether the base has another vocabulary.
     """
@@ -299,10 +299,15 @@ def only_here(name: str) -> bool:
 def fitting_prompts(
     tokenizer: Any, asked: Sequence[tuple[str, str]], data: DataConfig | NemoDataConfig, benchmark: str = ""
 ) -> dict[int, list[int]]:
-    """Token ids by place of the prompts that are not too long, of a benchmark all; ``asked``: names and questions."""
+    """Token ids, by place, of the prompts that are not too long; ``asked`` are names and questions.
+
+    A ``benchmark`` with a prompt that is too long is refused.
+    """
     kept, most, first = {}, data.max_prompt_tokens, ""
+    system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
     for place, (name, question) in enumerate(asked):
-        ids = prompt_ids(tokenizer, data.prompt_template.replace("{question}", question), data)
+        text = data.prompt_template.replace("{question}", question)
+        ids = prompt_ids(tokenizer, text, system=system, thinking=data.enable_thinking)
         if len(ids) <= most:
             kept[place] = ids
         else:
@@ -319,23 +324,17 @@ def fitting_prompts(
     return kept
 
 
-def prompt_ids(tokenizer: Any, text: str, data: DataConfig | NemoDataConfig) -> list[int]:
-    """Token ids of a user's turn as the section `data` wraps it; without a chat template the plain text's."""
-    system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
+def prompt_ids(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> list[int]:
+    """Token ids of a prompt up to where the response begins; without a chat template those of the plain question."""
     if tokenizer.chat_template is not None:
-        return chat_ids(tokenizer, text, system=system, thinking=data.enable_thinking)
+        text = rendered(tokenizer, question, system=system, thinking=thinking)
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
     if system is not None:
         raise DataError(
-            "data.system_prompt is set, but the student's tokenizer has no chat template that could place it; write it "
-            "into data.prompt_template"
+            "a system prompt is set, but the model's tokenizer has no chat template that could place it; write it into "
+            "the prompt template"
         )
-    return list(tokenizer(text)["input_ids"])
-
-
-def chat_ids(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> list[int]:
-    """Token ids of a prompt up to where the response begins; see `rendered`."""
-    text = rendered(tokenizer, question, system=system, thinking=thinking)
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    return list(tokenizer(question, verbose=False)["input_ids"])
 
 
 def rendered(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> str:

@@ -184,7 +184,7 @@ def _parquet(file: Path) -> Iterator[ParquetFile]:
         with ParquetFile(file) as table:
             yield table
     except ArrowException as error:
-        raise DataError(f"{file}: no whole Parquet file ({str(error).partition('.')[0]}); copy it again") from error
+        raise DataError(f"{file}: not a whole Parquet file ({str(error).partition('.')[0]}); copy it again") from error
 
 
 def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:

@@ -51,15 +51,17 @@ def statement(config: Config | NemoConfig, versions: Mapping[str, str]) -> dict[
     """What the provenance of a run states in either back end: loss, versions, seeds and the numbers' conventions."""
     import nemo_uecr
     from nemo_uecr.config.methods import objective
+    from nemo_uecr.config.schema import VerifierReward
     from nemo_uecr.core.records import EPSILON, GAP_CLIP
 
+    own = [] if config.reward == (VerifierReward(),) else [each.label for each in config.reward]
     return {
         "objective": objective(config),
         "versions": {"nemo_uecr": nemo_uecr.__version__, "python": platform.python_version(), **versions},
         "platform": platform.platform(),
         "seeds": {"run": config.run.seed, "evaluation": config.evaluation.seed},
         "conventions": {
-            "reward": "1 for a correct final answer, 0 otherwise",
+            "reward": f"weighted sum of: {', '.join(own)}" if own else "1 for a correct final answer, 0 otherwise",
             "answer": "content of the last complete \\boxed{...}, compared symbolically",
             "advantage": "(R - mean) / (max(std, std_floor) + epsilon) over the responses to one prompt",
             "group_std": config.method.std,

@@ -53,7 +53,7 @@ def _samples(place: Path) -> tuple[Path, dict[str, Any]]:
     found = max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES)
     if not found.is_file():
         inner = sorted({str(path.parent) for name in (SAMPLES, "evaluations") for path in place.glob(f"*/{name}")})
-        expected = f"one of {', '.join(inner)}" if inner else "a folder of nemo-uecr evaluate, or a run's"
+        expected = f"one of {', '.join(inner)}" if inner else "a folder that nemo-uecr evaluate wrote, or a run folder"
         raise DataError(f"{place} holds no samples of an evaluation; expected {expected}")
     return found, recorded(place)
 

@@ -1,4 +1,4 @@
-"""What generates the responses: transformers or vLLM, each loaded when its engine is made, over one set of ids."""
+"""What generates the responses: transformers or vLLM, each loaded when it is chosen; both read the same token ids."""
 
 from __future__ import annotations
 
@@ -90,11 +90,9 @@ class Tokens:
     end_ids: frozenset[int]
 
     def prompt(self, question: str, chat: ChatSettings) -> tuple[int, ...]:
-        """Token ids of the prompt; without a chat template the plain text."""
+        """Token ids of the prompt; without a chat template those of the plain text."""
         text = chat.template.replace("{question}", question)
-        if self.tokenizer.chat_template is None:
-            return tuple(self.tokenizer(text, verbose=False)["input_ids"])  # the engine says what is too long
-        return tuple(models.chat_ids(self.tokenizer, text, system=chat.system, thinking=chat.thinking))
+        return tuple(models.prompt_ids(self.tokenizer, text, system=chat.system, thinking=chat.thinking))
 
     def prompts(self, problems: Sequence[Problem], chat: ChatSettings) -> list[tuple[Problem, tuple[int, ...]]]:
         """Each problem with its prompt."""
@@ -258,7 +256,7 @@ def start_vllm(model: str, *, dtype: str, max_length: int, lora_rank: int, **opt
             **options,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise DataError(f"vLLM cannot load {model!r}: {' '.join(str(error).split())[:200]}") from error
+        raise DataError(f"vLLM cannot load {model!r}: {models.one_line(error)}") from error
 
 
 class VllmEngine:

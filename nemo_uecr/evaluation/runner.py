@@ -67,7 +67,7 @@ class Wanted:
 def evaluate(
     label: str, model: str, benchmarks: Mapping[str, LoadedBenchmark], settings: Settings, folder: Path
 ) -> dict[str, Any]:
-    """Evaluate a model, a folder or hub name, into a folder, keeping the samples that are there: its ``result.json``.
+    """Evaluate a model (folder or hub name), keeping the samples already in ``folder``; returns its ``result.json``.
 
     RunFolderError where those were drawn with other settings.
     """

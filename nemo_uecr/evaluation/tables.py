@@ -105,7 +105,7 @@ def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
         scores = {name: Score(*(100 * row[key] for key in ("avg", "low", "high"))) for name, row in figures.items()}
         rows.append(Row(label or own_label, scores, _basis(folder, record["sets"])))
     if len(set(samples.values())) > 1:
-        raise DataError(f"samples a problem differ ({samples}); a table needs the same k in every row")
+        raise DataError(f"samples per problem differ ({samples}); a table needs the same k in every row")
     return rows, next(iter(samples.values()))
 
 
@@ -146,7 +146,7 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     notes = []
     if "average" in columns and (unlike := _difference(rows, "average")):
         columns.remove("average")
-        notes.append(f"No Avg.: {unlike}; averages need the same.")
+        notes.append(f"No Avg.: {unlike}; averages need the same in every row.")
     lines = [[Cell(row.title), *_marks(row.method, layout)] for row in rows]
     unranked: dict[str, list[str]] = {}
     for name in columns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,11 +120,13 @@ class Checkpoints:
                 shutil.rmtree(doomed)
 
 
-def compare_manifest(folder: Path) -> Iterator[tuple[str, str | None]]:
+def compare_manifest(folder: Path) -> list[tuple[str, str | None]]:
     """Each file that a checkpoint's manifest lists, and what is wrong with it."""
-    for name, expected in read_object(folder / MANIFEST).items():
-        path = folder / name
-        if not path.is_file():
-            yield name, "missing"
-        else:
-            yield name, None if file_sha256(path) == expected else "content changed"
+    return [(name, file_fault(folder / name, sha256)) for name, sha256 in read_object(folder / MANIFEST).items()]
+
+
+def file_fault(path: Path, sha256: str) -> str | None:
+    """What is wrong with a file whose hash is on record."""
+    if not path.is_file():
+        return "missing"
+    return None if file_sha256(path) == sha256 else "content changed"

@@ -1,4 +1,4 @@
-"""What a run is made of, what it reads and what it writes, each with its sha256; and whether all of it is still so.
+"""What a run is made of, what it reads and what it writes, each with its sha256; and whether all of that still holds.
 
 ``provenance.json`` stands before the first step: code, versions, conventions, and the hash of every input file.
 ``artifacts.jsonl`` gets a line for every file that the run completes.
@@ -29,7 +29,7 @@ from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
 from nemo_uecr.data.reproducible import installed, statement
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.files import file_sha256, read_object, replace_file
-from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest
+from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest, file_fault
 from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, append_record, read_records
 
@@ -170,7 +170,7 @@ def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
 
 
 def write_run_files(folder: Path, config: Config, *, origins: Mapping[str, str], inputs: Mapping[str, str]) -> None:
-    """The files that stand before the first step; a record that says something else than this one is kept beside it."""
+    """Write the files that stand before the first step; an earlier record that differs is kept beside the new one."""
     source, diff = package_source()
     record = _statement(config, source) | {
         "config_sha256": hashlib.sha256(dump_config(config).encode()).hexdigest(),
@@ -180,7 +180,7 @@ def write_run_files(folder: Path, config: Config, *, origins: Mapping[str, str],
     path = folder / PROVENANCE
     if path.is_file():
         if of_other_code(folder, source["package_sha256"]):
-            log.warning("%s: earlier steps are of other code of the package than today's", folder)
+            log.warning("%s: earlier steps ran on different code of this package", folder)
         if read_object(path) | {"command": None} != json.loads(json.dumps(record | {"command": None})):
             number = 1 + sum(1 for _ in folder.glob("provenance-*.json"))
             for kept in (path, folder / DIFF):
@@ -196,7 +196,7 @@ def of_other_code(folder: Path, package_sha256: object) -> bool:
 
 
 def list_files(folder: Path, step: int, *names: str) -> None:
-    """Add complete files of the run folder to its list, those of them that exist."""
+    """Add to the run folder's list those of these files that exist, each complete."""
     for name in names:
         path = folder / name
         if path.is_file():
@@ -222,16 +222,13 @@ def _listed(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:
-    if not path.is_file():
-        return "missing"
-    if path.name in GROWING:
+    if path.name in GROWING and path.is_file():
         digest = hashlib.sha256(path.read_bytes()[: entry["bytes"]]).hexdigest()
-    else:
-        digest = file_sha256(path)
-    return None if digest == entry["sha256"] else "content changed"
+        return None if digest == entry["sha256"] else "content changed"
+    return file_fault(path, entry["sha256"])
 
 
-# --- whether it is still so
+# --- whether it still holds
 
 
 def verify_run(folder: Path, *, locate: Locate) -> dict[str, list[str]]:

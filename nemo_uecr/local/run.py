@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: Locate, stop: StopRequest) -> Path:
-    """Run a configuration to its last step; returns the run folder. Asked by ``stop`` it saves and is a `RunStopped`.
+    """Run a configuration to its last step; returns the run folder. Asked by ``stop`` it saves and raises `RunStopped`.
 
     ``resume`` continues from the newest checkpoint; ``origins``, where each value came from, are for the run folder;
     ``locate`` maps model and data names to what is on disk.

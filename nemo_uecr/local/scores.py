@@ -43,7 +43,7 @@ class Scores:
 
 
 class Teacher(Protocol):
-    """A source of scores; unless it says otherwise, of another machine, and of the student's own prompts."""
+    """A source of scores; unless a subclass says otherwise, on another machine and for the student's own prompts."""
 
     @property
     def members(self) -> Mapping[str, TokenModel]:
@@ -80,8 +80,9 @@ def score(
 ) -> Scores:
     """Log-probability of every response token at each temperature, and the entropy at temperature 1, in one forward.
 
-    With ``rank`` also its rank among the logits, 1 the largest; with ``places`` the most likely ids there; of a teacher
-    that is cut to its student's output columns the probability of the others. Where logits are not finite, NaN stays.
+    With ``rank`` also each token's rank among the logits, 1 for the largest; with ``places`` the most likely ids there;
+    for a teacher that is cut to its student's output columns, the probability of those left out. Where logits are not
+    finite, NaN stays.
     """
     dropped = model.shared is not None and model.shared < model.vocabulary
     if model.shared is not None:

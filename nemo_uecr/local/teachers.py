@@ -66,8 +66,9 @@ class SelfTeacher(ModelTeacher):
 
     def view(self, prompt: Prompt) -> Prompt:
         """The template filled with the problem's columns, rendered as the student's prompts are."""
-        text = filled(self.template, prompt.problem)
-        return replace(prompt, token_ids=tuple(prompt_ids(self.model.tokenizer, text, self.data)))
+        text, data = filled(self.template, prompt.problem), self.data
+        ids = prompt_ids(self.model.tokenizer, text, system=data.system_prompt, thinking=data.enable_thinking)
+        return replace(prompt, token_ids=tuple(ids))
 
     def terms(self, step: int) -> dict[str, str]:
         """Whose weights, and the view."""

@@ -40,7 +40,7 @@ class UpdateInputs:
 
 @dataclass(frozen=True)
 class UpdateOutcome:
-    """Per-optimizer-step scalars and the ratio of every trained token, with the first step's apart."""
+    """Scalars of each optimizer step, and the ratio of every trained token."""
 
     loss: list[float]
     surrogate: list[float]
@@ -48,8 +48,8 @@ class UpdateOutcome:
     grad_norm: list[float]
     learning_rate: float
     ratio_N: Tensor
-    first_ratio_N: Tensor  # its beginning
-    place_N2: Tensor  # response and column of each of its entries
+    first_ratio_N: Tensor  # its beginning, from the first optimizer step
+    place_N2: Tensor  # response and column of each entry of ratio_N
     optimizer_steps: int
 
 

@@ -114,7 +114,7 @@ class UrlTeacher(Teacher):
         """The server's own entry of the model."""
         models: dict[str, dict[str, Any]] = {model["id"]: model for model in self._ask("v1/models", None)["data"]}
         if self.asked.model_name not in models:
-            raise self._error(f"is not served there; expected as model_name one of: {', '.join(models)}")
+            raise self._error(f"is not served there; expected model_name to be one of: {', '.join(models)}")
         return models[self.asked.model_name]
 
     def score(
@@ -184,8 +184,8 @@ class UrlTeacher(Teacher):
         echo, entries = (self._vllm if self.asked.server == "vllm" else self._sglang)(list(ids), best)
         if echo != list(ids) or len(entries) != len(ids) - 1:
             raise self._error(
-                f"scored {len(entries)} tokens that are not the {len(ids) - 1} it was sent; expected what "
-                f"{self.asked.server} (teacher.server) answers"
+                f"scored {len(entries)} tokens, not the {len(ids) - 1} that it was sent; expected an answer of "
+                f"{self.asked.server} (teacher.server)"
             )
         return entries
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import Config
+from nemo_uecr.data.models import save_adapter
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.evaluation.engines import Decoding, generation_of, sampling_parameters, start_vllm
 from nemo_uecr.local.models import TokenModel
@@ -81,7 +82,7 @@ class VllmSampler:
         if self._lora:
             from vllm.lora.request import LoRARequest
 
-            self._student.module.save_pretrained(folder)
+            save_adapter(self._student.module, folder)
             adapter = LoRARequest("student", 1, str(folder), load_inplace=True)
             self._engine.llm_engine.add_lora(adapter)
             adapter = LoRARequest("student", 1, str(folder))  # in place, vLLM would read it for every token again

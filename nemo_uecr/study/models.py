@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nemo_uecr.data.models import chat_ids, save_pretrained
+from nemo_uecr.data.models import prompt_ids, save_pretrained
 from nemo_uecr.files import new_folder
 from nemo_uecr.study.schema import CourseConfig, ModelConfig
 from nemo_uecr.study.task import LEVELS, build_tokenizer, read_questions, sample_unseen, worked_solution
@@ -120,7 +120,7 @@ def demonstrations(
         while sum(map(len, ids)) < course.tokens_per_batch:
             problem = sample_unseen(rng, level, held_out)
             solution = worked_solution(problem, rng, skip_rate=course.skip_rate, error_rate=course.error_rate)
-            prompt = chat_ids(tokenizer, problem.question, system=None, thinking=False)
+            prompt = prompt_ids(tokenizer, problem.question, system=None, thinking=False)
             written = [*tokenizer(solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
             ids.append(torch.tensor(prompt + written))
             response.append(torch.tensor([False] * len(prompt) + [True] * len(written)))

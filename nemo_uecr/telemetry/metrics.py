@@ -16,7 +16,7 @@ from torch import Tensor
 from nemo_uecr.core.agreement import agreement
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
-from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, identity_name
+from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, identity_name, metric_of
 
 #: The teacher tells the responses of a group apart when their rewards R^T range over more than this, nats (the paper).
 TEACHER_RANGE = 0.05
@@ -71,13 +71,12 @@ def teacher_metrics(batch: ScoredBatch, advantages: Advantages, names: Sequence[
     for name in sorted(set(names)):
         mine_B = torch.tensor([each == name for each in names])
         mine_N = mine_B.unsqueeze(1).expand(trained_BT.shape)[trained_BT]
-        of_teacher = {key: value_N[mine_N] for key, value_N in tokens.items() if key.startswith("teacher/")}
+        mine = {key: value_N[mine_N] for key, value_N in tokens.items() if key.startswith("teacher/")}
+        own = {key.replace("/", f"/{name}/"): value_N for key, value_N in mine.items()}
         if advantages.teacher_reward_B is not None:
             range_B = Groups.of(batch.group_B).spread(advantages.teacher_reward_B)
-            of_teacher["teacher/reward_range"] = range_B[mine_B]
-        own = described({key.replace("/", "/NAME/"): value for key, value in of_teacher.items()})
-        own["teacher/NAME/response_share"] = _share(mine_B)
-        metrics |= {key.replace("/NAME/", f"/{name}/"): value for key, value in own.items()}
+            own[f"teacher/{name}/reward_range"] = range_B[mine_B]
+        metrics |= described(own) | {f"teacher/{name}/response_share": _share(mine_B)}
     return metrics
 
 
@@ -104,7 +103,7 @@ def described(values: Mapping[str, Tensor]) -> dict[str, float]:
     for quantity, value in values.items():
         for statistic, function in STATISTICS.items():
             name = f"{quantity}{statistic}" if quantity.endswith("/") else f"{quantity}_{statistic}"
-            if name in METRICS and value.numel():
+            if metric_of(name) and value.numel():
                 metrics[name] = float(function(value.double()))
     return metrics
 

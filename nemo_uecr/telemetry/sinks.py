@@ -179,7 +179,7 @@ class TensorBoard:
 
 
 class _Service:
-    """A tracker that may fail: said once, and then left alone, since the metrics file has everything."""
+    """A tracker that may fail: this is reported once, and the run goes on, since the metrics file has everything."""
 
     _name: str
     _errors: type[Exception]
@@ -220,7 +220,7 @@ class Wandb(_Service):
 
     def close(self, *, failed: bool) -> None:
         """Finish the run."""
-        self._run.finish(exit_code=int(failed))
+        self._tell(lambda: self._run.finish(exit_code=int(failed)))
 
 
 class Mlflow(_Service):

@@ -31,14 +31,14 @@ Record = Mapping[str, Any]
 
 
 class UnusableError(Exception):
-    """The function is none that can be called."""
+    """The function cannot be used as a reward."""
 
 
 class UserReward:
     """A reward function from a file, called in its own style."""
 
     def __init__(self, call: str, args: Record, messages: bool) -> None:
-        """Import ``FILE.py:FUNCTION``; ``messages``: a TRL function gets conversations in the place of texts."""
+        """Import ``FILE.py:FUNCTION``; ``messages``: a TRL function gets conversations instead of texts."""
         file, _, name = call.rpartition(":")
         sys.path.append(str(Path(file).resolve().parent))  # for what the file imports from beside it
         spec: Any = importlib.util.spec_from_file_location(f"reward_{Path(file).stem}", file)  # None: no Python file
@@ -129,7 +129,7 @@ def main(pipe: Connection, settings: Record, orphan_limit: int) -> None:
         reward = UserReward(**settings)
     except Exception as error:  # noqa: BLE001 - the user's file may raise anything
         said = str(error) if isinstance(error, UnusableError) else _traceback(error)
-        serve(pipe, {"error": said}, lambda request: None, orphan_limit=orphan_limit)
+        pipe.send_bytes(json.dumps({"error": said}).encode())
         return
     serve(pipe, {"batched": reward.batched, "columns": reward.columns}, reward.judge, orphan_limit=orphan_limit)
 

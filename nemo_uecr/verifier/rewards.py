@@ -87,7 +87,7 @@ class FunctionReward(ChildProcess):
         A batch on which it fails is judged again, response by response, to find those that it fails on.
 
         Raises:
-            RewardError: It failed on too many of the responses, or returned what is no reward.
+            RewardError: It failed on too many of the responses, or returned something that is not a reward.
         """
         whole = self._values(samples, step) if self._batched else None
         if whole is not None and not isinstance(whole, Failure):
@@ -106,8 +106,8 @@ class FunctionReward(ChildProcess):
                     f"over {MOST_FAILED:.0%}; the first ({first}):\n{reason}"
                 )
         if whole is not None and not reasons:
-            said = whole.reason.splitlines()[-1]
-            log.warning("reward %s failed on %d responses together, on none alone: %s", self._label, len(samples), said)
+            said = "reward %s failed on %d responses together, but on none alone: %s"
+            log.warning(said, self._label, len(samples), whole.reason.splitlines()[-1])
         return rewards
 
     def _values(self, samples: Sequence[Sample], step: int) -> Sequence[float | None] | Failure:
@@ -143,7 +143,7 @@ class Rewards:
         """R^task of every response, in order.
 
         Raises:
-            RewardError: A function failed on too many responses or returned what is no reward.
+            RewardError: A function failed on too many responses, or returned something that is not a reward.
         """
         found: dict[str, Sequence[float | Failure | None]] = {}
         verdicts: Sequence[Verdict | None] = [None] * len(samples)

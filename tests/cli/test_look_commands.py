@@ -95,7 +95,7 @@ def test_config_check_counts_problems(
     assert entry_point(["config", "check", *DEMO, *words]) == 0
     assert "problems: data.train 1, level1 of the demo, " in (said := capsys.readouterr().out)
     assert "level5 of the demo, held 1\n" in said
-    assert "held: 1 of 1 questions are in data.train, too; it is not held out" in caplog.text
+    assert "held: 1 of 1 questions are also in data.train; it is not held out" in caplog.text
 
 
 def test_a_row_without_an_answer_is_found_by_config_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,7 @@ REFUSALS = {
     ("trainn", DEMO): 'Did you mean "train"?',
     ("train", DEMO, "--resum"): "Unknown option: --resum. Did you mean --resume? See: nemo-uecr train --help",
     ("train", DEMO, "--steps", "3"): "Unknown option: --steps. A configuration's keys have no dashes: train.steps=3.",
-    ("evaluate", "compare", ".", "."): ". holds no samples of an evaluation; expected a folder of nemo-uecr evaluate",
+    ("evaluate", "compare", ".", "."): ". holds no samples of an evaluation; expected a folder that nemo-uecr",
     ("plan", DEMO, "device=cuda", "--fit", "24", "rollout.max_response_tokens=999"): "was made for 512 positions",
     ("train",): "CONFIG requires an argument",
     ("audit", "signal", "s", "--pairs", "0"): "Must be > 0",

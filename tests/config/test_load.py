@@ -139,7 +139,8 @@ def test_what_a_run_writes_gives_the_same_run_again(tmp_path: Path, template: st
     words = ["data.system_prompt='null'", "telemetry.tensorboard=off", "train.learning_rate=1e-7"]
     loaded = load_config(DEMO, [*words, "evaluation.benchmarks.on=on.jsonl"])
     data = loaded.config.data.model_copy(update={"prompt_template": template})
-    config = loaded.config.model_copy(update={"data": data})
+    rollout = loaded.config.rollout.model_copy(update={"stop": (template,)})
+    config = loaded.config.model_copy(update={"data": data, "rollout": rollout})
     path = write(tmp_path, dump_config(config))
     again = load_config(path, [])
     assert again.config == config

@@ -65,7 +65,7 @@ LONG = "rollout.max_response_tokens=16383"  # 2048 + 16383 = 18431; sequence par
         (["student.parallel.tensr=2"], "unknown key student.parallel.tensr; the nearest known"),
         ([*GRPO, "teacher.dedicated_gpus=1"], "got 1, but method grpo loads no teacher; set it to 0"),
         (["teacher.model_name=null", "teachers={a: {model_name: x}}", "teacher.dedicated_gpus=1"], "take turns on the"),
-        (["teachers={a: {model_name: x}}"], "teacher and teachers.a: expected one of the two"),
+        (["teachers={a: {model_name: x}}"], "teacher and teachers.a: got both, expected one"),
         (["teacher.model_name=null", "teachers={a: {self: initial}}"], "unknown key teachers.a.self"),
         *(
             ([LONG, f"{section}.tokens_per_microbatch=18431", f"{role}.parallel.tensor=2",

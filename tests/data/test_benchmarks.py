@@ -124,7 +124,7 @@ def test_deepmath_is_prepared_and_screened_by_their_names(tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("_hub")
 def test_an_unknown_name_is_one_clear_line() -> None:
-    with pytest.raises(DataError, match="nobody/nothing: no such file here, and the hub did not give it"):
+    with pytest.raises(DataError, match="nobody/nothing: no such file here, and the hub did not provide it"):
         locate("nobody/nothing", revision=None)
 
 

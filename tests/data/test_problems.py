@@ -72,7 +72,7 @@ def test_real_files(name: str, rows: int) -> None:
 
 def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1, and then nothing")
-    with pytest.raises(DataError, match=r"bad\.parquet: no whole Parquet file"):
+    with pytest.raises(DataError, match=r"bad\.parquet: not a whole Parquet file"):
         list(read_rows(tmp_path / "bad.parquet"))
 
 

@@ -53,6 +53,14 @@ def no_end_token(model: Path) -> None:
         (model / name).write_text(json.dumps({key: None if "eos" in key else value for key, value in there.items()}))
 
 
+def test_a_system_prompt_that_no_template_could_place(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (model / "chat_template.jinja").unlink()
+    words = (*evaluate(model, tmp_path), "--system-prompt", "Be brief.")
+    assert "no chat template that could place it" in refused(capsys, *words)
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a template that refuses": (refusing_template, "no system"),
     "half the weights": (half_the_weights, "SafetensorError"),

@@ -47,8 +47,9 @@ def test_ten_steps_with_two_rewards_reach_telemetry_and_report(tmp_path: Path, f
     assert all(text["rewards"]["verifier"] == (text["verdict"] == "correct") for text in texts)
     _, others = curves([read_run(folder)])
     assert {"reward/short/mean", "reward/verifier/mean"} <= {panel.name for panel in others}
-    named = json.loads((folder / "provenance.json").read_text())["sha256"]
-    assert "reward short" in named
+    record = json.loads((folder / "provenance.json").read_text())
+    assert "reward short" in record["sha256"]
+    assert record["conventions"]["reward"] == "weighted sum of: verifier, short"
 
 
 def test_a_run_continues_with_the_same_function_alone(tmp_path: Path, file: Path) -> None:

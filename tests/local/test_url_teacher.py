@@ -220,8 +220,8 @@ def not_a_number(choice: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (not_a_number, "no probability"),
-        (echo, "expected what vllm"),
-        (shorter, "expected what vllm"),
+        (echo, "expected an answer of vllm"),
+        (shorter, "expected an answer of vllm"),
         (logits, "add up to 89.6.*raw_logprobs"),
         (wrong_entropy, "contradicts itself: entropy"),
     ],
@@ -402,7 +402,7 @@ def test_a_server_that_does_not_fit_is_refused_at_start(served: Served, tmp_path
     config = tiny.configured(tmp_path, section(served.url)).config
     found = server_finding(config, "teacher", config.teacher, lambda name, role: shape_of(name, role=role))
     assert (found.status, str(served.folder / "first") in found.message) == ("ok", True)
-    with pytest.raises(ScoreError, match="expected as model_name one of: served"):
+    with pytest.raises(ScoreError, match="expected model_name to be one of: served"):
         teacher(served.url, model_name="other").check([prompt(1)], 6)
     with pytest.raises(ScoreError, match=r"reads 512 tokens .* expected 514"):
         teacher(served.url).check([prompt(1)], 512)

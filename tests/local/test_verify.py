@@ -110,7 +110,7 @@ def test_a_resumed_run_passes_and_keeps_what_was_different(
     diff = b"of the first steps"
     (folder / "source.diff").write_bytes(diff)
     tiny.run(folder, *tiny.every(), "train.steps=3", resume=True)
-    assert "earlier steps are of other code of the package than today's" in caplog.text
+    assert "earlier steps ran on different code of this package" in caplog.text
     assert verify_run(folder, locate=lambda name: name)["changed"] == []
     assert json.loads((folder / "provenance-1.json").read_text())["config_sha256"] == first["config_sha256"]
     assert (folder / "source-1.diff").read_bytes() == diff

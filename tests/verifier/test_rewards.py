@@ -176,7 +176,7 @@ def test_a_failure_counts_zero_until_there_are_too_many(judge: Judge, name: str,
 
 def test_a_function_that_fails_only_on_a_batch_is_told(judge: Judge, caplog: pytest.LogCaptureFixture) -> None:
     assert rewards(judge(samples("a", "bc"), "only_alone")) == [1.0, 2.0]
-    assert "only_alone failed on 2 responses together, on none alone" in caplog.text
+    assert "only_alone failed on 2 responses together, but on none alone" in caplog.text
 
 
 @pytest.mark.parametrize(
