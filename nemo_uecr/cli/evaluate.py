@@ -22,7 +22,9 @@ TEMPLATE = "{question}\nPlease reason step by step, and put your final answer wi
 
 @app.default
 def evaluate(
-    *models: str,
+    models: tuple[str, ...],
+    /,
+    *,
     max_tokens: AtLeastOne,
     out: Path,
     benchmarks: tuple[str, ...] = ("aime24", "aime25", "amc23", "hmmt_feb25", "hmmt_nov25"),
@@ -78,8 +80,8 @@ def evaluate(
     from nemo_uecr.study.demo import locate, resolve
 
     named = dict(map(label_of, models))
-    if not named or len(named) < len(models):
-        raise DataError("expected at least one model, and labels that differ: LABEL=MODEL")
+    if len(named) < len(models):
+        raise DataError("two models have the same label; give each its own: LABEL=MODEL")
     chat = _prompt(named.values(), prompt_template, system_prompt, thinking)
     for (label, path), text in zip(named.items(), models, strict=True):
         if not text.rstrip("/").endswith(Path(path).name):  # a run's folder
@@ -177,7 +179,11 @@ def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
 
 @app.command
 def table(
-    *runs: str, layout: Literal["main", "ablation"] = "main", format: Literal["markdown", "latex", "html"] = "markdown"
+    runs: tuple[str, ...],
+    /,
+    *,
+    layout: Literal["main", "ablation"] = "main",
+    format: Literal["markdown", "latex", "html"] = "markdown",
 ) -> None:
     """Print the paper's tables from evaluations and training runs.
 
