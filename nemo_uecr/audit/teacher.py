@@ -124,13 +124,14 @@ def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, Reference]
 
 def compared(reference: Reference, found: EngineScores, engine: str) -> Numbers:
     """Differences of an engine's scores and of R^T: largest, quantiles, mean, and where the largest is."""
+    logp = _differences(reference.logp, found.logp, engine)
     reward_B = reference.teacher_reward(reference.logp)
     reward = _differences(reward_B, reference.teacher_reward(found.logp), engine)
     groups = [reward_B[rows].std(correction=0) for rows in rows_of(reference.group_B) if len(rows) > 1]
     spread = float(torch.stack(groups).mean()) if groups else math.nan
     shares = {"spread": spread, "share_of_spread": reward["std"] / spread, "std_floor": FLOOR * reward["std"]}
     return {
-        "logp": _differences(reference.logp, found.logp, engine),
+        "logp": logp,
         "entropy": None if found.entropy is None else _differences(reference.entropy, found.entropy, engine),
         "teacher_reward": reward | shares,
     }
@@ -140,7 +141,8 @@ def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
     signed_N = found_N.double().numpy() - reference_N.double().numpy()
     if not np.isfinite(signed_N).all():
         at = int(np.isfinite(signed_N).argmin())
-        raise ScoreError(f"{engine} gives {float(found_N[at])} at token {at}; expected finite nats")
+        values = f"{engine} gives {float(found_N[at])}, the reference {float(reference_N[at])}"
+        raise ScoreError(f"{values} at place {at} of the compared scores; expected finite nats")
     size_N = np.abs(signed_N)
     return {
         "max": size_N.max(),

@@ -242,9 +242,10 @@ def teacher(
     require_extra("local", "data", "plots")
     from nemo_uecr.audit.teacher import teacher_audit
     from nemo_uecr.evaluation.runner import model_digest
+    from nemo_uecr.study.demo import resolve
 
     found = _read(scores)
-    model = teacher or found.plan["teacher"]["name"]
+    model = resolve(teacher or found.plan["teacher"]["name"])
     if model_digest(model) != found.plan["teacher"]["sha256"]:
         raise DataError(
             f"the weights of {model} are not those of the scores; expected the same checkpoint. Give --teacher"
