@@ -145,7 +145,9 @@ def _expected(
     if kept is None:
         expected["count/trained"] = round(generated - filtered)
     if not filtered:
-        expected["count/valid_tokens"] = round(step["response/length_mean"] * generated * (kept or 1.0))
+        expected["count/valid_tokens"] = round(
+            step["response/length_mean"] * generated * (1.0 if kept is None else kept)
+        )
     done = next((each["count/optimizer_steps"] for each in reversed(before) if each["step"] == number - 1), None)
     if number == 1 or done is not None:
         expected["count/optimizer_steps"] = (done or 0) + optimizer_steps

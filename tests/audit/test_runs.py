@@ -137,6 +137,13 @@ def test_truncated_responses_leave_the_loss_with_the_filter(
     assert faults(copy) == expected
 
 
+def test_a_step_whose_tokens_are_all_masked_out_of_the_loss(copy: Path) -> None:
+    first = read_records(copy / "metrics.jsonl")[0][0]
+    (copy / "config.yaml").write_text(dump_config(load_config(copy / "config.yaml", ["train.steps=1"]).config))
+    write_steps(copy, [first | {"advantage/trained_share": 0.0, "count/trained": 0, "count/valid_tokens": 0}])
+    assert not [text for _, text in faults(copy) if text.startswith("tokens in the loss")]
+
+
 # Efficiency
 
 
