@@ -209,7 +209,9 @@ def _judged_responses(
     judged, nonfinite = [], 0
     for name, found in labels.items():
         if name not in known:
-            raise DataError(f"the judge's response {name!r} is no candidate here; expected labels of the written steps")
+            raise DataError(
+                f"response {name!r} of the key is no candidate in these scores; expected the key written from them"
+            )
         row = known[name]
         span, text = tokens.span(row), texts[tokens.rows[row]]
         scored = torch.stack([tokens.teacher_logp[span], tokens.teacher_entropy[span], tokens.anchor_logp[span]])
@@ -218,7 +220,7 @@ def _judged_responses(
             continue
         steps = segment(text)
         if len(steps) != len(found.labels):  # another run's response may have the same name
-            raise DataError(f"response {name!r} has {len(steps)} steps, its labels {len(found.labels)}; judge it again")
+            raise DataError(f"response {name!r} has {len(steps)} steps but {len(found.labels)} labels; judge it again")
         step_N = token_steps(text, steps, tokens.token_ids[span].tolist(), tokenizer)
         label_N = np.asarray([*found.labels, ""])[step_N]  # the last for tokens without a step
         invalid_N, valid_N, first = label_N == INVALID, label_N == VALID, (found.first_error or -1) - 1

@@ -82,7 +82,7 @@ def batch_audit(run: Path, train: Path) -> Audit:
     faults += _sequence_faults([step["step"] for step in steps], config.train.steps)
     for number in sorted({step["step"] for step in steps} - batches.keys()):
         if every and (number == 1 or number % every == 0):
-            faults.append((number, "saved batch: it is gone"))
+            faults.append((number, "saved batch: missing"))
     for place, step in enumerate(steps):
         faults += [
             (step["step"], f"{FACTS[name]}: {_count(step[name])}, expected {_count(value)}")
@@ -121,7 +121,7 @@ def batch_audit(run: Path, train: Path) -> Audit:
 def _sequence_faults(numbers: Sequence[int], last_step: int) -> Iterator[tuple[int, str]]:
     for number, count in Counter(numbers).items():
         if count > 1:
-            yield number, f"step {number} stands twice in the record"
+            yield number, f"step {number} appears twice in the record"
     missing = sorted({*range(1, max(last_step, *numbers) + 1)} - {*numbers})
     if missing:
         yield missing[0], f"steps missing in the record: {len(missing)}, {missing[0]} first"

@@ -164,7 +164,7 @@ def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
             continue
         for quantity, values in found.items():
             if values is None:
-                rows.append((name, f"{quantity}: not given by it", *blank))
+                rows.append((name, f"{quantity}: not available", *blank))
                 continue
             sizes = [f"{value:.1e}" for value in values["quantiles"].values()]
             more = (shown(values[key], form) if key in values else "" for key, form in FORMS.items())

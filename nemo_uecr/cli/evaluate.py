@@ -66,7 +66,7 @@ def evaluate(
         engine: What generates the responses.
         dtype: Precision of the models (default: the student's in the run that trained one of them, else bfloat16).
         batch: Responses generated, and saved, at once.
-        thinking: Whether the chat template thinks.
+        thinking: Whether the chat template turns thinking on.
         prompt_template: The user's turn, with {question} in it.
         system_prompt: The system's turn; '' for none.
         dry_run: Check everything that is named; write nothing.
@@ -119,7 +119,7 @@ def label_of(text: str) -> tuple[str, str]:
     if label in ("", ".", "..") or "/" in label or not model:
         raise DataError(f"{text!r}: expected MODEL or LABEL=MODEL, the label a plain name: its folder is --out/LABEL")
     if model.endswith((".jsonl", ".parquet")):
-        raise DataError(f"{model} is no model; problems are named by --benchmarks")
+        raise DataError(f"{model} is a file of problems, not a model; name it with --benchmarks")
     path = Path(model).expanduser()
     found = trained_model(path) if (path / "checkpoints").is_dir() else path
     return label, model if found == Path(model) else str(found)

@@ -71,7 +71,7 @@ def with_value(name: str, value: float) -> Callable[[Steps], Steps]:
         (with_value("count/optimizer_steps", 6), 2, "optimizer steps: 6, expected 4"),
         (lambda steps: [steps[0], steps[2]], 2, "steps missing in the record: 1, 2 first"),
         (lambda steps: steps[:1], 2, "steps missing in the record: 2, 2 first"),
-        (lambda steps: [*steps, steps[2]], 3, "step 3 stands twice in the record"),
+        (lambda steps: [*steps, steps[2]], 3, "step 3 appears twice in the record"),
     ],
 )
 def test_a_planted_fault_is_found(copy: Path, change: Callable[[Steps], Steps], step: int, fault: str) -> None:
