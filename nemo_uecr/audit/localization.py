@@ -63,7 +63,7 @@ def localization_audit(
     judged, counts = _judged_responses(scores, tokens, rows, labels, tokenizer)
     own = np.asarray([each.row for each in judged])
     names = [scores.responses.ids[row] for row in tokens.rows[own]]
-    problem_B = scores.responses.problem_B[tokens.rows]
+    _, problem_B = np.unique(scores.responses.problem_B[tokens.rows], return_inverse=True)
     sampler = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
     batch = scored_batch(scores, tokens, own)
     rho, tau_delta, tau_entropy = settings.given(("rho", "tau_delta", "tau_entropy"), "uecr").values()

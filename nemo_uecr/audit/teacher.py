@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nemo_uecr.audit.advice import FLOOR
 from nemo_uecr.audit.groups import rows_of
 from nemo_uecr.audit.output import Array, Audit, Numbers, shown, tracked
 from nemo_uecr.audit.store import STUDENT, Scores
@@ -39,8 +40,6 @@ NOTE = (
 #: Columns behind the quantiles, with the format of their numbers; the last two are R^T's alone.
 FORMS = {"max": ".1e", "mean": ".1e", "mean_signed": "+.1e", "std": ".1e", "share_of_spread": ".2f", "std_floor": ".1e"}
 HEADS = ("engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), *(name.replace("_", " ") for name in FORMS))
-#: The proposed std_floor is so many times the noise.
-FLOOR = 3.0
 
 
 class EngineScores(NamedTuple):
