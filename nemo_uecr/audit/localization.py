@@ -188,7 +188,7 @@ def candidates(scores: Scores, tokens: Tokens) -> tuple[Array, dict[str, int]]:
 
 
 def write_candidates(scores: Scores, folder: Path, *, checkpoint: int, limit: int, seed: int) -> tuple[int, int]:
-    """Write the candidates' steps for a judge, of more than the limit that many drawn by the seed; count both."""
+    """Write the steps of at most ``limit`` candidates, drawn by the seed; returns how many responses and steps."""
     tokens = scores.tokens(STUDENT, checkpoint)
     rows, _ = candidates(scores, tokens)
     if not len(rows):

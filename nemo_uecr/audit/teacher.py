@@ -81,7 +81,7 @@ class Engine(NamedTuple):
 
 
 def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, responses: int | None) -> Audit:
-    """Largest differences and quantiles of each engine with the teacher's folder, over so many responses or all."""
+    """Largest differences and quantiles of each engine, over the first ``responses`` or all; ``model`` is a folder."""
     if scores.plan["dtype"] != "float32":
         raise DataError(f"{scores.folder} was scored in {scores.plan['dtype']}; expected float32, the reference")
     sequences, reference = _reference(scores, responses)

@@ -92,7 +92,7 @@ def _table(shown: Sequence[tuple[int, RunFolder, Record]], columns: list[str], f
 
 
 def shown_evaluations(run: RunFolder, most: int) -> list[Record]:
-    """All evaluations of a run, or of many ``most`` from first to last and the best."""
+    """All evaluations of a run; of more than ``most``, that many spread from first to last, and the best."""
     records = run.evaluations
     if len(records) <= most:
         return records

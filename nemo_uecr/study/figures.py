@@ -58,7 +58,7 @@ def draw_curves(folder: Path, evaluated: Curves, rewarded: Curves, *, reference:
             rows[1][column].set_xlabel("training step")
         rows[0][0].set_ylabel("held-out average, %")
         rows[1][0].set_ylabel(f"training reward, %, mean of {WINDOW} steps")
-        note = "points stand at their step; the bars, intervals over pairs, stand beside it to be told apart"
+        note = "bars: intervals over pairs, drawn beside their points so that arms do not overlap"
         figure.suptitle(note, fontsize=9)
         figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside right center", fontsize=9)
 
