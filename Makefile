@@ -183,7 +183,7 @@ pages: $(STAMP) ## write the pages that come from the code again: configuration,
 	$(BIN)/python tools/pages.py configuration > docs/configuration.md
 	$(BIN)/python tools/pages.py configuration-nemo-rl > docs/configuration-nemo-rl.md
 	$(BIN)/python tools/pages.py cli > docs/cli.md
-	$(BIN)/python tools/metrics_page.py > docs/metrics.md
+	$(BIN)/python tools/pages.py metrics > docs/metrics.md
 
 bench: $(STAMP) ## time and memory of the advantages and of token scoring
 	$(BIN)/python -m benchmarks.advantage $(ARGS)

@@ -219,7 +219,7 @@ def run_case(case: Case) -> dict[str, Any]:
         except subprocess.CalledProcessError as error:
             if case.kind.split("/")[1] in ("ours", "plain"):
                 raise
-            return {"absent": f"failed, exit code {error.returncode}"}  # another project's fault loses not the rest
+            return {"absent": f"failed, exit code {error.returncode}"}  # it must not lose the rest
     found: list[dict[str, Any]] = [json.loads(output.splitlines()[-1]) for output in outputs]
     return max(found, key=lambda one: one.get(case.clock, 0.0))
 

@@ -18,10 +18,9 @@ from statistics import median
 from benchmarks.measure import outputs_of
 from nemo_uecr.cli.common import write_json
 from nemo_uecr.config.load import load_config
+from nemo_uecr.study.results import PHASES
 from nemo_uecr.telemetry.run_folder import read_run
 
-#: Phases of a step, as telemetry names them; evaluation and saving are no part of it.
-PHASES = ("rollout", "verify", "score_student", "score_teacher", "score_reference", "advantage", "update")
 #: AdamW moves a weight by about its learning rate; this one is below float32's resolution of any weight but zero.
 #: The rest turns off what a run does beside its steps.
 SETTINGS = (

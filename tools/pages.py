@@ -1,8 +1,9 @@
-"""Write the pages that come from the code: configuration and commands. Tests hold them current.
+"""Write the pages that come from the code: configuration, commands and metrics. Tests hold them current.
 
 python tools/pages.py configuration > docs/configuration.md
 python tools/pages.py configuration-nemo-rl > docs/configuration-nemo-rl.md
 python tools/pages.py cli > docs/cli.md
+python tools/pages.py metrics > docs/metrics.md
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -24,6 +25,7 @@ from nemo_uecr.config.load import sections_of
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, Config, Section
 from nemo_uecr.method_registry import REGISTRY
+from nemo_uecr.telemetry.metric_table import METRICS
 
 WORDS = {
     "integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false", "null": "null",
@@ -88,6 +90,42 @@ the method's own parameters, `method.parameters.NAME`, with their defaults.
 
 """
 
+_METRICS = """\
+# Metrics
+
+Every metric of a training step, by its name in `metrics.jsonl`, TensorBoard, Weights & Biases and MLflow; NeMo-RL's
+own logger puts `train/` before it. `python tools/pages.py metrics` writes this page from
+`nemo_uecr/telemetry/metric_table.py`: edit the table, not the page.
+
+A metric that a run does not have is absent, never zero: `grpo` has no line under `teacher/` or `ecr/`, a step without
+mixed groups has no `advantage/sign_flip_share`, and a part of a split without tokens has no mean. In the local back
+end a value that is not finite stops the run.
+
+`telemetry.tensorboard`, `telemetry.wandb` and `telemetry.mlflow` choose further clients
+([configuration.md](configuration.md)). With `offline` nothing leaves the machine: W&B writes
+`RUN/wandb/offline-run-*`, which `wandb sync` uploads later; MLflow writes `RUN/mlflow.db`, which
+`mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db` shows.
+"""
+#: Prefix -> when its metrics are there.
+_PRESENCE = {
+    "reward": "The verifier's reward always; the teacher's and the unified one where the method has them.",
+    "group": "Prompt groups, each counted once.",
+    "advantage": "The final token advantage, and PUU's components where the method has them.",
+    "policy": "The actor update. `policy/ref_kl` where the reference KL has a weight.",
+    "response": "Lengths and truncation.",
+    "count": "Batch facts; `nemo-uecr audit batch` checks that they agree.",
+    "teacher": "Only for methods that read the teacher; `teacher/entropy_*` where the method reads its entropy.",
+    "ecr": "Only for methods with token credit.",
+    "identity": "Residuals of the identities that the method declares; a violation stops the run.",
+    "evaluation": "Told to the clients only; the file has `evaluation.jsonl`, with every set by itself.",
+    "memory": "Memory; `memory/peak_gpu_mb` on a GPU.",
+    "time": "Seconds of each phase; a phase that did not run is absent.",
+    "throughput": "Tokens by time.",
+    "outcome": "The tokens of rewarded responses apart from the others.",
+    "position": "The quarters of a response apart: token i of L (from 0) lies in quarter floor(4 i / L).",
+    "entropy_bin": "Where the teacher is sure and where it is not; only where the method reads the teacher's entropy.",
+}
+
 
 def configuration() -> str:
     """Every key of the local back end, and what each method reads."""
@@ -105,7 +143,14 @@ def cli() -> str:
     return app.generate_docs(usage_name="nemo-uecr").replace("```console", "```text")
 
 
-PAGES = {"configuration": configuration, "configuration-nemo-rl": configuration_nemo_rl, "cli": cli}
+def metrics() -> str:
+    """Every metric of a training step."""
+    return _METRICS + "".join(f"{line}\n" for line in _metric_lines())
+
+
+PAGES = {
+    "configuration": configuration, "configuration-nemo-rl": configuration_nemo_rl, "cli": cli, "metrics": metrics,
+}  # fmt: skip
 
 
 def meanings(schema: type[BaseModel]) -> dict[str, str]:
@@ -138,10 +183,14 @@ def _tables(schema: type[BaseModel], section: str = "") -> Iterator[str]:
     for name, field in fields.items():
         cells = [f"`{prefix}{name}`", _words(nodes[name]), _default(name, field), meaning[name]]
         cells += [_readers(section, name)] if by_method else []
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        yield _row(cells)
     for name, sections in within.items():
         for inner in sections:
             yield from _tables(inner, f"{prefix}{name}")
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _words(node: Mapping[str, Any]) -> str:
@@ -195,6 +244,15 @@ def _methods() -> Iterator[str]:
         used = ["yes" if setting in entry.config_settings else "" for setting in settings]
         own = ", ".join(f"{key} = {parameter.default:g}" for key, parameter in entry.parameters.items())
         yield f"| {name} | {'yes' if entry.needs_teacher else 'no'} | {' | '.join(used)} | {own} |"
+
+
+def _metric_lines() -> Iterator[str]:
+    for prefix in dict.fromkeys(name.partition("/")[0] for name in METRICS):
+        yield from ("", f"## `{prefix}/`", "", _PRESENCE[prefix], "")
+        yield from ("| metric | unit | reduction | meaning |", "|---|---|---|---|")
+        for name, metric in METRICS.items():
+            if name.startswith(f"{prefix}/"):
+                yield _row((f"`{name}`", metric.unit, metric.reduction, metric.meaning))
 
 
 if __name__ == "__main__":

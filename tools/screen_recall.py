@@ -228,83 +228,57 @@ HELD_OUT: Rewrites = {
 
 
 SEED = 0
-Near = Callable[[Sequence[str]], list[bool]]
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the screening makes of some texts.
-
-    Attributes:
-        texts: how many there are.
-        removed: removed outright.
-        held: held for a person by exact match, n-grams or rare words.
-        near: with a cosine at which the embedding stage holds, the others' findings included; None without a model.
-        found: removed, held or near.
-    """
+    """What the screening makes of some texts."""
 
     texts: int
     removed: int
-    held: int
-    near: int | None
-    found: int
-
-
-@dataclass(frozen=True)
-class Nearness:
-    """The embedding stage's question: is the nearest benchmark problem at least so near?"""
-
-    encoder: Encoder
-    hold_at: float
-
-    def to(self, targets: Sequence[str]) -> Near:
-        """The question about these targets: one answer a text."""
-        vectors_QH = self.encoder.encode(targets)
-
-        def near(texts: Sequence[str]) -> list[bool]:
-            cosine_BQ = self.encoder.encode(texts) @ vectors_QH.T
-            return [bool(each) for each in (cosine_BQ.max(dim=1).values >= self.hold_at).tolist()]
-
-        return near
+    held: int  # for a person, by exact match, n-grams or rare words
+    near: int | None  # held by the embedding stage, the others' findings included; None without a model
+    found: int  # removed, held or near
 
 
 def planted_recall(
-    benchmarks: Sequence[LoadedBenchmark], rewrites: Rewrites, nearness: Nearness | None
+    benchmarks: Sequence[LoadedBenchmark], rewrites: Rewrites, encoder: Encoder | None
 ) -> dict[str, Counts]:
     """What the screening finds among the rewritten problems of the benchmarks, by rewriting."""
-    questions = _questions(benchmarks)
-    screen, near = Screen(benchmarks), None if nearness is None else nearness.to(questions)
-    measured = {}
+    questions, texts = _questions(benchmarks), {}
     for name, rewrite in rewrites.items():
         rng = random.Random(SEED)
-        measured[name] = _counts(screen, [rewrite(question, rng) for question in questions], near)
-    return measured
+        texts[name] = [rewrite(question, rng) for question in questions]
+    return _counts(benchmarks, texts, encoder)
 
 
 def false_findings(
-    benchmarks: Sequence[LoadedBenchmark], clean: Sequence[LoadedBenchmark], nearness: Nearness | None
+    benchmarks: Sequence[LoadedBenchmark], clean: Sequence[LoadedBenchmark], encoder: Encoder | None
 ) -> dict[str, Counts]:
     """What the screening finds among the problems of other files, by file."""
-    screen = Screen(benchmarks)
-    near = None if nearness is None else nearness.to(_questions(benchmarks))
-    return {each.name: _counts(screen, _questions([each]), near) for each in clean}
+    return _counts(benchmarks, {each.name: _questions([each]) for each in clean}, encoder)
 
 
 def _questions(benchmarks: Sequence[LoadedBenchmark]) -> list[str]:
     return [problem.question for each in benchmarks for problem in each.problems]
 
 
-def _counts(screen: Screen, texts: Sequence[str], near: Near | None) -> Counts:
-    findings = [screen.find(Text.of(text)) for text in texts]
-    certain = [finding.certain for finding in findings if finding is not None]
-    close = [False] * len(texts) if near is None else near(texts)
-    return Counts(
-        texts=len(texts),
-        removed=sum(certain),
-        held=len(certain) - sum(certain),
-        near=None if near is None else sum(close),
-        found=sum(finding is not None or each for finding, each in zip(findings, close, strict=True)),
-    )
+def _counts(
+    benchmarks: Sequence[LoadedBenchmark], texts_of: Mapping[str, Sequence[str]], encoder: Encoder | None
+) -> dict[str, Counts]:
+    screen, counts = Screen(benchmarks), {}
+    targets_QH = None if encoder is None else encoder.encode(_questions(benchmarks))
+    for name, texts in texts_of.items():
+        findings = [screen.find(Text.of(text)) for text in texts]
+        certain = [finding.certain for finding in findings if finding is not None]
+        close, near = [False] * len(texts), None
+        if encoder is not None and targets_QH is not None:
+            cosine_BQ = encoder.encode(texts) @ targets_QH.T
+            close = (cosine_BQ.max(dim=1).values >= HOLD_AT).tolist()
+            near = sum(close)
+        found = sum(finding is not None or each for finding, each in zip(findings, close, strict=True))
+        counts[name] = Counts(len(texts), sum(certain), len(certain) - sum(certain), near, found)
+    return counts
 
 
 def main() -> int:
@@ -316,11 +290,11 @@ def main() -> int:
     args = parser.parse_args()
     benchmarks = list(load_benchmarks(args.benchmarks).values())
     clean = list(load_benchmarks(args.clean).values())
-    nearness = None if args.model is None else Nearness(load_encoder(args.model), HOLD_AT)
+    encoder = None if args.model is None else load_encoder(args.model)
     for title, counts in (
-        ("rewritten, thresholds chosen on these", planted_recall(benchmarks, REWRITES, nearness)),
-        ("rewritten, held out", planted_recall(benchmarks, HELD_OUT, nearness)),
-        ("other problems, which must not be found", false_findings(benchmarks, clean, nearness)),
+        ("rewritten, thresholds chosen on these", planted_recall(benchmarks, REWRITES, encoder)),
+        ("rewritten, held out", planted_recall(benchmarks, HELD_OUT, encoder)),
+        ("other problems, which must not be found", false_findings(benchmarks, clean, encoder)),
     ):
         sys.stdout.write(f"{title}: removed + held\n")
         sys.stdout.writelines(_line(name, each) for name, each in counts.items())

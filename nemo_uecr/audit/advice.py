@@ -103,7 +103,7 @@ def distance(where: Mapping[str, Share | None], cell: Cell) -> float:
 
 
 def largest_regret(method: str, cells: Sequence[Cell]) -> float:
-    """Over the cells, to the digit that is shown."""
+    """The method's largest regret over the cells, rounded as it is shown."""
     return round(max(cell.regret(method) for cell in cells), 1)
 
 

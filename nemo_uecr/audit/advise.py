@@ -81,7 +81,8 @@ def facts_of_run(folder: Path) -> Facts:
 def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stated: bool) -> Facts:
     """Facts from responses to the first problems that a run would draw; nothing is trained.
 
-    The teachers score whatever the configured method reads, and answer half as often as a group is large.
+    The teachers score even where the configured method reads no scores, and give half a group of responses to each
+    problem.
     """
     asked, size = config, config.rollout.responses_per_prompt
     entropy = all(getattr(teacher, "entropy", "") != "none" for teacher in (config.teacher, *config.teachers.values()))
@@ -129,7 +130,7 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stat
 
 
 def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prompt]) -> list[Response] | None:
-    """Each problem's teacher answers what it reads in its place; None where one is a server's."""
+    """Each prompt's own teacher answers the prompt as it reads it; None where a teacher is on a server."""
     config, reading = rollouts.config, teachers.reading(Sequences(prompts, ()), None)
     responses: dict[int, Response] = {}
     for name in dict.fromkeys(reading.names):

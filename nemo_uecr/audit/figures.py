@@ -83,7 +83,7 @@ def _judge(axes: Axes, judge: Numbers | None) -> None:
     rows = [] if judge is None else judge["checkpoints"]
     _band(axes, [row["checkpoint"] for row in rows], rows, "by checkpoint", 0)
     if judge is None or judge["all"]["value"] is None:
-        reason = "no judge's file was given" if judge is None else "the judge preferred no response"
+        reason = "no judge's verdicts were given" if judge is None else "the judge preferred no response"
         axes.text(0.5, 0.25, reason, ha="center", transform=axes.transAxes, color="0.4")
         axes.set(xticks=[], xlabel="")
         return

@@ -141,7 +141,7 @@ def exact_integer_rewards(scores: Scores) -> Array:
     expected = [_integer(answer) for answer in scores.column("answer")]
     if None in expected:
         name = scores.responses.ids[expected.index(None)]
-        raise DataError(f"the reference answer of {name!r} is no integer, which this verdict needs")
+        raise DataError(f"the reference answer of {name!r} is not an integer; leave out --integer-verdicts")
     found = [_integer(last_boxed(response)) for response in scores.column("response")]
     return np.asarray([float(own == right) for own, right in zip(found, expected, strict=True)])
 

@@ -64,7 +64,7 @@ def _verdicts(verdicts: Path, key: Path, kind: type[Verdict]) -> Iterator[tuple[
     known = {next(iter(row.values())): row for row in map(json.loads, key.read_text(encoding="utf-8").splitlines())}
     for place, row in checked_lines(verdicts, kind):
         if row.name not in known:
-            raise DataError(f"{place}: {row.name!r} is not in {key} or was judged above; expected one verdict each")
+            raise DataError(f"{place}: {row.name!r} is not in {key}, or has a verdict above; expected one verdict each")
         yield place, row, known.pop(row.name)
 
 
@@ -76,7 +76,7 @@ def _write(folder: Path, name: str, shown: Sequence[Row], key: Sequence[Row]) ->
     }
     for path, content in files.items():
         if path.exists() and path.read_bytes() != content:
-            raise DataError(f"{path} belongs to another judgement; choose another folder")
+            raise DataError(f"{path} holds the items of another judgement; choose another folder")
     for path, content in files.items():
         replace_file(path, content)
 

@@ -63,7 +63,7 @@ def localization_audit(
     judged, counts = _judged_responses(scores, tokens, rows, labels, tokenizer)
     own = np.asarray([each.row for each in judged])
     names = [scores.responses.ids[row] for row in tokens.rows[own]]
-    problem_B = scores.responses.problem_B[tokens.rows]
+    _, problem_B = np.unique(scores.responses.problem_B[tokens.rows], return_inverse=True)
     sampler = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
     batch = scored_batch(scores, tokens, own)
     rho, tau_delta, tau_entropy = settings.given(("rho", "tau_delta", "tau_entropy"), "uecr").values()
@@ -188,7 +188,7 @@ def candidates(scores: Scores, tokens: Tokens) -> tuple[Array, dict[str, int]]:
 
 
 def write_candidates(scores: Scores, folder: Path, *, checkpoint: int, limit: int, seed: int) -> tuple[int, int]:
-    """Write the candidates' steps for a judge, of more than the limit that many drawn by the seed; count both."""
+    """Write the steps of at most ``limit`` candidates, drawn by the seed; returns how many responses and steps."""
     tokens = scores.tokens(STUDENT, checkpoint)
     rows, _ = candidates(scores, tokens)
     if not len(rows):
@@ -209,7 +209,9 @@ def _judged_responses(
     judged, nonfinite = [], 0
     for name, found in labels.items():
         if name not in known:
-            raise DataError(f"the judge's response {name!r} is no candidate here; expected labels of the written steps")
+            raise DataError(
+                f"response {name!r} of the key is no candidate in these scores; expected the key written from them"
+            )
         row = known[name]
         span, text = tokens.span(row), texts[tokens.rows[row]]
         scored = torch.stack([tokens.teacher_logp[span], tokens.teacher_entropy[span], tokens.anchor_logp[span]])
@@ -218,7 +220,7 @@ def _judged_responses(
             continue
         steps = segment(text)
         if len(steps) != len(found.labels):  # another run's response may have the same name
-            raise DataError(f"response {name!r} has {len(steps)} steps, its labels {len(found.labels)}; judge it again")
+            raise DataError(f"response {name!r} has {len(steps)} steps but {len(found.labels)} labels; judge it again")
         step_N = token_steps(text, steps, tokens.token_ids[span].tolist(), tokenizer)
         label_N = np.asarray([*found.labels, ""])[step_N]  # the last for tokens without a step
         invalid_N, valid_N, first = label_N == INVALID, label_N == VALID, (found.first_error or -1) - 1

@@ -82,7 +82,7 @@ def batch_audit(run: Path, train: Path) -> Audit:
     faults += _sequence_faults([step["step"] for step in steps], config.train.steps)
     for number in sorted({step["step"] for step in steps} - batches.keys()):
         if every and (number == 1 or number % every == 0):
-            faults.append((number, "saved batch: it is gone"))
+            faults.append((number, "saved batch: missing"))
     for place, step in enumerate(steps):
         faults += [
             (step["step"], f"{FACTS[name]}: {_count(step[name])}, expected {_count(value)}")
@@ -121,7 +121,7 @@ def batch_audit(run: Path, train: Path) -> Audit:
 def _sequence_faults(numbers: Sequence[int], last_step: int) -> Iterator[tuple[int, str]]:
     for number, count in Counter(numbers).items():
         if count > 1:
-            yield number, f"step {number} stands twice in the record"
+            yield number, f"step {number} appears twice in the record"
     missing = sorted({*range(1, max(last_step, *numbers) + 1)} - {*numbers})
     if missing:
         yield missing[0], f"steps missing in the record: {len(missing)}, {missing[0]} first"
@@ -145,7 +145,9 @@ def _expected(
     if kept is None:
         expected["count/trained"] = round(generated - filtered)
     if not filtered:
-        expected["count/valid_tokens"] = round(step["response/length_mean"] * generated * (kept or 1.0))
+        expected["count/valid_tokens"] = round(
+            step["response/length_mean"] * generated * (1.0 if kept is None else kept)
+        )
     done = next((each["count/optimizer_steps"] for each in reversed(before) if each["step"] == number - 1), None)
     if number == 1 or done is not None:
         expected["count/optimizer_steps"] = (done or 0) + optimizer_steps

@@ -58,7 +58,10 @@ def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Pa
     """
     name, count = Counter(rollout.id for rollout in rollouts).most_common(1)[0]
     if count > 1:
-        raise DataError(f"response {name!r} is given {count} times; name the sources apart")
+        raise DataError(
+            f"{count} responses are named {name!r}; expected names that differ. Score overlapping sources into "
+            "separate folders, or give each line of a JSONL file its 'id'"
+        )
     with locked(folder):
         plan, done = store.joined_plan(folder, _plan(rollouts, files, scoring), {rollout.id for rollout in rollouts})
         missing = sorted((each for each in rollouts if each.id not in done), key=lambda each: each.checkpoint)
@@ -163,7 +166,11 @@ def token_scores(
     if found.dropped_BT is not None:
         cut_N = found.dropped_BT[mask_BT]
         mean, most = float(cut_N.mean()), float(cut_N.max())
-        log.info("columns that the student lacks had %.2g of the teacher's probability, at most %.2g", mean, most)
+        log.info(
+            "the columns that the student lacks held %.2g of the teacher's probability on average, %.2g at most",
+            mean,
+            most,
+        )
     scores = {"teacher_logp": found.logp[0], "teacher_entropy": found.entropy_BT}
     for name, model in anchors.items():
         scores[ANCHOR + name] = score(model, sequences, rows, temperatures=(1.0,), entropy=False).logp[0]

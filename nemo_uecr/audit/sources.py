@@ -150,7 +150,9 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
     model, chat = str(settings["model"]["name"]), ChatSettings(**settings["chat"])
     checkpoint = _step_of(model) if step is None else step
     if checkpoint is None:
-        raise DataError(f"{folder} evaluates {model!r}, whose name says no step; give it as STEP={folder}, 0 at first")
+        raise DataError(
+            f"{folder} evaluates {model!r}, whose name has no step; give it as STEP={folder}, 0 if untrained"
+        )
 
     def prompt(question: str) -> Encode:
         return lambda tokenizer: Tokens(tokenizer, frozenset()).prompt(question, chat)
@@ -246,17 +248,23 @@ def source_of(text: str, *, take: Take, steps: frozenset[int] | None) -> Source:
     raise DataError(f"{path} is no run folder, no evaluation folder and no file; expected responses to score")
 
 
-def students_of(sources: Sequence[Source], given: str | None) -> Callable[[int], str]:
+def students_of(sources: Sequence[Source], given: str | None, resolve: Callable[[str], str]) -> Callable[[int], str]:
     """The model that generated the responses of a checkpoint: ``given``, with its step in it, or the sources' own."""
     if given is not None:
         try:
             given.format(step=0)
         except (KeyError, IndexError, ValueError):
             raise DataError(f"--student {given!r}: expected no braces but {{step}} or {{step:06d}}") from None
-        return lambda step: given.format(step=step)
-    by_step: dict[int, Callable[[int], str]] = {}
+        return lambda step: resolve(given.format(step=step))
+    by_step: dict[int, str] = {}
     for source in sources:
         if source.student_of is None:
-            raise DataError("the rollouts do not say who made them; give --student MODEL, {step} in it if it varies")
-        by_step |= {rollout.checkpoint: source.student_of for rollout in source.rollouts}
-    return lambda step: by_step[step](step)
+            raise DataError("a JSONL file does not name the student; give --student MODEL, with {step} if it varies")
+        for step in sorted({rollout.checkpoint for rollout in source.rollouts}):
+            model = resolve(source.student_of(step))
+            if by_step.setdefault(step, model) != model:
+                raise DataError(
+                    f"the responses of step {step} come from two students, {by_step[step]} and {model}; score each "
+                    "student's responses into a folder of its own"
+                )
+    return by_step.__getitem__

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nemo_uecr.audit.advice import FLOOR
 from nemo_uecr.audit.groups import rows_of
 from nemo_uecr.audit.output import Array, Audit, Numbers, shown, tracked
 from nemo_uecr.audit.store import STUDENT, Scores
@@ -39,8 +40,6 @@ NOTE = (
 #: Columns behind the quantiles, with the format of their numbers; the last two are R^T's alone.
 FORMS = {"max": ".1e", "mean": ".1e", "mean_signed": "+.1e", "std": ".1e", "share_of_spread": ".2f", "std_floor": ".1e"}
 HEADS = ("engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), *(name.replace("_", " ") for name in FORMS))
-#: The proposed std_floor is so many times the noise.
-FLOOR = 3.0
 
 
 class EngineScores(NamedTuple):
@@ -82,7 +81,7 @@ class Engine(NamedTuple):
 
 
 def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, responses: int | None) -> Audit:
-    """Largest differences and quantiles of each engine with the teacher's folder, over so many responses or all."""
+    """Largest differences and quantiles of each engine, over the first ``responses`` or all; ``model`` is a folder."""
     if scores.plan["dtype"] != "float32":
         raise DataError(f"{scores.folder} was scored in {scores.plan['dtype']}; expected float32, the reference")
     sequences, reference = _reference(scores, responses)
@@ -124,13 +123,14 @@ def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, Reference]
 
 def compared(reference: Reference, found: EngineScores, engine: str) -> Numbers:
     """Differences of an engine's scores and of R^T: largest, quantiles, mean, and where the largest is."""
+    logp = _differences(reference.logp, found.logp, engine)
     reward_B = reference.teacher_reward(reference.logp)
     reward = _differences(reward_B, reference.teacher_reward(found.logp), engine)
     groups = [reward_B[rows].std(correction=0) for rows in rows_of(reference.group_B) if len(rows) > 1]
     spread = float(torch.stack(groups).mean()) if groups else math.nan
     shares = {"spread": spread, "share_of_spread": reward["std"] / spread, "std_floor": FLOOR * reward["std"]}
     return {
-        "logp": _differences(reference.logp, found.logp, engine),
+        "logp": logp,
         "entropy": None if found.entropy is None else _differences(reference.entropy, found.entropy, engine),
         "teacher_reward": reward | shares,
     }
@@ -140,7 +140,8 @@ def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
     signed_N = found_N.double().numpy() - reference_N.double().numpy()
     if not np.isfinite(signed_N).all():
         at = int(np.isfinite(signed_N).argmin())
-        raise ScoreError(f"{engine} gives {float(found_N[at])} at token {at}; expected finite nats")
+        values = f"{engine} gives {float(found_N[at])}, the reference {float(reference_N[at])}"
+        raise ScoreError(f"{values} at place {at} of the compared scores; expected finite nats")
     size_N = np.abs(signed_N)
     return {
         "max": size_N.max(),
@@ -162,7 +163,7 @@ def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
             continue
         for quantity, values in found.items():
             if values is None:
-                rows.append((name, f"{quantity}: not given by it", *blank))
+                rows.append((name, f"{quantity}: not available", *blank))
                 continue
             sizes = [f"{value:.1e}" for value in values["quantiles"].values()]
             more = (shown(values[key], form) if key in values else "" for key, form in FORMS.items())

@@ -224,7 +224,7 @@ def teacher(
     responses: AtLeastOne | None = None,
     out: Out = None,
 ) -> None:
-    """How far the log-probabilities, entropies and R^T of one checkpoint differ between engines and few bits.
+    """How far the log-probabilities, entropies and R^T of one checkpoint differ between engines and low precisions.
 
     SCORES has responses that the teacher scored with transformers in float32; the same tokens are scored again, one
     response at a time. transformers-int8 and transformers-nf4 round the linear layers as `teacher.quantize` does, and
@@ -242,12 +242,13 @@ def teacher(
     require_extra("local", "data", "plots")
     from nemo_uecr.audit.teacher import teacher_audit
     from nemo_uecr.evaluation.runner import model_digest
+    from nemo_uecr.study.demo import resolve
 
     found = _read(scores)
-    model = teacher or found.plan["teacher"]["name"]
+    model = resolve(teacher or found.plan["teacher"]["name"])
     if model_digest(model) != found.plan["teacher"]["sha256"]:
         raise DataError(
-            f"the weights of {model} are not those of the scores; expected the same checkpoint. Give --teacher"
+            f"the weights of {model} are not those that gave the scores; name the scores' own teacher with --teacher"
         )
     _finish(teacher_audit(found, model, engines, responses=responses), out, scores)
 

@@ -133,7 +133,7 @@ def verify(folder: Folder, /) -> int:
 
 
 @app.command
-def selftest(*benchmarks: str) -> int:
+def selftest(benchmarks: tuple[str, ...], /) -> int:
     """Test the verifier on the reference answers of benchmarks.
 
     Every answer must pass in its own and in rewritten forms, and other answers must fail; exceptions are listed. Exit

@@ -22,7 +22,9 @@ TEMPLATE = "{question}\nPlease reason step by step, and put your final answer wi
 
 @app.default
 def evaluate(
-    *models: str,
+    models: tuple[str, ...],
+    /,
+    *,
     max_tokens: AtLeastOne,
     out: Path,
     benchmarks: tuple[str, ...] = ("aime24", "aime25", "amc23", "hmmt_feb25", "hmmt_nov25"),
@@ -64,7 +66,7 @@ def evaluate(
         engine: What generates the responses.
         dtype: Precision of the models (default: the student's in the run that trained one of them, else bfloat16).
         batch: Responses generated, and saved, at once.
-        thinking: Whether the chat template thinks.
+        thinking: Whether the chat template turns thinking on.
         prompt_template: The user's turn, with {question} in it.
         system_prompt: The system's turn; '' for none.
         dry_run: Check everything that is named; write nothing.
@@ -78,8 +80,8 @@ def evaluate(
     from nemo_uecr.study.demo import locate, resolve
 
     named = dict(map(label_of, models))
-    if not named or len(named) < len(models):
-        raise DataError("expected at least one model, and labels that differ: LABEL=MODEL")
+    if len(named) < len(models):
+        raise DataError("two models have the same label; give each its own: LABEL=MODEL")
     chat = _prompt(named.values(), prompt_template, system_prompt, thinking)
     for (label, path), text in zip(named.items(), models, strict=True):
         if not text.rstrip("/").endswith(Path(path).name):  # a run's folder
@@ -117,7 +119,7 @@ def label_of(text: str) -> tuple[str, str]:
     if label in ("", ".", "..") or "/" in label or not model:
         raise DataError(f"{text!r}: expected MODEL or LABEL=MODEL, the label a plain name: its folder is --out/LABEL")
     if model.endswith((".jsonl", ".parquet")):
-        raise DataError(f"{model} is no model; problems are named by --benchmarks")
+        raise DataError(f"{model} is a file of problems, not a model; name it with --benchmarks")
     path = Path(model).expanduser()
     found = trained_model(path) if (path / "checkpoints").is_dir() else path
     return label, model if found == Path(model) else str(found)
@@ -177,7 +179,11 @@ def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
 
 @app.command
 def table(
-    *runs: str, layout: Literal["main", "ablation"] = "main", format: Literal["markdown", "latex", "html"] = "markdown"
+    runs: tuple[str, ...],
+    /,
+    *,
+    layout: Literal["main", "ablation"] = "main",
+    format: Literal["markdown", "latex", "html"] = "markdown",
 ) -> None:
     """Print the paper's tables from evaluations and training runs.
 

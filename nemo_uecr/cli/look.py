@@ -53,7 +53,7 @@ def plan(
         response_tokens: Mean response length, for the times (default: the longest allowed).
         prompt_tokens: Mean prompt length (default: the longest allowed).
         length_sigma: Standard deviation of ln(response length) before truncation; 0: all have the mean.
-        fit: Of a local run: find the keys with which it fits one GPU of so many GB, those that change no number first.
+        fit: For a local run: find keys that make it fit one GPU of this many GB, first those that change no number.
     """
     from nemo_uecr.audit.output import text_table
     from nemo_uecr.config.load import load
@@ -66,7 +66,7 @@ def plan(
     longest = {"prompt": loaded.data.max_prompt_tokens, "response": loaded.rollout.max_response_tokens}
     for name, mean in (("prompt", prompt_tokens), ("response", response_tokens)):
         if mean is not None and mean > longest[name]:
-            raise ConfigError(f"--{name}-tokens: got a mean of {mean}, but the longest {name} has {longest[name]}")
+            raise ConfigError(f"--{name}-tokens: got a mean of {mean}, but no {name} may exceed {longest[name]} tokens")
     lengths = Lengths(prompt_tokens or longest["prompt"], response_tokens or longest["response"], length_sigma)
     if isinstance(loaded, NemoConfig) and device == "cpu":
         raise ConfigError("--device: got cpu, but NeMo-RL's workers need GPUs; expected h200, h100 or a100")
@@ -117,7 +117,7 @@ def _fit(
     if run.backend != "local":
         raise ConfigError(f"--fit: got backend: {run.backend}, expected local; without --fit, plan says what would fit")
     if "cpu" in (device, run.device) or memory is not None:
-        raise ConfigError(f"--fit {size:g} plans a GPU: leave out --memory and --device cpu, set device=cuda")
+        raise ConfigError(f"--fit {size:g} plans for a GPU: leave out --memory and --device cpu, set device=cuda")
     room = int(size * 1e9)  # as cards are sold; in GiB some have more
     gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - room))
     gpu = replace(gpu, name=f"GPU of {size:g} GB with the rates of the {gpu.name}", memory=room)
@@ -161,8 +161,8 @@ def doctor(
 ) -> int:
     """Check this machine and, with CONFIG, everything that the configuration names. One line a check: ok, warn or fail.
 
-    Call it where the run will run: on a compute node, inside the container. It downloads nothing. Exit code 1 when a
-    check fails, 2 when the configuration is not valid.
+    Run it where the training will run: on a compute node, inside the container. It downloads nothing. Exit code 1 when
+    a check fails, 2 when the configuration is not valid.
 
         nemo-uecr doctor
         nemo-uecr doctor examples/configs/uecr_qwen3_4b.yaml teacher.model_name=/models/teacher data.subset=null
@@ -237,8 +237,8 @@ def advise(
 ) -> None:
     """Measure student, verifier and teacher without training, and advise a method and its settings.
 
-    Of a configuration of the local back end it draws two groups of the student's responses to each problem, and half a
-    group of the teacher's own. Of a run it reads the first saved batch; what a batch cannot say stays unknown. The
+    For a configuration of the local back end it draws two groups of the student's responses to each problem, and half
+    a group of the teacher's own. For a run it reads the first saved batch; what a batch cannot say stays unknown. The
     advice goes into the run folder, where the report shows it.
 
         nemo-uecr advise examples/configs/local/demo.yaml

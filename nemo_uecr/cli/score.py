@@ -14,7 +14,9 @@ teacher = family("teacher", "What FP8 changes in a Megatron teacher's scores.")
 
 
 def score(
-    *rollouts: str,
+    rollouts: tuple[str, ...],
+    /,
+    *,
     out: Path,
     teacher: str | None = None,
     student: str | None = None,
@@ -68,12 +70,11 @@ def score(
     teachers = {source.teacher for source in sources}
     model = teacher or (teachers.pop() if len(teachers) == 1 else None)
     if model is None:
-        raise DataError("no teacher is known from these rollouts; give --teacher MODEL")
+        raise DataError("these rollouts name no teacher, or more than one; give --teacher MODEL")
     gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-    student_of = students_of(sources, student)
     scoring = Scoring(
         teacher=resolve(model),
-        student_of=lambda step: resolve(student_of(step)),
+        student_of=students_of(sources, student, resolve),
         anchors={name: resolve(path) for name, path in map(_anchor, anchor)},
         dtype=dtype,
         device=torch.device("cuda" if gpu else "cpu"),

@@ -155,5 +155,4 @@ def groups(run: RunFolder, colour: int) -> dict[str, Any]:
 
 
 def _mean(run: RunFolder, metric: str) -> str:
-    _, values = run.values(metric)
-    return f"{points(sum(values) / len(values))} %"
+    return f"{points(fmean(run.values(metric)[1]))} %"

@@ -92,7 +92,7 @@ def _table(shown: Sequence[tuple[int, RunFolder, Record]], columns: list[str], f
 
 
 def shown_evaluations(run: RunFolder, most: int) -> list[Record]:
-    """All evaluations of a run, or of many ``most`` from first to last and the best."""
+    """All evaluations of a run; of more than ``most``, that many spread from first to last, and the best."""
     records = run.evaluations
     if len(records) <= most:
         return records
@@ -115,9 +115,9 @@ def headline(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> Markup:
         return name + f": {run.last_step} of {run.planned_steps} steps"
     span = f"from {points(outcome.before['avg'])} to {points(outcome.after['avg'])} %"
     span += "" if run.complete else ", so far"
-    if outcome.lift is not None and outcome.lift.p_value > UNCLEAR:
-        return name + f": avg@{outcome.samples} shows no clear change, {span}"
     change = shown_change(outcome.before["avg"], outcome.after["avg"])
+    if change == 0 or (outcome.lift is not None and outcome.lift.p_value > UNCLEAR):
+        return name + f": avg@{outcome.samples} shows no clear change, {span}"
     verb = "raised" if change > 0 else "lowered"
     return name + f" {verb} avg@{outcome.samples} by {points(abs(change))} points, {span}"
 

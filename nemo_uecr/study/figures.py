@@ -58,7 +58,7 @@ def draw_curves(folder: Path, evaluated: Curves, rewarded: Curves, *, reference:
             rows[1][column].set_xlabel("training step")
         rows[0][0].set_ylabel("held-out average, %")
         rows[1][0].set_ylabel(f"training reward, %, mean of {WINDOW} steps")
-        note = "points stand at their step; the bars, intervals over pairs, stand beside it to be told apart"
+        note = "bars: intervals over pairs, drawn beside their points so that arms do not overlap"
         figure.suptitle(note, fontsize=9)
         figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside right center", fontsize=9)
 
@@ -94,7 +94,8 @@ def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell], baselin
     """A box a cell: coloured where one method leads, paler without significance, grey where others are level."""
     from matplotlib.patches import Rectangle
 
-    methods, columns = list(cells[0].scores), [table.title for table in study.tables.values()]
+    methods = sorted({name for cell in cells for name in cell.scores})
+    columns = [table.title for table in study.tables.values()]
     wide, high = min(2, len(study.map)), (len(study.map) + 1) // 2
     with _panels(folder / "map", 1.6 + 5.2 * wide, 1.1 + 2.6 * high, high, wide) as (figure, panels):
         for axes, (title, rows) in zip(panels.flat, study.map.items(), strict=False):
@@ -106,7 +107,7 @@ def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell], baselin
                 place = (columns.index(cell.column), list(rows).index(cell.row))
                 alone, more = len(cell.level) == 1, len(cell.level) - 3
                 alpha = 0.35 if alone and cell.lead.p >= SIGNIFICANT else 1.0
-                colour = f"C{sorted(methods).index(cell.level[0])}" if alone else "0.92"
+                colour = f"C{methods.index(cell.level[0])}" if alone else "0.92"
                 axes.add_patch(Rectangle((place[0] - 0.48, place[1] - 0.46), 0.96, 0.92, color=colour, alpha=alpha))
                 names = [*cell.level[:3], f"and {more} more"] if more > 1 else cell.level
                 head = "next" if cell.level[0] == baseline else f"over {baseline}"

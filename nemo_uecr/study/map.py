@@ -70,7 +70,7 @@ def _cell(
 
     def gap(one: str, other: str) -> Gap:
         differences = [a - b for a, b in zip(finals[one], finals[other], strict=True)]
-        p = float(stats.ttest_1samp(differences, 0.0).pvalue)
+        p = float(stats.ttest_1samp(differences, 0.0).pvalue) if any(differences) else 1.0
         return Gap(mean_interval(differences, confidence=study.confidence), p)
 
     return MapCell(

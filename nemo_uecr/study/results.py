@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.stats import Mean, Paired, holm, mean_interval, paired_difference
@@ -12,7 +13,7 @@ from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import Record
 
-#: Phases of a step whose seconds are compared between arms.
+#: Phases of a step whose seconds are compared between arms; evaluation and saving are no part of it.
 PHASES = ("rollout", "verify", "score_student", "score_teacher", "score_reference", "advantage", "update")
 #: Fewer pairs have no interval.
 LEAST_PAIRS = 2
@@ -34,7 +35,6 @@ class RunResult:
     degenerate_start: float  # share of groups with equal task rewards in the first step
     degenerate: float  # the same, mean over all steps
     seconds: dict[str, float]  # of each phase of a step, mean over steps
-    step_seconds: float  # of a step without evaluation and saving
     rewards: tuple[float, ...]  # mean task reward of the batch by training step, from the first
     samples: int  # k of avg@k
 
@@ -59,7 +59,7 @@ def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
     evaluations = {record["step"]: record for record in (first, *run.evaluations)}
     curve = tuple((step, 100.0 * evaluations[step]["average"]["avg"]) for step in sorted(evaluations))
     degenerate = run.values("group/degenerate_share")[1]
-    seconds = {phase: _mean(run.values(f"time/{phase}_s")[1]) for phase in PHASES if run.has(f"time/{phase}_s")}
+    seconds = {phase: fmean(run.values(f"time/{phase}_s")[1]) for phase in PHASES if run.has(f"time/{phase}_s")}
     return RunResult(
         cell=cell,
         initial=curve[0][1],
@@ -68,9 +68,8 @@ def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
         sets={name: 100.0 * found["avg"] for name, found in run.evaluations[-1]["sets"].items()},
         curve=curve,
         degenerate_start=degenerate[0],
-        degenerate=_mean(degenerate),
+        degenerate=fmean(degenerate),
         seconds=seconds,
-        step_seconds=sum(seconds.values()),
         rewards=tuple(100.0 * value for value in run.values("reward/task_mean")[1]),
         samples=int(run.evaluations[-1]["samples"]),
     )
@@ -80,10 +79,6 @@ def wall_seconds(run: RunFolder) -> float:
     """Seconds of a run, steps and evaluations together; only the evaluation before training is no part of a step."""
     before = sum(float(record["seconds"]) for record in run.evaluations if record["step"] == 0)
     return sum(run.values("time/step_s")[1]) + before
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 # Learning rates
@@ -120,7 +115,7 @@ def best_rates(study: StudyConfig, finals: Mapping[Cell, float]) -> list[Choice]
                     f"learning rate {rate:g} of arm {arm} ({variant}) has {len(found)} of {study.selection.pairs} "
                     "finished runs; run the study again to complete them"
                 )
-        averages = {rate: _mean(found) for rate, found in rates.items()}
+        averages = {rate: fmean(found) for rate, found in rates.items()}
         best = min(averages, key=lambda rate: (-averages[rate], rate))
         at_edge = len(averages) > 1 and best in (min(averages), max(averages))
         choices.append(Choice(variant, arm, best, averages, at_edge))
@@ -210,8 +205,8 @@ def _compared(study: StudyConfig, name: str, title: str, variant: str, reference
             final=_interval(study, [run.final for run in runs.values()]),
             initial=_interval(study, [run.initial for run in runs.values()]),
             learning_rate=next(iter(runs.values())).cell.learning_rate,
-            degenerate_start=_mean([run.degenerate_start for run in runs.values()]),
-            degenerate=_mean([run.degenerate for run in runs.values()]),
+            degenerate_start=fmean([run.degenerate_start for run in runs.values()]),
+            degenerate=fmean([run.degenerate for run in runs.values()]),
             common=_interval(study, [run.final for run in common[arm]]) if pairs else None,
             sets=_by_set(study, [run.sets for run in common[arm]]),
             against=against.get(arm),
@@ -268,7 +263,7 @@ def costs(study: StudyConfig, results: Sequence[RunResult], baseline: str) -> li
     for variant in study.variants:
         seconds = {
             arm: {
-                phase: _mean([run.seconds.get(phase, 0.0) for run in runs.values()])
+                phase: fmean([run.seconds.get(phase, 0.0) for run in runs.values()])
                 for phase in dict.fromkeys(phase for run in runs.values() for phase in run.seconds)
             }
             for arm, runs in runs_by_arm(results, variant).items()

@@ -60,7 +60,7 @@ def other_code(study: StudyConfig) -> list[str]:
     kept = (each for each in grid.every_cell(study) if any((each.folder / "checkpoints").glob("step-*")))
     old = Counter(cell.arm for cell in kept if of_other_code(cell.folder, code))
     named = ", ".join(f"{count} of {arm}" for arm, count in old.items())
-    said = f"runs of other code of the package: {named}; to run an arm again, delete {study.folder}/*/*/ARM"
+    said = f"runs made by other code of the package: {named}; to run an arm again, delete {study.folder}/*/*/ARM"
     return [said] if old else []
 
 
@@ -88,7 +88,7 @@ def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None
     described = root / "task.json"
     if described.is_file() and read_object(described) != task.model_dump(mode="json"):
         raise RunFolderError(
-            f"{described} describes another task than the study file; choose another folder, or put the task back"
+            f"{described} describes another task than the study file; choose another folder, or restore the task"
         )
     replace_file(described, task.model_dump_json(indent=1).encode())
     sets = {
@@ -144,7 +144,7 @@ def _run(study: StudyConfig, stage: str, cells: Sequence[Cell], work: Work, stop
 
     progress()
     work_on(work, waiting, processes=study.processes, stop=stop, report=told)
-    report(f"{stage}: finished runs of all\n{progress_table(cells, [*ran])}".rstrip())
+    report(f"{stage}: runs finished, of all\n{progress_table(cells, [*ran])}".rstrip())
     if failures:
         cell, error = failures[0]
         raise RunFolderError(

@@ -137,6 +137,8 @@ class StudyConfig(Section):
         for name, table in self.tables.items():
             _known(f"tables.{name}.arms", table.arms, self.arms)
             _known(f"tables.{name}.reference", [table.reference], table.arms)
+            if self.map and "grpo" not in (arm.partition(".")[0] for arm in table.arms):
+                raise ValueError(f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects grpo among them")
         return self
 
     def candidates(self, variant: str) -> list[float]:

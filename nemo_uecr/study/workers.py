@@ -57,13 +57,13 @@ def work_on(
                 result = future.result()
                 report(waiting.pop(future), result)
             if stop.asked:
-                raise RunStopped(f"stopped by {stop.reason}; what is finished is kept, the same command goes on")
+                raise RunStopped(f"stopped by {stop.reason}; what is finished is kept, and the same command continues")
     except BaseException as error:  # Ctrl-C too: whatever ends the parent ends its workers
         _end(pool, set(active_children()) - others)
         if isinstance(error, BrokenProcessPool):
             raise RunFolderError(
-                "a worker process died, killed or out of memory; what is finished is kept. Make room, or lower "
-                "processes, and run the same command again"
+                "a worker process was killed, perhaps for want of memory; what is finished is kept. Free memory, or "
+                "lower processes, and run the same command again"
             ) from error
         raise
     pool.shutdown()

@@ -1,6 +1,6 @@
 """Every metric once: name, unit, how it is reduced, what it means.
 
-A metric that a method does not have is absent from the records, never zero. `tools/metrics_page.py` writes
+A metric that a method does not have is absent from the records, never zero. `tools/pages.py` writes
 docs/metrics.md from this table.
 """
 

@@ -104,6 +104,14 @@ def test_against_the_formulas_written_out(tmp_path: Path) -> None:
     assert (own["response"], own["invalid_tokens"], own["valid_tokens"]) == ("r0", 6, 12)
 
 
+def test_problems_of_other_checkpoints_do_not_widen_the_interval(tmp_path: Path) -> None:
+    """As where each step's batch draws other problems."""
+    made = responses()
+    others = [replace(each, problem=f"other {each.problem}", checkpoint=9) for each in made]
+    alone, beside = (audited(write_scores(tmp_path / str(len(all_)), all_)) for all_ in (made, others + made))
+    assert beside["variants"]["full ECR"] == alone["variants"]["full ECR"]
+
+
 @pytest.fixture
 def planted(tmp_path: Path) -> Scores:
     """The teacher dislikes the invalid step and likes the valid ones, surely; where it is unsure it dislikes both."""

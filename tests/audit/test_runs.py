@@ -71,7 +71,7 @@ def with_value(name: str, value: float) -> Callable[[Steps], Steps]:
         (with_value("count/optimizer_steps", 6), 2, "optimizer steps: 6, expected 4"),
         (lambda steps: [steps[0], steps[2]], 2, "steps missing in the record: 1, 2 first"),
         (lambda steps: steps[:1], 2, "steps missing in the record: 2, 2 first"),
-        (lambda steps: [*steps, steps[2]], 3, "step 3 stands twice in the record"),
+        (lambda steps: [*steps, steps[2]], 3, "step 3 appears twice in the record"),
     ],
 )
 def test_a_planted_fault_is_found(copy: Path, change: Callable[[Steps], Steps], step: int, fault: str) -> None:
@@ -135,6 +135,13 @@ def test_truncated_responses_leave_the_loss_with_the_filter(
     write_steps(copy, [step])
     shutil.rmtree(copy / "batches")
     assert faults(copy) == expected
+
+
+def test_a_step_whose_tokens_are_all_masked_out_of_the_loss(copy: Path) -> None:
+    first = read_records(copy / "metrics.jsonl")[0][0]
+    (copy / "config.yaml").write_text(dump_config(load_config(copy / "config.yaml", ["train.steps=1"]).config))
+    write_steps(copy, [first | {"advantage/trained_share": 0.0, "count/trained": 0, "count/valid_tokens": 0}])
+    assert not [text for _, text in faults(copy) if text.startswith("tokens in the loss")]
 
 
 # Efficiency

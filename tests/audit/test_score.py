@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow", reason="scores are written with pyarrow (extra 'd
 
 from nemo_uecr.audit import store
 from nemo_uecr.audit.score import Scoring, score_rollouts
-from nemo_uecr.audit.sources import Source, evaluation_source, jsonl_source, run_source
+from nemo_uecr.audit.sources import Source, evaluation_source, jsonl_source, run_source, students_of
 from nemo_uecr.audit.store import Scores, read_scores
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.local.models import TokenModel, load_model
@@ -220,6 +220,15 @@ def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path) -> None:
         assert tokens["ids"].tolist() == expected[name]["ids"].tolist()  # the tiny tokenizer has one reading
 
 
+def test_two_students_of_one_step_are_refused(tmp_path: Path) -> None:
+    """Two runs on other problems: each response's name is its own, and one student would score them all."""
+    source = rollouts(tmp_path)
+    first, second = (replace(source, student_of=lambda step, run=run: f"{run}/{step}") for run in ("a", "b"))
+    assert students_of([first, first], None, str.upper)(0) == "A/0"
+    with pytest.raises(DataError, match="the responses of step 0 come from two students, a/0 and b/0"):
+        students_of([first, second], None, str)
+
+
 def test_an_evaluation_folder(tmp_path: Path) -> None:
     from nemo_uecr.data.benchmarks import load_benchmarks
     from nemo_uecr.evaluation.engines import ChatSettings, Decoding
@@ -237,7 +246,7 @@ def test_an_evaluation_folder(tmp_path: Path) -> None:
     scores = scored(tmp_path / "s", source)
     assert len(scores.responses.ids) == 12
     assert not scores.responses.from_text_B.any()
-    with pytest.raises(DataError, match="says no step; give it as STEP="):
+    with pytest.raises(DataError, match="has no step; give it as STEP="):
         evaluation_source(tmp_path / "e", step=None)
 
 

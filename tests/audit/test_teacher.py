@@ -15,6 +15,7 @@ from nemo_uecr.audit.teacher import ENGINES, EngineScores, Reference, compared, 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core.records import ScoredBatch
 from nemo_uecr.data.batch_file import save_batch
+from nemo_uecr.errors import ScoreError
 from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
 
@@ -39,6 +40,13 @@ def test_differences_by_hand() -> None:
     assert numbers["entropy"]["max"] == pytest.approx(0.5)
     assert numbers["logp"]["curve"][-1] == numbers["logp"]["max"]
     assert compared(reference, EngineScores(found.logp, None), "made")["entropy"] is None
+
+
+def test_a_score_that_is_not_finite_is_named_with_its_place() -> None:
+    scores = EngineScores(torch.tensor([-1.0, -2, -3, -4]), torch.ones(4))
+    reference = reference_of(scores, [0.0] * 4, [0, 0, 1, 1], [0, 0])
+    with pytest.raises(ScoreError, match=r"made gives nan, the reference -3\.0 at place 2"):
+        compared(reference, EngineScores(torch.tensor([-1.0, -2, torch.nan, -4]), None), "made")
 
 
 def test_noise_of_the_teacher_reward_by_hand() -> None:

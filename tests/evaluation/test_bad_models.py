@@ -102,7 +102,7 @@ def test_problems_in_a_models_place_are_told_as_such(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refused(capsys, "evaluate", model, "held_out.jsonl", "--max-tokens", 3, "--out", tmp_path / "e")
-    assert said == "held_out.jsonl is no model; problems are named by --benchmarks"
+    assert said == "held_out.jsonl is a file of problems, not a model; name it with --benchmarks"
 
 
 def test_a_repaired_model_is_evaluated_in_the_same_place_and_a_changed_one_is_not(

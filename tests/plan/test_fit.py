@@ -112,7 +112,7 @@ def test_the_page_says_what_fits(pair: str, gigabytes: int, cell: str) -> None:
 def test_a_run_on_a_cpu_is_no_gpu_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry_point(["plan", str(EIGHT), "--fit", "24", "device=cpu"]) == 2
     shown = capsys.readouterr()
-    assert (shown.out, "--fit 24 plans a GPU" in shown.err, "set device=cuda" in shown.err) == ("", True, True)
+    assert (shown.out, "--fit 24 plans for a GPU" in shown.err, "set device=cuda" in shown.err) == ("", True, True)
 
 
 def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,14 @@ def test_headline_says_what_the_interval_allows(make_run: RunMaker, after: list[
     assert words in plain(headline([run], [outcome_of(run)]))
 
 
+def test_headline_of_two_equal_averages_without_samples(make_run: RunMaker) -> None:
+    folder = make_run("gone", steps=2)
+    write_evaluations(folder, {0: {"a": [0.5, 0.0]}, 2: {"a": [0.0, 0.5]}}, samples=2)
+    (folder / "evaluations" / "step-000002.jsonl").unlink()
+    run = read_run(folder)
+    assert "shows no clear change, from 25.0 to 25.0 %" in plain(headline([run], [outcome_of(run)]))
+
+
 def with_metric(folder: Path, step: int, metric: str, value: float) -> RunFolder:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     records[step - 1][metric] = value

@@ -119,6 +119,13 @@ def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> 
         ({"process": 2}, "unknown key process; the nearest known key is processes"),
         ({"tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "nobody"]}}}, "got 'nobody'"),
         (
+            {
+                "map": {"p": {"r": "one_update"}},
+                "tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "own_teacher"]}},
+            },
+            "a map expects grpo among them",
+        ),
+        (
             {"arms": {"uecr": {"overrides": [], "pairs": 2, "teacher": "bad_teacher", "learning_rate_of": None}}},
             "arms.uecr.teacher: got 'bad_teacher', expected one of teacher, student",
         ),

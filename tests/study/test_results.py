@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from nemo_uecr.config.load import load_config
+from nemo_uecr.study.figures import draw_map
 from nemo_uecr.study.map import map_cells, method
 from nemo_uecr.study.results import tables
 from nemo_uecr.study.schema import StudyConfig, load_study
@@ -54,6 +57,18 @@ def test_map_by_hand() -> None:
     assert second.reference.difference.mean == second.gain.difference.mean == -38.5
     assert first.reference.p == pytest.approx(0.4226, abs=5e-5)  # -0.5, 1, 1: t = 1
     assert second.reference.p == pytest.approx(1.12e-4, abs=1e-6)  # t = -77 sqrt(3), p = 5.6e-5, the smaller of two
+
+
+def test_equal_arms_leave_the_other_cells_p_as_they_are(tmp_path: Path) -> None:
+    """A t test of zeros has no p; the map is drawn although its tables have other arms."""
+    study, finals = load_study(SMALL), {arm: {0: 10.0, 1: 20.0} for arm in ("grpo", "uecr")}
+    main = study.tables["main"].model_copy(update={"arms": ["grpo", "uecr"]})
+    other = main.model_copy(update={"title": "Other", "reference": "own_teacher", "arms": ["grpo", "own_teacher"]})
+    study = study.model_copy(update={"tables": {"main": main, "other": other}, "map": {"panel": {"row": "one_update"}}})
+    cells = map_cells(study, made_results(finals | {"own_teacher": {0: 90.0, 1: 100.1}}), "grpo")
+    assert [cell.gain.p for cell in cells] == pytest.approx([1.0, 2 * 4e-4], abs=1e-4)
+    draw_map(tmp_path, study, cells, "grpo")
+    assert (tmp_path / "map.svg").is_file()
 
 
 def test_shipped_map_has_every_method_in_every_cell() -> None:

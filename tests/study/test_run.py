@@ -98,7 +98,8 @@ def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
     assert entry_point(command) == 0
     said = capsys.readouterr().out
     assert "0 models, 0 runs to choose learning rates, 2 runs for the tables" in said
-    old = f"runs of other code of the package: 1 of {kept[0].parent.name}; to run an arm again, delete {copied}/*/*/ARM"
+    arm = kept[0].parent.name
+    old = f"runs made by other code of the package: 1 of {arm}; to run an arm again, delete {copied}/*/*/ARM"
     assert old in said
     assert entry_point([*command, "--tables-only"]) == 0
     assert old in capsys.readouterr().out

@@ -64,7 +64,7 @@ def test_every_item_is_worked_on_once() -> None:
     work_on(double, [1, 2, 3], processes=2, stop=StopRequest(), report=found.__setitem__)
     assert found == {1: 2, 2: 4, 3: 6}
     work_on(double, [], processes=2, stop=StopRequest(), report=lambda item, result: pytest.fail("nothing to do"))
-    with pytest.raises(RunFolderError, match=r"a worker process died, killed or out of memory"):
+    with pytest.raises(RunFolderError, match=r"a worker process was killed, perhaps for want of memory"):
         work_on(die_at_two, [1, 2, 3], processes=1, stop=StopRequest(), report=lambda item, result: None)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 from nemo_uecr.core.invariants import IDENTITIES
 from nemo_uecr.telemetry import metric_table
@@ -20,13 +17,3 @@ def test_names_are_unique() -> None:
 
 def test_every_identity_has_a_metric() -> None:
     assert {metric_table.identity_name(identity) for identity in IDENTITIES} <= metric_table.METRICS.keys()
-
-
-def test_the_page_is_current() -> None:
-    root = Path(__file__).resolve().parents[2]
-    made = subprocess.run(
-        [sys.executable, root / "tools" / "metrics_page.py"], capture_output=True, text=True, check=True
-    )
-    assert (root / "docs" / "metrics.md").read_text(encoding="utf-8") == made.stdout, (
-        "renew it: python tools/metrics_page.py > docs/metrics.md"
-    )
