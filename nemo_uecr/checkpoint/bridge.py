@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.models import INDEX, SINGLE
+from nemo_uecr.data.models import INDEX, SINGLE, let_others_read
 from nemo_uecr.errors import CheckpointError, first_line
 
 if TYPE_CHECKING:
@@ -156,5 +156,4 @@ def write_weights(
             raise CheckpointError(f"{name} is not finite: the run diverged. Convert an earlier checkpoint")
         state[name] = value.to(getattr(torch, dtype), copy=True).contiguous()  # not a view of a fused tensor
     save_torch_state_dict({name: state[name] for name in names}, folder, max_shard_size=shard_bytes)
-    for path in folder.glob("*.safetensors"):  # safetensors lets nobody else read
-        path.chmod(folder.stat().st_mode & 0o666)
+    let_others_read(folder)

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.puu import gap
-from nemo_uecr.core.records import Names, ScoredBatch, Settings, check_finite, check_scores, not_empty, rows
+from nemo_uecr.core.records import (
+    Names,
+    ScoredBatch,
+    Settings,
+    check_finite,
+    check_responses,
+    check_scores,
+    not_empty,
+    rows,
+)
 from nemo_uecr.errors import ScoreError
 
 #: Rounding may leave an entropy this far below zero; anything lower is a sign error in the scorer.
@@ -49,13 +58,15 @@ def ecr_residual(
 
     Raises:
         ConfigError: If a setting is out of range.
-        ScoreError: If a masked-in score is not finite, an entropy is negative, or a response is empty.
+        ScoreError: If a masked-in score or a task advantage is not finite, an entropy is negative, shapes differ, or a
+            response is empty.
 
     References:
         eq:local-signal, eq:projection-weights, prop:projection.
     """
     Settings(tau_delta=tau_delta, tau_entropy=tau_entropy)
     mask = check_scores(mask, teacher_logp=teacher_logp, old_logp=old_logp, teacher_entropy=teacher_entropy)
+    check_responses(mask.shape[:-1], task_advantage=task_advantage)
     names = Names()
     teacher, old, entropy, mask_bt = (rows(each) for each in (teacher_logp, old_logp, teacher_entropy, mask))
     not_empty(mask_bt.sum(dim=1), names.row)

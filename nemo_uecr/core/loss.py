@@ -81,7 +81,8 @@ def policy_loss(
         second: token advantages and coefficient of a second clipped surrogate.
 
     Raises:
-        ScoreError: If shapes or types differ, the denominator is not positive, or reference and coefficient disagree.
+        ScoreError: If shapes or types differ, the denominator is not positive, a clip bound cannot be, or reference and
+            coefficient disagree. A number that is not finite makes the total so: looking for it would wait for a GPU.
 
     References:
         eq:policy-loss, eq:final-objective.
@@ -97,6 +98,8 @@ def policy_loss(
         raise ScoreError(
             f"the loss denominator is {denominator}; expected the optimizer step's count of tokens in the loss"
         )
+    if not (0 <= clip[0] < 1 and 0 <= clip[1]):
+        raise ScoreError(f"clip is {clip}; expected distances from 1, the lower below 1: (0.2, 0.2)")
     if (ref_logp is None) != (kl_coef == 0):
         raise ScoreError(f"reference log-probabilities and kl_coef={kl_coef} disagree; expected both or neither")
     ratio = importance_ratio(logp, old_logp.detach(), mask)

@@ -12,7 +12,18 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.groups import Groups, denominator
-from nemo_uecr.core.records import GAP_CLIP, Names, Settings, check_finite, check_scores, not_empty, numbered, rows
+from nemo_uecr.core.records import (
+    GAP_CLIP,
+    Names,
+    Settings,
+    check_finite,
+    check_responses,
+    check_scores,
+    not_empty,
+    numbered,
+    rows,
+)
+from nemo_uecr.errors import ScoreError
 
 
 @dataclass(frozen=True)
@@ -104,13 +115,16 @@ def unified_advantage(
 
     Raises:
         ConfigError: If a setting is out of range.
-        ScoreError: If a group has one response.
+        ScoreError: If a reward is not finite, shapes differ, or a group has one response.
 
     References:
         eq:unified-advantage, eq:unified-components, prop:adv-decomposition.
     """
     Settings(alpha=alpha, std_floor=std_floor)
+    check_responses(task_reward.shape, task_reward=task_reward, teacher_reward=teacher_reward)
     groups = group if isinstance(group, Groups) else Groups.of(numbered(group, task_reward.device))
+    if len(groups.index_B) != task_reward.numel():
+        raise ScoreError(f"group names {len(groups.index_B)} responses; expected {task_reward.numel()}, as task_reward")
     # Centring is linear. Centring each part before the sum keeps the decomposition exact in nearly degenerate groups,
     # where eps alone divides and would raise the rounding of R^task + alpha R^T by a factor of a million.
     task_B, teacher_B = groups.centre(task_reward.reshape(-1)), groups.centre(teacher_reward.reshape(-1))

@@ -99,12 +99,26 @@ def check_scores(mask: Tensor, **scores: Tensor | None) -> Tensor:
     for name, tensor in given.items():
         if tensor.shape != mask.shape:
             raise ScoreError(f"{name} has shape {list(tensor.shape)}; expected {list(mask.shape)}, the shape of mask")
-        if tensor.dtype != dtype or dtype not in (torch.float32, torch.float64):
+        if tensor.dtype not in (torch.float32, torch.float64):
             raise ScoreError(
                 f"{name} has dtype {tensor.dtype}; expected float32, or float64 throughout: bf16 scores lose the gap "
                 "between teacher and student"
             )
+        if tensor.dtype != dtype:
+            raise ScoreError(f"{name} has dtype {tensor.dtype}; expected {dtype}, as {next(iter(given))} has")
     return as_bool(mask)
+
+
+def check_responses(shape: Sequence[int], name_of: Callable[[int], str] = Names().row, **values: Tensor) -> None:
+    """Refuse rewards or advantages of another shape than one for each response, and those that are not finite."""
+    for name, value in values.items():
+        if value.shape != torch.Size(shape):
+            raise ScoreError(f"{name} has shape {list(value.shape)}; expected {list(shape)}, one for each response")
+        for row in (~value.reshape(-1).isfinite()).nonzero()[:1, 0].tolist():
+            raise ScoreError(
+                f"{name} of {name_of(row)} is {float(value.reshape(-1)[row])}; expected a finite number. One bad value "
+                "would spoil its whole group"
+            )
 
 
 def not_empty(counts_B: Tensor, name: Callable[[int], str]) -> Tensor:
@@ -178,11 +192,7 @@ class ScoredBatch:
                 f"task_reward has shape {list(reward_B.shape)} and group {list(self.group_B.shape)}; expected [B], one "
                 "value for each of at least two responses"
             )
-        for row in (~reward_B.isfinite()).nonzero()[:1, 0].tolist():
-            raise ScoreError(
-                f"task_reward of {self.name_of(row)} is {float(reward_B[row])}; expected a finite number. "
-                "One bad reward would spoil its whole group"
-            )
+        check_responses(reward_B.shape, self.name_of, task_reward=reward_B)
         if self.offsets is None:
             fits, expected = mask.ndim == 2 and mask.shape[0] == responses, f"[{responses}, T]"
         else:

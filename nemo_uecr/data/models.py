@@ -231,10 +231,17 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
         else:
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        let_others_read(folder)
     except Exception as error:
         if found := SYSTEM_ERROR.search(str(error)):
             raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
         raise
+
+
+def let_others_read(folder: Path) -> None:
+    """Give weight files the folder's permissions: safetensors writes them for their owner alone."""
+    for path in folder.glob("*.safetensors"):
+        path.chmod(folder.stat().st_mode & 0o666)
 
 
 def save_adapter(model: Any, folder: Path) -> None:

@@ -42,7 +42,8 @@ def decode(
         mask_PS[row, : width - len(prompt)] = 0
     place_PS = (mask_PS.cumsum(dim=1) - 1).clamp(min=0)
     accepted = inspect.signature(module.forward).parameters
-    key = next((name for name in ("cache", "past_key_values") if name in accepted), None)  # transformers 5.24; before it
+    # Its name since transformers 5.24, and before.
+    key = next((name for name in ("cache", "past_key_values") if name in accepted), None)
     if key is None or module.config.model_type in OTHER_STATE:
         raise DataError(f"models of type {module.config.model_type!r} have no key-value cache; expected one that has")
     cache = DynamicCache(config=module.config)

@@ -41,7 +41,9 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Pa
     ``origins``, where each value came from, are for the run folder. A run that cannot be started as it is configured
     writes nothing; one that is asked to end saves first and raises `RunStopped`.
     """
-    check_run_folder(Path(config.run.folder), config, resume=resume)
+    folder = Path(config.run.folder)
+    check_run_folder(folder, config, resume=resume)
+    check_writable(folder)
     preflight.check_problems(config)
     preflight.check_visible_models(config)
     version = upstream.check()
@@ -53,8 +55,6 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Pa
         preflight.check_conversion(key, teacher)
     evaluation = training_evaluation(config)
     native = native_config(config, version, dropped=dropped)
-    folder = Path(config.run.folder)
-    check_writable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     log.info("NeMo-RL %s, method %s", version, config.method.name)
     records = {"origins": origins, "version": version}

@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -165,17 +166,20 @@ class TensorBoard:
     def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._events = SummaryWriter(str(folder / "tensorboard"))
+        self._open = partial(SummaryWriter, str(folder / "tensorboard"))
+        self._events: SummaryWriter | None = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write scalars."""
+        """Write scalars; those that an earlier attempt wrote from the first step on are no longer shown."""
+        self._events = self._events or self._open(purge_step=step)
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
         self._events.flush()
 
     def close(self, *, failed: bool) -> None:
         """Close the event file."""
-        self._events.close()
+        if self._events is not None:
+            self._events.close()
 
 
 class _Service:

@@ -227,6 +227,28 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
         nemo_uecr.teacher_reward(torch.zeros(3, 3, dtype=torch.bfloat16), torch.zeros(3, 3), mask)
 
 
+def test_the_stages_refuse_what_the_whole_refuses() -> None:
+    """A lost verdict, a slice of another rank's, one value for all: each would spoil a step in silence."""
+    reward, teacher, group = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.zeros(4), [0, 0, 1, 1]
+    lost = torch.tensor([1.0, torch.nan, 0.0, 1.0])
+    with pytest.raises(ScoreError, match="task_reward of response 1 is nan"):
+        nemo_uecr.unified_advantage(lost, teacher, group, alpha=1.0)
+    with pytest.raises(ScoreError, match=r"teacher_reward has shape \[3\]; expected \[4\], one for each response"):
+        nemo_uecr.unified_advantage(reward, teacher[1:], group, alpha=1.0)
+    with pytest.raises(ScoreError, match="group names 5 responses; expected 4"):
+        nemo_uecr.unified_advantage(reward, teacher, [*group, 1], alpha=1.0)
+    logp, mask, scales = torch.full((4, 3), -1.0), torch.ones(4, 3).bool(), {"tau_delta": 1.0, "tau_entropy": 1.0}
+    for wrong in (torch.tensor([-1.0]), torch.zeros(3)):
+        with pytest.raises(ScoreError, match=r"task_advantage has shape .*; expected \[4\]"):
+            nemo_uecr.ecr_residual(logp, logp, -logp, mask, wrong, **scales)
+    with pytest.raises(ScoreError, match="task_advantage of response 1 is nan"):
+        nemo_uecr.ecr_residual(logp, logp, -logp, mask, lost, **scales)
+    with pytest.raises(ScoreError, match=r"ref_logp has dtype torch\.float64; expected torch\.float32, as logp has"):
+        nemo_uecr.policy_loss(logp, logp, logp, mask, ref_logp=logp.double(), kl_coef=1.0)
+    with pytest.raises(ScoreError, match=r"clip is \(-0\.2, 0\.2\); expected distances from 1"):
+        nemo_uecr.policy_loss(logp, logp, logp, mask, clip=(-0.2, 0.2))
+
+
 def test_a_batch_without_a_token_has_a_loss_of_zero() -> None:
     logp = torch.zeros(2, 3, requires_grad=True)
     out = nemo_uecr.policy_loss(logp, torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3).bool())

@@ -58,6 +58,7 @@ def test_checkpoint_is_an_ordinary_model_folder(folder: Path) -> None:
     assert 0.003 < max(moved) < 0.015
     theirs, ours = (AutoTokenizer.from_pretrained(folder) for folder in (tiny.STUDENT, saved))
     assert ours("12")["input_ids"] == theirs("12")["input_ids"]
+    assert (saved / "model.safetensors").stat().st_mode & 0o666 == saved.stat().st_mode & 0o666  # for the group, too
 
 
 def limited(folder: Path, bytes_a_file: int, *overrides: str, resume: bool = False) -> tuple[int, str]:

@@ -48,6 +48,10 @@ def test_tensorboard_events_can_be_read(tmp_path: Path) -> None:
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("policy/loss")] == [(1, 0.5), (2, 0.25)]
     assert [(event.step, event.value) for event in events.Scalars("evaluation/avg")] == [(2, 0.5)]
+    with log_of(tmp_path, clients(tmp_path, tensorboard="on")) as resumed:
+        resumed.step(2, step_of(0.75))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("policy/loss")] == [(1, 0.5), (2, 0.75)]
 
 
 def test_missing_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
