@@ -98,7 +98,7 @@ def policy_loss(
         raise ScoreError(
             f"the loss denominator is {denominator}; expected the optimizer step's count of tokens in the loss"
         )
-    if not (0 <= clip[0] < 1 and 0 <= clip[1]):
+    if not (0 <= clip[0] < 1 and clip[1] >= 0):
         raise ScoreError(f"clip is {clip}; expected distances from 1, the lower below 1: (0.2, 0.2)")
     if (ref_logp is None) != (kl_coef == 0):
         raise ScoreError(f"reference log-probabilities and kl_coef={kl_coef} disagree; expected both or neither")
