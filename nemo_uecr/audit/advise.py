@@ -37,7 +37,7 @@ from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.step_metrics import Stopwatch
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
 from nemo_uecr.local.trainer import Rollouts
-from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k
+from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k, score_interval
 from nemo_uecr.telemetry.metrics import agreement_metrics, method_metrics
 from nemo_uecr.telemetry.run_folder import read_run
 from nemo_uecr.verifier.pool import SHARED
@@ -176,8 +176,12 @@ def _facts(
     def mean(value: Array, of: Array) -> Share:
         return sampler.mean(value, np.ones(len(value), dtype=bool), of)
 
+    def rate(verdicts: Sequence[Array]) -> Share:
+        found = score_interval({"": verdicts})
+        return {"value": found.avg, "low": found.low, "high": found.high}
+
     flat_B = groups.flat(batch.task_reward_B).numpy()
-    where = {"student": mean(right_B, problem_B), "lead": None, "order": None, "degenerate": mean(flat_B, problem_B)}
+    where = {"student": rate(rewards), "lead": None, "order": None, "degenerate": mean(flat_B, problem_B)}
     found = {**numbers, **{name: metrics.get(name) for name in SCORED}, "spread": None, "safe_alpha": None}
     if advantages.teacher_reward_B is not None:
         table = table_of(right_B, batch.group_B.numpy(), np.zeros_like(problem_B), problem_B)
@@ -190,9 +194,9 @@ def _facts(
             found["safe_alpha"] = float(np.quantile(ties, SHARE, method="inverted_cdf"))
     teacher = None
     if teacher_B is not None:
-        theirs_K = teacher_B.reshape(sampler.clusters, -1).mean(axis=1)
-        teacher = mean(theirs_K, problem_K)
-        where["lead"] = mean(theirs_K - [rows.mean() for rows in rewards], problem_K)
+        theirs = teacher_B.reshape(sampler.clusters, -1).astype(float)
+        teacher = rate(theirs)
+        where["lead"] = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards], problem_K)
     return Facts(
         where=where,
         teacher=teacher,

@@ -89,11 +89,6 @@ def signed_points(difference: float, digits: int = 1) -> str:
     return ("+" if difference >= 0 else "") + points(difference, digits)
 
 
-def shown_change(before: float, after: float) -> float:
-    """The difference of two shares as they are shown, so that a reader who subtracts the two figures gets it."""
-    return round(round(100 * after, 1) - round(100 * before, 1), 1) / 100
-
-
 def duration(seconds: float) -> str:
     """Seconds for people: ``48 s``, ``3 min 20 s``, ``2 h 05 min``."""
     if seconds < 90:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.compare import compare
 from nemo_uecr.report.charts import ticks
-from nemo_uecr.report.markup import DASH, duration, points, shown_change, signed_points
+from nemo_uecr.report.markup import DASH, duration, points, signed_points
 from nemo_uecr.stats import Difference
 from nemo_uecr.telemetry.metric_table import identity_name
 from nemo_uecr.telemetry.run_folder import RunFolder
@@ -115,8 +115,8 @@ def headline(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> Markup:
         return name + f": {run.last_step} of {run.planned_steps} steps"
     span = f"from {points(outcome.before['avg'])} to {points(outcome.after['avg'])} %"
     span += "" if run.complete else ", so far"
-    change = shown_change(outcome.before["avg"], outcome.after["avg"])
-    if change == 0 or (outcome.lift is not None and outcome.lift.p_value > UNCLEAR):
+    change = outcome.after["avg"] - outcome.before["avg"]
+    if round(change, 3) == 0 or (outcome.lift is not None and outcome.lift.p_value > UNCLEAR):
         return name + f": avg@{outcome.samples} shows no clear change, {span}"
     verb = "raised" if change > 0 else "lowered"
     return name + f" {verb} avg@{outcome.samples} by {points(abs(change))} points, {span}"
@@ -193,7 +193,7 @@ def figures(run: RunFolder, outcome: Outcome) -> list[tuple[str, str, str]]:
             name = f"avg@{outcome.samples} at step {record[0]['step']}"
             found.append((name, f"{points(average['avg'])} %", ends))
     if outcome.before is not None and outcome.after is not None:
-        lift, change = outcome.lift, signed_points(shown_change(outcome.before["avg"], outcome.after["avg"]))
+        lift, change = outcome.lift, signed_points(outcome.after["avg"] - outcome.before["avg"])
         few = ", too few differ to tell" if lift is not None and lift.few else ""
         ends = (
             "" if lift is None else f"{signed_points(lift.low)} to {signed_points(lift.high)}, paired by problem{few}"

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from nemo_uecr.report.markup import DASH, data_block, duration, equation, number, points, shown_change, signed_points
+from nemo_uecr.report.markup import DASH, data_block, duration, equation, number, points, signed_points
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&\u2028'\""
 
@@ -43,11 +43,3 @@ def test_numbers() -> None:
 )
 def test_equation(plain: str, printed: str) -> None:
     assert equation(plain) == printed
-
-
-def test_a_change_is_the_difference_of_the_figures_beside_it() -> None:
-    """39.24 and 70.15 differ by 30.91, which rounds to 30.9; but 39.2 and 70.2 stand there, and differ by 31.0."""
-    assert (points(0.3924), points(0.70151)) == ("39.2", "70.2")
-    assert points(shown_change(0.3924, 0.70151)) == "31.0"
-    assert signed_points(shown_change(0.70151, 0.3924)) == "\u221231.0"
-    assert signed_points(shown_change(0.41, 0.41)) == "+0.0"
