@@ -6,7 +6,7 @@ Shape legend: B = responses, K = problems.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -176,8 +176,8 @@ def _facts(
     def mean(value: Array, of: Array) -> Share:
         return sampler.mean(value, np.ones(len(value), dtype=bool), of)
 
-    def rate(verdicts: Sequence[Array]) -> Share:
-        found = score_interval({"": verdicts})
+    def rate(verdicts: Iterable[Array]) -> Share:
+        found = score_interval({"": [row.tolist() for row in verdicts]})
         return {"value": found.avg, "low": found.low, "high": found.high}
 
     flat_B = groups.flat(batch.task_reward_B).numpy()

@@ -221,10 +221,10 @@ def _check_nemo(config: NemoConfig) -> list[str]:
     notes = [] if check_visible_models(config) else [unseen]
     if importlib.util.find_spec("nemo_rl") is None:
         return [*notes, "NeMo-RL cannot be imported here: its own schema was not checked"]
-    from nemo_uecr.nemo import launcher, upstream
+    from nemo_uecr.nemo import translate, upstream
 
     version = upstream.check()
-    launcher.native_config(config, version)
+    translate.native_config(config, version)
     return [*notes, f"NeMo-RL {version}: its schema accepts the run"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from nemo_uecr.config.nemo_schema import NemoConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import CallReward
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.reproducible import installed, statement
-from nemo_uecr.errors import ConfigError, RunFolderError
+from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import check_writable, file_sha256
 from nemo_uecr.nemo import preflight, translate, upstream
 from nemo_uecr.nemo.estimator import Routes, StepContext, UecrEstimator
@@ -54,25 +54,13 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Pa
     for key, teacher in config.active_teachers.items():
         preflight.check_conversion(key, teacher)
     evaluation = training_evaluation(config)
-    native = native_config(config, version, dropped=dropped)
+    native = translate.native_config(config, version, dropped=dropped)
     folder.mkdir(parents=True, exist_ok=True)
     log.info("NeMo-RL %s, method %s", version, config.method.name)
     records = {"origins": origins, "version": version}
     stop, completed = _run(config, native, evaluation, routes, records)
     report_early_end(stop, config, completed=completed)
     return folder
-
-
-def native_config(config: NemoConfig, version: str, *, dropped: Sequence[int] = ()) -> Any:
-    """NeMo-RL's configuration of a run, validated by its own schema."""
-    from pydantic import ValidationError
-
-    try:
-        return upstream.native("MasterConfig")(**translate.master_config(config, dropped=dropped))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"NeMo-RL {version} refuses {where}: {first['msg']} (got {first['input']!r})") from error
 
 
 def _run(

@@ -20,7 +20,7 @@ from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.contract import Scores, score
 from nemo_uecr.nemo.preflight import check_conversion, check_teacher_alone
-from nemo_uecr.nemo.translate import master_config, teacher_policy
+from nemo_uecr.nemo.translate import native_config, teacher_policy
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 
 #: What a batch has from the teacher that scored it: another one's scores leave nothing of it.
@@ -122,10 +122,10 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     if config.teachers:
         raise ConfigError("teachers: a batch is scored by one teacher; expected teacher.model_name alone")
     rows = _rows_of(saved, config.student.vocabulary)
-    upstream.check()
+    version = upstream.check()
     check_teacher_alone(config, longest=int(rows["input_lengths"].max()))
     check_conversion("teacher", config.teacher)
-    native = upstream.native("MasterConfig")(**master_config(config))
+    native = native_config(config, version)
     native.policy["megatron_cfg"]["train_iters"] = 1  # as the loop's set-up would; a scorer makes no training step
     tokenizer = upstream.start(native)
     upstream.register_worker()

@@ -14,12 +14,25 @@ import yaml
 
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoRlEnvironment, ParallelConfig
 from nemo_uecr.config.schema import longest_generated
+from nemo_uecr.errors import ConfigError
 from nemo_uecr.nemo import upstream
 
 #: What NeMo-RL finds by dotted name, and the name by which a data set asks for our environment.
 DATASET_FQN = "nemo_uecr.nemo.task.ProblemsDataset"
 ENVIRONMENT_FQN = "nemo_uecr.nemo.task.RewardEnvironment"
 ENVIRONMENT = "nemo_uecr"
+
+
+def native_config(config: NemoConfig, version: str, *, dropped: Sequence[int] = ()) -> Any:
+    """NeMo-RL's configuration of a run, validated by its own schema."""
+    from pydantic import ValidationError
+
+    try:
+        return upstream.native("MasterConfig")(**master_config(config, dropped=dropped))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"NeMo-RL {version} refuses {where}: {first['msg']} (got {first['input']!r})") from error
 
 
 def master_config(config: NemoConfig, *, dropped: Sequence[int] = ()) -> dict[str, Any]:
