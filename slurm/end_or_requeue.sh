@@ -14,11 +14,21 @@ end_job() { # CODE of the run
   fi
   case $code in
     0) finish 0 DONE "$(last_line "$LOGS/driver.log")" ;;
-    "$SAVED") requeue "$(last_line_but_srun | grep . || echo "ended before it printed a line")" ;;
+    "$SAVED")
+      end_if_all_notice
+      requeue "$(last_line_but_srun | grep . || echo "ended before it printed a line")"
+      ;;
   esac
   cause=$(cat "$LOGS/cause" 2>/dev/null)
   [[ -n $cause ]] || cause=$(srun_cause)$(node_said)
   finish 1 FAILED "${cause:-node $HEAD: srun ended with code $STEP_CODE and no node said why; see $LOGS}"
+}
+
+end_if_all_notice() { # each attempt would do one step, and be requeued for ever
+  [[ $STOP_SIGNAL == USR1 && -n ${UECR_JOB_END:-} ]] || return 0
+  local left=$((UECR_JOB_END - $(date +%s) + SECONDS - STOP_AT))
+  ((STOP_AT >= 30 || left <= 2 * STOP_AT)) || # Slurm may send it a minute early
+    finish 1 FAILED "SIGUSR1 came $STOP_AT s after the start and $left s before the time limit; what was saved stays, $MORE_TIME"
 }
 
 time_is_up() { [[ $CANCELLED == *TimeLimit* || $CANCELLED == TIMEOUT* ]]; }
@@ -35,6 +45,7 @@ node_said() { # the last line of the node's log that srun names
 }
 
 requeue() { # TEXT
+  set -- "${1%% Run again with*}" # Slurm does
   say "REQUEUED: $1"
   printf 'REQUEUED: %s\n' "$1" >"$LOGS/final"
   FINISHED=yes

@@ -77,7 +77,7 @@ def evaluate(
     from nemo_uecr.evaluation import engines, runner
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import check_writable
-    from nemo_uecr.study.demo import locate, resolve
+    from nemo_uecr.study.demo import SCHEME, locate, resolve
 
     named = dict(map(label_of, models))
     if len(named) < len(models):
@@ -99,13 +99,16 @@ def evaluate(
             "# dry run: nothing is written",
             yaml.safe_dump(asdict(settings), sort_keys=False, width=float("inf")).rstrip(),
         )
+    # A mistyped file is told before the demo's models are made.
+    check_benchmarks([text for text in benchmarks if SCHEME not in text])
     named = {label: resolve(model) for label, model in named.items()}
     for model in named.values():
         engines.load_tokens(model)  # a mistyped path is told before a missing package and the first model's hours
     loaded = load_benchmarks(_placed(benchmarks, resolve))
     for label, model in named.items():
         result = runner.evaluate(label, model, loaded, settings, out / label)
-        say(*lines_of(result), f"  {out / label}/result.json")
+        average = f"{100 * result['average']['avg']:.2f}"
+        say(*lines_of(result), f"{out / label}/result.json: avg@{samples} {average}")
 
 
 def label_of(text: str) -> tuple[str, str]:

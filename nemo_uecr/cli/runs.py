@@ -226,11 +226,11 @@ def convert(
             ckpt=ckpt, out=to.absolute(), model=hf, tokenizer=tokenizer,
             tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
         )  # fmt: skip
+        prepare(request)  # a wrong path is told before a missing package
     if dry_run:
         if request is None:
             read_record(ckpt)
             return say("# dry run: nothing is written", f"ckpt: {ckpt}")
-        prepare(request)
         return say("# dry run: nothing is written", *(f"{name}: {value}" for name, value in vars(request).items()))
     require_extra("convert")
     require_bridge()

@@ -100,7 +100,7 @@ class Letters:
 
     chat_template = None
 
-    def __call__(self, text: str) -> dict[str, list[int]]:
+    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) for letter in text]}
 
 
