@@ -72,7 +72,7 @@ sbatch_value() { # SCRIPT OPTION: its value in the script's #SBATCH lines
 
 find_resources() { # SCRIPT
   [[ -z ${SLURM_JOB_ID:-} || -n $DRY_RUN || -z $ASKED_NODES$ASKED_GPUS ]] ||
-    refuse "--nodes and --gpus after the script are for a dry run; ask sbatch: sbatch --nodes=N --gpus-per-node=N ${1##*/}"
+    refuse "--nodes and --gpus after the script are for a dry run; ask sbatch: sbatch --nodes=N --gpus-per-node=N SCRIPT"
   NODES=${SLURM_JOB_NUM_NODES:-${ASKED_NODES:-$(sbatch_value "$1" nodes)}}
   GPUS=${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-${ASKED_GPUS:-$(sbatch_value "$1" gpus-per-node)}}}
   [[ ${SLURM_GPUS_PER_NODE:-} != 0 ]] || GPUS=0 # asked for none; --exclusive gives them all the same

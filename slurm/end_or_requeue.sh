@@ -27,7 +27,7 @@ end_job() { # CODE of the run
 end_if_all_notice() { # each attempt would do one step, and be requeued for ever
   [[ $STOP_SIGNAL == USR1 && -n ${UECR_JOB_END:-} ]] || return 0
   local left=$((UECR_JOB_END - $(date +%s) + SECONDS - STOP_AT))
-  ((STOP_AT >= 30 || left <= 2 * STOP_AT)) || # Slurm may send it a minute early
+  ((STOP_AT >= 45 || left <= 3 * STOP_AT)) || # Slurm may send it a minute early
     finish 1 FAILED "SIGUSR1 came $STOP_AT s after the start and $left s before the time limit; what was saved stays, $MORE_TIME"
 }
 
