@@ -21,6 +21,7 @@ Sizes = Callable[[str, str], ModelShape]  # from a model's name and its role to 
 CHUNK_BYTES = 134_217_728  # float32 logits that the back end reduces at once; a test compares
 # Python and kernel launches of one layer in one decoding step of transformers, whatever the model's size.
 LAYER_SECONDS = {"CPU": 4e-4, "GPU": 1e-3}
+SLOW = "; on a CPU bfloat16 and micro-batches of one each take two to four times that"
 VLLM_ASLEEP = 7 * GIB // 10  # of a vLLM engine that sleeps, on the GPU: CUDA graphs, compiled kernels; assumed
 SMALL_MOMENTS = 2.03  # bytes a parameter: two moments of 8 bits, and a scale for each 256
 
@@ -125,6 +126,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
     mismatches = mismatches_of(config, student, run.shapes)
     steps = responses // train.minibatch_responses
     memory = "" if device.memory is None else f", {device.memory / GIB:.1f} GiB that can be allocated"
+    slow = not run.gpu and (config.student.dtype != "float32" or train.microbatch_responses == 1)
     threads = f"{config.threads} thread(s)" if config.threads else "threads: torch's choice (times: of one)"
     return Plan(
         title=f"{title}, local back end",
@@ -145,7 +147,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
             f"micro-batches of {train.microbatch_responses}",
             f"room for the keys and values of {run.at_once} responses of {run.longest} tokens at once",
             f"{sum(moved.values()) / GIB:.1f} GiB to and from the device a step",
-            _whole_run(config, sum(phase.seconds for phase in phases)),
+            _whole_run(config, sum(phase.seconds for phase in phases)) + (SLOW if slow else ""),
         ),
         assumptions=(
             f"{lengths.said(drawn.max_response_tokens)}; memory takes the longest, {run.longest}",
