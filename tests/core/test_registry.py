@@ -11,7 +11,8 @@ import torch
 from nemo_uecr.config.schema import MethodConfig
 from nemo_uecr.core.invariants import rehearse
 from nemo_uecr.core.methods import METHODS, method_advantage
-from nemo_uecr.core.records import SCORE_FIELDS, Settings
+from nemo_uecr.core.methods.view import View
+from nemo_uecr.core.records import SCORE_FIELDS, Advantages, Block, Settings
 from nemo_uecr.errors import ConfigError, ScoreError
 from nemo_uecr.method_registry import ADDED, FROM_THE_RUN, PAPER, REGISTRY
 from tests.core import batches
@@ -64,6 +65,31 @@ def test_a_slip_in_a_line_is_seen_before_the_run(
     """What is wrong in the author's own code keeps its traceback."""
     monkeypatch.setitem(METHODS, "rlsd", replace(METHODS["rlsd"], **slip))
     with pytest.raises(kind, match=said):
+        rehearse("rlsd", {key: getattr(batches.SETTINGS, key) for key in SCALARS}, TOLERANCES)
+
+
+def test_an_identity_without_its_tolerance_is_named() -> None:
+    with pytest.raises(ConfigError, match="no tolerance is given for 'decomposition', an identity of uecr"):
+        rehearse("uecr", {key: getattr(batches.SETTINGS, key) for key in SCALARS}, {})
+
+
+def test_a_slip_within_a_response_is_seen_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that follow the gap's deviation from its mean, and average to 1 only where that is 0."""
+    from nemo_uecr.core.methods import rlsd
+
+    def slipped(view: View, **_: float) -> Advantages:
+        def tokens(block: Block) -> dict[str, torch.Tensor]:
+            gap = view.gap(block)
+            centred = (gap - gap.sum(1, keepdim=True) / view.count(block)).masked_fill(~block.of(view.batch.mask_BT), 0)
+            weight = 1 + 0.5 * torch.tanh(5 * centred)
+            return {"advantage_BT": weight * view.column(view.grpo_B, block), "weight_BT": weight}
+
+        return view.tokens(tokens)
+
+    line = replace(METHODS["rlsd"], identities=("budget", "sign_kept"), monitored=())
+    monkeypatch.setitem(METHODS, "rlsd", line)
+    monkeypatch.setattr(rlsd, "rlsd", slipped)
+    with pytest.raises(ConfigError, match="identity 'budget' .* is off by 0"):
         rehearse("rlsd", {key: getattr(batches.SETTINGS, key) for key in SCALARS}, TOLERANCES)
 
 
