@@ -89,7 +89,7 @@ def test_a_slip_within_a_response_is_seen_before_the_run(monkeypatch: pytest.Mon
     line = replace(METHODS["rlsd"], identities=("budget", "sign_kept"), monitored=())
     monkeypatch.setitem(METHODS, "rlsd", line)
     monkeypatch.setattr(rlsd, "rlsd", slipped)
-    with pytest.raises(ConfigError, match="identity 'budget' .* is off by 0"):
+    with pytest.raises(ConfigError, match=r"identity 'budget' .* is off by 0"):
         rehearse("rlsd", {key: getattr(batches.SETTINGS, key) for key in SCALARS}, TOLERANCES)
 
 
