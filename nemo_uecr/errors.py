@@ -9,9 +9,15 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+#: What the command line itself needs.
+PLAIN = (
+    "cyclopts", "filelock", "jinja2", "numpy", "omegaconf", "psutil", "pydantic", "yaml", "rich", "safetensors",
+    "scipy",
+)  # fmt: skip
 #: Each extra of the package and the modules that it brings.
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "local": ("transformers", "tokenizers", "jinja2"),
+    "cli": PLAIN,
+    "local": ("transformers", "tokenizers"),
     "lora": ("peft",),
     "lowbit": ("bitsandbytes", "torchao"),
     "verify": ("math_verify",),
@@ -20,9 +26,9 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "plots": ("matplotlib",),
     "data": ("pyarrow", "huggingface_hub"),
-    "study": ("matplotlib", "scipy"),
+    "study": ("matplotlib",),
     "ray": ("ray",),
-    "convert": ("transformers", "megatron", "accelerate", "einops", "psutil", "six", "triton"),
+    "convert": ("transformers", "megatron", "accelerate", "einops", "six", "triton"),
 }
 
 

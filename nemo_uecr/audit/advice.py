@@ -29,8 +29,7 @@ REFUSED = "do not distil from this teacher"
 #: The method without a teacher; every cell has it.
 ALONE = "grpo"
 CAVEAT = "the map's models are about 10,000 times smaller than yours may be, and there the order can differ"
-LENGTH = "after 12 steps"
-COARSE = "half of the intervals are wider than 7 points either way"
+COARSE = "so most such gains are within noise (docs/map.md)"
 NOTE = (
     "What responses of the student and of the teacher to training problems say before any training, with 95% intervals "
     "over problems, and what follows by the measured map of methods (docs/advise.md)."
@@ -187,9 +186,7 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
     unknown = ", ".join(axis for axis, share in facts.where.items() if share is None) or "nothing"
     nearest = min(here, key=lambda cell: distance(facts.where, cell))
     away = distance(facts.where, nearest)
-    beside, such = ("", "alike in the numbers above, not in all:")
-    if away > 0:
-        beside, such = "outside, nearest to ", "the advice is a guess from"
+    beside, such = ("", "its numbers fit") if away == 0 else ("outside, nearest to ", "the advice is a guess from")
     where = f"{such} {nearest.name!r}; unknown: {unknown}"
     alpha, safe, noise = 1.0 if method.alpha is None else method.alpha, numbers["safe_alpha"], numbers["noise"]
     weight = Line("alpha", f"{alpha:g}", "a wrong response rarely passes a right one", "the map: 0.3, 1 and 3 alike")
@@ -229,9 +226,9 @@ def _method(now: str, name: str, here: Sequence[Cell]) -> Line:
     if now != name and all(now in cell.means for cell in here):
         reason += f", {now} at most {largest_regret(now, here)}"
     means = [cell.means[name] - cell.means[ALONE] for cell in here]
-    span = " to ".join(dict.fromkeys(f"{gain:+.0f}" for gain in (min(means), max(means))))
-    against = "" if name == ALONE else f"there {span} points beside {ALONE} {LENGTH}; "
-    return Line("method", name, reason, f"{against}{min(cell.pairs for cell in here)} pairs a cell: {COARSE}")
+    span = " to ".join(dict.fromkeys(f"{round(gain):+d}" for gain in (min(means), max(means))))
+    against = "" if name == ALONE else f"there {span} points beside {ALONE}; "
+    return Line("method", name, reason, f"{against}{min(cell.pairs for cell in here)} pairs a cell, {COARSE}")
 
 
 def _group_size(facts: Facts) -> Line:

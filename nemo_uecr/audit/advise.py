@@ -6,7 +6,7 @@ Shape legend: B = responses, K = problems.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -176,8 +176,9 @@ def _facts(
     def mean(value: Array, of: Array) -> Share:
         return sampler.mean(value, np.ones(len(value), dtype=bool), of)
 
-    def rate(verdicts: Iterable[Array]) -> Share:
-        found = score_interval({"": [row.tolist() for row in verdicts]})
+    def rate(verdicts: Sequence[Array]) -> Share:
+        k = min(map(len, verdicts))  # a problem may be drawn for several prompts
+        found = score_interval({"": [row[:k].tolist() for row in verdicts]})
         return {"value": found.avg, "low": found.low, "high": found.high}
 
     flat_B = groups.flat(batch.task_reward_B).numpy()
@@ -195,7 +196,7 @@ def _facts(
     teacher = None
     if teacher_B is not None:
         theirs = teacher_B.reshape(sampler.clusters, -1).astype(float)
-        teacher = rate(theirs)
+        teacher = rate([*theirs])
         where["lead"] = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards], problem_K)
     return Facts(
         where=where,

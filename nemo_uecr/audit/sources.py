@@ -5,6 +5,7 @@ Each comes with the token ids that were sampled, where they were kept.
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -262,7 +263,7 @@ def students_of(sources: Sequence[Source], given: str | None, resolve: Callable[
             raise DataError("a JSONL file does not name the student; give --student MODEL, with {step} if it varies")
         for step in sorted({rollout.checkpoint for rollout in source.rollouts}):
             model = resolve(source.student_of(step))
-            if by_step.setdefault(step, model) != model:
+            if os.path.realpath(by_step.setdefault(step, model)) != os.path.realpath(model):
                 raise DataError(
                     f"the responses of step {step} come from two students, {by_step[step]} and {model}; score each "
                     "student's responses into a folder of its own"

@@ -260,7 +260,7 @@ class NemoConfig(Section):
         check_batch(self)
         check_teacher(self)
         if len(self.reward) > 1 and any(isinstance(each, NemoRlEnvironment) for each in self.reward):
-            raise ValueError("reward.nemo_rl_environment: expected no reward beside it; a problem has one in NeMo-RL")
+            raise ValueError("reward.nemo_rl_environment: expected no other; NeMo-RL asks one environment per problem")
         check_routing(self)
         entry, own = self.method.entry, self.teacher.dedicated_gpus
         if entry.needs_initial:

@@ -18,7 +18,7 @@ from nemo_uecr.core.records import (
     ScoredBatch,
     Settings,
     check_finite,
-    check_responses,
+    check_per_response,
     check_scores,
     not_empty,
     rows,
@@ -31,12 +31,12 @@ ENTROPY_ROUNDING = 1e-4
 
 @torch.no_grad()
 def ecr_residual(
-    teacher_logp: Tensor,
+    *,
     old_logp: Tensor,
+    teacher_logp: Tensor,
     teacher_entropy: Tensor,
     mask: Tensor,
     task_advantage: Tensor,
-    *,
     tau_delta: float,
     tau_entropy: float,
 ) -> Tensor:
@@ -45,8 +45,8 @@ def ecr_residual(
     UECR's token advantage is ``A^U + rho A^task|U q``.
 
     Args:
-        teacher_logp: [..., T] log pi_T(y_t) at temperature 1, nats.
         old_logp: [..., T] log pi_old(y_t) at temperature 1, nats.
+        teacher_logp: [..., T] log pi_T(y_t) at temperature 1, nats.
         teacher_entropy: [..., T] full-vocabulary teacher entropy +H at temperature 1, nats.
         mask: [..., T] bool or integer, the sampled tokens; scores elsewhere are never read.
         task_advantage: [...] A^task|U of `unified_advantage`; its sign alone is read.
@@ -66,7 +66,7 @@ def ecr_residual(
     """
     Settings(tau_delta=tau_delta, tau_entropy=tau_entropy)
     mask = check_scores(mask, teacher_logp=teacher_logp, old_logp=old_logp, teacher_entropy=teacher_entropy)
-    check_responses(mask.shape[:-1], task_advantage=task_advantage)
+    check_per_response(mask.shape[:-1], task_advantage=task_advantage)
     names = Names()
     teacher, old, entropy, mask_bt = (rows(each) for each in (teacher_logp, old_logp, teacher_entropy, mask))
     not_empty(mask_bt.sum(dim=1), names.row)

@@ -136,7 +136,8 @@ def rehearse(name: str, scalars: Mapping[str, Any], tolerances: dict[str, float]
     nats_BT = 0.2 + place_BT.double() / 180
     old_BT = -0.2 - (place_BT * 37 % 256).double() / 180  # a gap of either sign and any size within each response
     made: dict[str, Any] = {
-        f"{score}_BT": nats_BT if "entropy" in score else -nats_BT for score in METHODS[name].scores
+        f"{score}_BT": (nats_BT if "entropy" in score else -nats_BT).roll(5 * place, dims=1)
+        for place, score in enumerate(sorted(METHODS[name].scores))
     }
     mask_BT = nats_BT > 0
     mask_BT[1, 9:] = mask_BT[2, 1:] = False  # a shorter response, and one of a single token

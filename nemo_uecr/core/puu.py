@@ -17,7 +17,7 @@ from nemo_uecr.core.records import (
     Names,
     Settings,
     check_finite,
-    check_responses,
+    check_per_response,
     check_scores,
     not_empty,
     numbered,
@@ -46,15 +46,15 @@ def gap(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def teacher_reward(teacher_logp: Tensor, old_logp: Tensor, mask: Tensor, *, clip: float = GAP_CLIP) -> Tensor:
+def teacher_reward(*, old_logp: Tensor, teacher_logp: Tensor, mask: Tensor, clip: float = GAP_CLIP) -> Tensor:
     """Teacher reward of each response: the token mean of the clipped gap.
 
     ``R^T = sum_t m clip(delta, -clip, clip) / sum_t m``
 
     Args:
-        teacher_logp: [..., T] log pi_T(y_t) at temperature 1, nats.
         old_logp: [..., T] log pi_old(y_t) at temperature 1, nats: not the log-probabilities of the ratio, which are
             at the rollout temperature.
+        teacher_logp: [..., T] log pi_T(y_t) at temperature 1, nats.
         mask: [..., T] bool or integer, the sampled tokens; scores elsewhere are never read.
         clip: bound of the gap, nats.
 
@@ -121,10 +121,13 @@ def unified_advantage(
         eq:unified-advantage, eq:unified-components, prop:adv-decomposition.
     """
     Settings(alpha=alpha, std_floor=std_floor)
-    check_responses(task_reward.shape, task_reward=task_reward, teacher_reward=teacher_reward)
-    groups = group if isinstance(group, Groups) else Groups.of(numbered(group, task_reward.device))
-    if len(groups.index_B) != task_reward.numel():
-        raise ScoreError(f"group names {len(groups.index_B)} responses; expected {task_reward.numel()}, as task_reward")
+    if isinstance(group, Groups):  # of a batch that has been checked
+        groups = group
+    else:
+        check_per_response(task_reward.shape, task_reward=task_reward, teacher_reward=teacher_reward)
+        groups = Groups.of(numbered(group, task_reward.device))
+        if len(groups.index_B) != task_reward.numel():
+            raise ScoreError(f"group names {len(groups.index_B)} responses; expected {task_reward.numel()}")
     # Centring is linear. Centring each part before the sum keeps the decomposition exact in nearly degenerate groups,
     # where eps alone divides and would raise the rounding of R^task + alpha R^T by a factor of a million.
     task_B, teacher_B = groups.centre(task_reward.reshape(-1)), groups.centre(teacher_reward.reshape(-1))

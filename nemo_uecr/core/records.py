@@ -109,16 +109,13 @@ def check_scores(mask: Tensor, **scores: Tensor | None) -> Tensor:
     return as_bool(mask)
 
 
-def check_responses(shape: Sequence[int], name_of: Callable[[int], str] = Names().row, **values: Tensor) -> None:
+def check_per_response(shape: Sequence[int], name_of: Callable[[int], str] = Names().row, **values: Tensor) -> None:
     """Refuse rewards or advantages of another shape than one for each response, and those that are not finite."""
     for name, value in values.items():
         if value.shape != torch.Size(shape):
             raise ScoreError(f"{name} has shape {list(value.shape)}; expected {list(shape)}, one for each response")
         for row in (~value.reshape(-1).isfinite()).nonzero()[:1, 0].tolist():
-            raise ScoreError(
-                f"{name} of {name_of(row)} is {float(value.reshape(-1)[row])}; expected a finite number. One bad value "
-                "would spoil its whole group"
-            )
+            raise ScoreError(f"{name} of {name_of(row)} is {float(value.reshape(-1)[row])}; expected a finite number")
 
 
 def not_empty(counts_B: Tensor, name: Callable[[int], str]) -> Tensor:
@@ -192,7 +189,7 @@ class ScoredBatch:
                 f"task_reward has shape {list(reward_B.shape)} and group {list(self.group_B.shape)}; expected [B], one "
                 "value for each of at least two responses"
             )
-        check_responses(reward_B.shape, self.name_of, task_reward=reward_B)
+        check_per_response(reward_B.shape, self.name_of, task_reward=reward_B)
         if self.offsets is None:
             fits, expected = mask.ndim == 2 and mask.shape[0] == responses, f"[{responses}, T]"
         else:

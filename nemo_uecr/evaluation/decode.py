@@ -21,7 +21,7 @@ from nemo_uecr.evaluation.engines import Decoding, Tokens
 #: Stands for a token that could not be drawn, because the logits were not finite.
 NOT_FINITE = -1
 #: Types of models that take a cache but keep no keys and values in it, or state beside it.
-OTHER_STATE = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma"}
+OTHER_STATE = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "xlstm"}
 
 
 @torch.inference_mode()

@@ -162,7 +162,7 @@ def report_early_end(stop: StopRequest, config: NemoConfig, *, completed: int) -
         raise RunFolderError(f"stopped by {stop.reason} with checkpoint.every=0: nothing was saved; set 1 or more")
     raise RunStopped(
         f"stopped by {stop.reason} after step {completed} of {config.train.steps}; "
-        f"{config.run.folder}/checkpoints/step_{completed} is complete. Run again to continue"
+        f"{config.run.folder}/checkpoints/step_{completed} is complete. Run again with --resume to continue"
     )
 
 

@@ -57,7 +57,7 @@ CODE = ("config.json", "tokenizer_config.json")  # files that can name code of a
 STEP = re.compile(r"step[-_](\d+)")
 
 # Each package and what to do where it cannot be imported; and, of NeMo-RL's stack, the worker that needs it.
-PLAIN = dict.fromkeys(("torch", "pydantic", "omegaconf", "safetensors"), "pip install 'nemo-uecr'") | {
+PLAIN = dict.fromkeys(("torch", "pydantic", "omegaconf", "safetensors"), "pip install 'nemo-uecr[cli]'") | {
     "transformers": "pip install 'nemo-uecr[local]'",
     "math_verify": "pip install 'nemo-uecr[verify]'",
 }

@@ -411,7 +411,10 @@ def cache_faults(config: AnyConfig, tokens: int) -> Iterator[str]:
     """A KV cache of so many tokens that is too small for the longest sequence: vLLM would not start."""
     longest, share = longest_generated(config), config.rollout.gpu_memory
     if tokens < longest:
-        yield f"rollout.gpu_memory={share:g}: vLLM's KV cache does not hold one sequence of {longest} tokens; raise it"
+        yield (
+            f"rollout.gpu_memory={share:g}: vLLM's KV cache does not hold one sequence of {longest} tokens; raise it, "
+            "or shorten the responses"
+        )
 
 
 # -- the same run laid out otherwise ---------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nemo_uecr.stats import Mean, holm, mean_interval
+from nemo_uecr.stats import DECIMALS, Mean, holm, mean_interval
 from nemo_uecr.study.results import RunResult, common_pairs, runs_by_arm
 from nemo_uecr.study.schema import StudyConfig
 
@@ -69,8 +69,9 @@ def _cell(
     best, second, reference = ranked[0], ranked[1], method(table.reference)
 
     def gap(one: str, other: str) -> Gap:
-        differences = [a - b for a, b in zip(finals[one], finals[other], strict=True)]
-        p = float(stats.ttest_1samp(differences, 0.0).pvalue) if any(differences) else 1.0
+        differences = [round(a - b, DECIMALS) for a, b in zip(finals[one], finals[other], strict=True)]
+        # Equal differences leave the test no spread.
+        p = float(stats.ttest_1samp(differences, 0.0).pvalue) if len({*differences}) > 1 else 1.0
         return Gap(mean_interval(differences, confidence=study.confidence), p)
 
     return MapCell(

@@ -137,7 +137,12 @@ class StudyConfig(Section):
         for name, table in self.tables.items():
             _known(f"tables.{name}.arms", table.arms, self.arms)
             _known(f"tables.{name}.reference", [table.reference], table.arms)
-            if self.map and "grpo" not in (arm.partition(".")[0] for arm in table.arms):
+            methods = [arm.partition(".")[0] for arm in table.arms]
+            if self.map and len({*methods}) < len(methods):
+                raise ValueError(
+                    f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects one arm of each method"
+                )
+            if self.map and "grpo" not in methods:
                 raise ValueError(f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects grpo among them")
         return self
 

@@ -71,8 +71,8 @@ def teacher_metrics(batch: ScoredBatch, advantages: Advantages, names: Sequence[
     for name in sorted(set(names)):
         mine_B = torch.tensor([each == name for each in names])
         mine_N = mine_B.unsqueeze(1).expand(trained_BT.shape)[trained_BT]
-        mine = {key: value_N[mine_N] for key, value_N in tokens.items() if key.startswith("teacher/")}
-        own = {key.replace("/", f"/{name}/"): value_N for key, value_N in mine.items()}
+        of_teachers = {key: value_N for key, value_N in tokens.items() if key.startswith("teacher/")}
+        own = {key.replace("/", f"/{name}/"): value_N[mine_N] for key, value_N in of_teachers.items()}
         if advantages.teacher_reward_B is not None:
             range_B = Groups.of(batch.group_B).spread(advantages.teacher_reward_B)
             own[f"teacher/{name}/reward_range"] = range_B[mine_B]

@@ -170,7 +170,7 @@ class TensorBoard:
         self._events: SummaryWriter | None = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write scalars; those that an earlier attempt wrote from the first step on are no longer shown."""
+        """Write scalars; what an earlier attempt wrote for the first step here, or later ones, is no longer shown."""
         self._events = self._events or self._open(purge_step=step)
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step)
@@ -223,7 +223,8 @@ class Wandb(_Service):
         self._tell(lambda: self._run.log(dict(metrics), step=step))
 
     def close(self, *, failed: bool) -> None:
-        """Finish the run."""
+        """Finish the run, also where an earlier request failed."""
+        self._alive = True
         self._tell(lambda: self._run.finish(exit_code=int(failed)))
 
 

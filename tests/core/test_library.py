@@ -157,7 +157,7 @@ def test_masks_that_would_be_misread_are_refused() -> None:
     additive = torch.zeros_like(logp).masked_fill(data["mask"] == 0, -torch.inf)
     for call in (
         lambda: uecr(data | {"mask": additive}, group),
-        lambda: nemo_uecr.teacher_reward(logp, logp, additive),
+        lambda: nemo_uecr.teacher_reward(old_logp=logp, teacher_logp=logp, mask=additive),
         lambda: nemo_uecr.policy_loss(logp, logp, logp, additive),
         lambda: nemo_uecr.token_scores(logp.unsqueeze(-1), torch.zeros_like(logp).long(), additive),
         lambda: nemo_uecr.token_logp(logp.unsqueeze(-1), torch.zeros_like(logp).long(), additive),
@@ -224,7 +224,7 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
     with pytest.raises(ScoreError, match="a row of logits for each token"):
         nemo_uecr.token_scores(torch.zeros(3, 4, 9), torch.zeros(3, 3, dtype=torch.long))
     with pytest.raises(ScoreError, match="bf16 scores lose the gap"):
-        nemo_uecr.teacher_reward(torch.zeros(3, 3, dtype=torch.bfloat16), torch.zeros(3, 3), mask)
+        nemo_uecr.teacher_reward(old_logp=torch.zeros(3, 3).bfloat16(), teacher_logp=torch.zeros(3, 3), mask=mask)
 
 
 def test_the_stages_refuse_what_the_whole_refuses() -> None:
@@ -237,12 +237,13 @@ def test_the_stages_refuse_what_the_whole_refuses() -> None:
         nemo_uecr.unified_advantage(reward, teacher[1:], group, alpha=1.0)
     with pytest.raises(ScoreError, match="group names 5 responses; expected 4"):
         nemo_uecr.unified_advantage(reward, teacher, [*group, 1], alpha=1.0)
-    logp, mask, scales = torch.full((4, 3), -1.0), torch.ones(4, 3).bool(), {"tau_delta": 1.0, "tau_entropy": 1.0}
+    logp, mask = torch.full((4, 3), -1.0), torch.ones(4, 3).bool()
+    given = {"old_logp": logp, "teacher_logp": logp, "teacher_entropy": -logp, "mask": mask}
     for wrong in (torch.tensor([-1.0]), torch.zeros(3)):
         with pytest.raises(ScoreError, match=r"task_advantage has shape .*; expected \[4\]"):
-            nemo_uecr.ecr_residual(logp, logp, -logp, mask, wrong, **scales)
+            nemo_uecr.ecr_residual(**given, task_advantage=wrong, tau_delta=1.0, tau_entropy=1.0)
     with pytest.raises(ScoreError, match="task_advantage of response 1 is nan"):
-        nemo_uecr.ecr_residual(logp, logp, -logp, mask, lost, **scales)
+        nemo_uecr.ecr_residual(**given, task_advantage=lost, tau_delta=1.0, tau_entropy=1.0)
     with pytest.raises(ScoreError, match=r"ref_logp has dtype torch\.float64; expected torch\.float32, as logp has"):
         nemo_uecr.policy_loss(logp, logp, logp, mask, ref_logp=logp.double(), kl_coef=1.0)
     with pytest.raises(ScoreError, match=r"clip is \(-0\.2, 0\.2\); expected distances from 1"):

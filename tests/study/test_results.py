@@ -61,7 +61,7 @@ def test_map_by_hand() -> None:
 
 def test_equal_arms_leave_the_other_cells_p_as_they_are(tmp_path: Path) -> None:
     """A t test of zeros has no p; the map is drawn although its tables have other arms."""
-    study, finals = load_study(SMALL), {arm: {0: 10.0, 1: 20.0} for arm in ("grpo", "uecr")}
+    study, finals = load_study(SMALL), {"grpo": {0: 10.0, 1: 20.0}, "uecr": {0: 10.0, 1: 20.0 + 1e-14}}
     main = study.tables["main"].model_copy(update={"arms": ["grpo", "uecr"]})
     other = main.model_copy(update={"title": "Other", "reference": "own_teacher", "arms": ["grpo", "own_teacher"]})
     study = study.model_copy(update={"tables": {"main": main, "other": other}, "map": {"panel": {"row": "one_update"}}})
