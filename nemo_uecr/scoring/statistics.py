@@ -131,12 +131,12 @@ def check_statistics(merged_WN: Tensor, logp_KN: Tensor, target_N: Tensor, first
     if bool(outside_N.any()):
         token = int(outside_N.nonzero()[0])
         raise ScoreError(
-            f"target of token {first_token + token} is {int(target_N[token])}, expected a token id of the vocabulary "
+            f"target of token {first_token + token} of those scored is {int(target_N[token])}, expected a token id of the vocabulary "
             f"of {vocab} columns; check tokenizer, vocabulary size and valid_vocab"
         )
     token = int((~merged_WN.isfinite().all(0) | ~logp_KN.isfinite().all(0)).nonzero()[0])
     raise NonFiniteScoreError(
-        f"logits of token {first_token + token} give no finite score: the largest is "
+        f"logits of token {first_token + token} of those scored give no finite score: the largest is "
         f"{float(merged_WN[MAX_ROW, token])}, that of target {int(target_N[token])} is "
         f"{float(merged_WN[TARGET_ROW, token])}; check the model that made them"
     )

@@ -168,8 +168,8 @@ def bad_values(rank: int, size: int, logits: Tensor, target: Tensor) -> list[str
 def test_bad_values_of_one_rank_are_an_error_on_all(on_ranks: OnRanks) -> None:
     logits, target = peaked_logits(8, 100, 9.0, seed=5)
     for outside, spoilt, good in on_ranks(2, bad_values, logits, target):
-        assert outside.startswith("ScoreError: target of token 0 is 95")
-        assert spoilt.startswith("NonFiniteScoreError: logits of token 3")
+        assert outside.startswith("ScoreError: target of token 0 of those scored is 95")
+        assert spoilt.startswith("NonFiniteScoreError: logits of token 3 of those scored")
         assert good == "no error"
 
 
