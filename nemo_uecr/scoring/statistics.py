@@ -131,8 +131,8 @@ def check_statistics(merged_WN: Tensor, logp_KN: Tensor, target_N: Tensor, first
     if bool(outside_N.any()):
         token = int(outside_N.nonzero()[0])
         raise ScoreError(
-            f"target of token {first_token + token} of those scored is {int(target_N[token])}, expected a token id of the vocabulary "
-            f"of {vocab} columns; check tokenizer, vocabulary size and valid_vocab"
+            f"target of token {first_token + token} of those scored is {int(target_N[token])}, expected a token id of "
+            f"the vocabulary of {vocab} columns; check tokenizer, vocabulary size and valid_vocab"
         )
     token = int((~merged_WN.isfinite().all(0) | ~logp_KN.isfinite().all(0)).nonzero()[0])
     raise NonFiniteScoreError(
