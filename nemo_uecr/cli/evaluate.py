@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -94,6 +94,8 @@ def evaluate(
         check_benchmarks(_placed(benchmarks, locate))
         for label, model in named.items():
             engines.check_model(locate(model))
+            if not Path(locate(model)).exists() and not model.startswith(SCHEME):
+                say(f"{label}: no folder {model} here; taken for a model of the hub, which is not asked")
             check_writable(out / label)
         return say(
             "# dry run: nothing is written",
@@ -138,15 +140,17 @@ def _dtype(models: Iterable[str]) -> str:
     return known.pop() if known else "bfloat16"
 
 
-def _prompt(models: Iterable[str], template: str | None, system: str | None, thinking: bool | None) -> ChatSettings:
-    """The prompt of the runs that trained the models, else the default, with what is given in its place; says it."""
+def _prompt(models: Collection[str], template: str | None, system: str | None, thinking: bool | None) -> ChatSettings:
+    """The prompt of the models' runs or of the demo, else the default, with what is given in its place; says it."""
     from nemo_uecr.evaluation.engines import ChatSettings, training_of
+    from nemo_uecr.study.demo import SCHEME
 
     if template is not None and "{question}" not in template:
         raise DataError(f"--prompt-template: got {template!r}, expected {{question}} in the text")
     given = {"template": template, "system": system, "thinking": thinking}
     changes: dict[str, Any] = {k: None if value == "" else value for k, value in given.items() if value is not None}
     known = {f"{model}'s run": ChatSettings.of_run(run) for model in models if (run := training_of(model))}
+    known |= {model: ChatSettings("{question}", None, False) for model in models if model.startswith(SCHEME)}
     known = known or {"default": ChatSettings(TEMPLATE, None, False)}
     (source, chat), *others = [(source, replace(chat, **changes)) for source, chat in known.items()]
     if unlike := [f"{other} {theirs}" for other, theirs in others if theirs != chat]:

@@ -146,10 +146,13 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
     if backend != "nemo_rl":
         if nodes != 1:
             raise ConfigError(f"{config}: backend local runs on one node, the job has {nodes}; sbatch --nodes=1")
+        load_config(config, overrides)  # a misspelt key is told before Ray starts
         return ["train", config, *overrides, "--resume"]
     words = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus or 1}", *overrides]  # without any: refused below
     loaded = load_nemo_config(config, words)
     asked = loaded.cluster
+    if gpus == 0:
+        raise ConfigError(f"{config}: backend nemo_rl needs GPUs, the job has none; sbatch --gpus-per-node=N")
     if asked.nodes != nodes or asked.gpus_per_node > gpus:
         raise ConfigError(
             f"cluster.nodes={asked.nodes} with cluster.gpus_per_node={asked.gpus_per_node}: the job has {nodes} nodes "
@@ -198,15 +201,16 @@ def head_host(*, alone: bool) -> str:
 
 def _wait_for_cluster(job: Job, ray: subprocess.Popen[bytes], address: str) -> None:
     """Tell the others where the head listens, and wait until every node and GPU has registered."""
-    deadline = time.monotonic() + job.register_s
+    deadline, status = time.monotonic() + job.register_s, ""
     while True:
         found: dict[str, int] = {}
         if _listens(address):
             if not job.has("head-address"):  # once: a file replaced while NFS reads it would fail the reader
                 job.write("head-address", address)
             found = _members(address) or {}
-        status = _write_status(job, found)
-        log.info(status)
+        before, status = status, _write_status(job, found)
+        if status != before:
+            log.info(status)
         missing = [name for name in job.nodes if found.get(name, -1) < job.gpus]
         if not missing:
             return

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_uecr.cli.evaluate import _prompt as prompt_of
 from nemo_uecr.cli.main import entry_point
 from tests.local.tiny import assets, every, records, run
 from tests.reliability.commands import refused
@@ -99,3 +100,8 @@ def test_a_run_folder_in_a_configurations_place_is_told_what_to_name(
     prompted: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "or RUN/config.yaml" in refused(capsys, "train", "--resume", prompted)
+
+
+def test_the_demos_models_are_asked_as_the_demo_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert prompt_of(["demo:student", "demo:teacher"], None, None, None).template == "{question}"
+    assert "prompt (demo:student): '{question}', system prompt None, thinking False" in capsys.readouterr().out

@@ -62,7 +62,7 @@ def test_the_page_s_dry_runs(command: Shown) -> None:
         assert "\n# --- plan\n" in done.stdout
         notice = done.stdout.partition("\n# --- notice\n")[2]
         assert re.search(
-            r"no shorter than the notice of 600 s.*--signal=B:USR1@SECONDS|^the notice of 600 s is", notice
+            r"no shorter than the notice of 1200 s.*--signal=B:USR1@SECONDS|^the notice of 1200 s is", notice
         )
     assert done.stdout.splitlines()[-1] == "slurm: DONE: dry run; nothing was started"
     assert done.returncode == 0
