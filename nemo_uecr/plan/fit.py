@@ -43,7 +43,7 @@ def _few_bits(run: Config, quantize: str, noise: float) -> Keys:
     keys: Keys = {f"{key}.quantize": quantize for key, each in teachers.items() if each.quantize == "none"}
     if keys and run.method.entry.normalises_teacher:
         noise = max(noise, run.method.scoring_noise)
-        keys |= {"method.scoring_noise": noise, "method.std_floor": max(3 * noise, run.method.std_floor)}
+        keys |= {"method.scoring_noise": noise, "method.std_floor": max(round(3 * noise, 6), run.method.std_floor)}
     return keys
 
 
