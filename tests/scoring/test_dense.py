@@ -153,7 +153,7 @@ def test_rows_and_targets_of_probability_zero_are_refused() -> None:
 def test_target_outside_the_vocabulary(target: int) -> None:
     logits = torch.zeros(2, 6)
     targets = torch.tensor([1, target])
-    with pytest.raises(ScoreError, match=f"token 1 is {target}, .* of 4 columns"):
+    with pytest.raises(ScoreError, match=f"token 1 of those scored is {target}, .* of 4 columns"):
         score_logits(logits, targets, temperatures=(1.0,), entropy=True, valid_vocab=4)
     with pytest.raises(ScoreError, match="of 4 columns"):
         token_logp(logits[:, :4], targets, temperature=1.0)
