@@ -76,13 +76,13 @@ def policy_loss(
         denominator: tokens in the loss of the whole optimizer step on all ranks (token mean); by default those of
             this call, where it is the whole step; without any the loss is 0.
         clip: lower and upper clip bound, epsilon_l and epsilon_h.
-        ref_logp: [..., T] reference policy at T_r; None exactly when ``kl_coef`` is 0.
+        ref_logp: [..., T] reference policy at T_r, which ``kl_coef`` asks for; at 0 its KL is measured alone.
         kl_coef: beta_ref. The KL enters here once and no reward.
         second: token advantages and coefficient of a second clipped surrogate.
 
     Raises:
-        ScoreError: If shapes or types differ, the denominator is not positive, a clip bound cannot be, or reference and
-            coefficient disagree. A number that is not finite makes the total so: looking for it would wait for a GPU.
+        ScoreError: If shapes or types differ, the denominator is not positive, a clip bound cannot be, or the reference
+            is missing. A number that is not finite makes the total so: looking for it would wait for a GPU.
 
     References:
         eq:policy-loss, eq:final-objective.
@@ -100,8 +100,8 @@ def policy_loss(
         )
     if not (0 <= clip[0] < 1 and clip[1] >= 0):
         raise ScoreError(f"clip is {clip}; expected distances from 1, the lower below 1: (0.2, 0.2)")
-    if (ref_logp is None) != (kl_coef == 0):
-        raise ScoreError(f"reference log-probabilities and kl_coef={kl_coef} disagree; expected both or neither")
+    if ref_logp is None and kl_coef != 0:
+        raise ScoreError(f"kl_coef is {kl_coef} without ref_logp; expected the reference policy's log-probabilities")
     ratio = importance_ratio(logp, old_logp.detach(), mask)
     surrogate = torch.zeros((), dtype=torch.float64, device=logp.device)
     for each, coefficient in ((advantage, 1.0), *((second,) if second else ())):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from typing import Any
 
 from nemo_uecr.stats import DECIMALS, Mean, holm, mean_interval
@@ -11,7 +12,7 @@ from nemo_uecr.study.results import RunResult, common_pairs, runs_by_arm
 from nemo_uecr.study.schema import StudyConfig
 
 #: Corrected p below which a cell is coloured, and a gain has a star.
-SIGNIFICANT = 0.05
+SIGNIFICANT, PAIRS = 0.05, 5  # with fewer pairs the map shows no p
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,11 @@ class Gap:
 
     difference: Mean
     p: float
+
+    @property
+    def told(self) -> float:
+        """P where there are pairs enough for a page to show it; NaN below."""
+        return self.p if self.difference.pairs >= PAIRS else nan
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,8 +34,8 @@ DIFFERENCE_NOTE = (
 )
 CURVES_NOTE = "On the pairs that all arms of the first table have."
 MAP_NOTE = (
-    "Level with the best: the interval of the paired difference holds 0. p is of paired t tests, from two pairs "
-    "on, each column Holm-corrected over the cells; the leader was chosen on the same runs."
+    "Level with the best: the interval of the paired difference holds 0. p is of paired t tests, from five "
+    "pairs on, each column Holm-corrected over the cells; the leader was chosen on the same runs."
 )
 RATES_NOTE = "Chosen by: highest mean validation average after the last step; of equal ones the lower rate."
 COST_NOTE = (
@@ -224,7 +225,7 @@ def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
             *(
                 entry
                 for gap in (cell.lead, cell.gain, cell.reference)
-                for entry in (_mean(gap.difference, sign="+"), Entry(_number(gap.p, 3)))
+                for entry in (_mean(gap.difference, sign="+"), Entry(_number(gap.told, 3)))
             ),
         )
         for cell in cells
@@ -266,4 +267,4 @@ def _mean(mean: Mean, *, sign: str = "") -> Entry:
 
 
 def _number(value: float | None, decimals: int) -> str:
-    return NOTHING if value is None else rounded(value, decimals)
+    return NOTHING if value is None or isnan(value) else rounded(value, decimals)

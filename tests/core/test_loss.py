@@ -144,9 +144,10 @@ def test_the_ratio_is_exactly_one_on_policy() -> None:
     assert torch.equal(ratio, torch.ones_like(ratio))
 
 
-def test_reference_and_coefficient_go_together() -> None:
-    with pytest.raises(ScoreError, match="kl_coef"):
-        loss_of(tensors(0), kl_coef=0.0)
+def test_a_coefficient_asks_for_the_reference() -> None:
+    measured, weighed = (loss_of(tensors(0), kl_coef=coefficient) for coefficient in (0.0, 1.0))
+    assert measured.total == measured.surrogate
+    assert measured.reference_kl == weighed.reference_kl > 0
     with pytest.raises(ScoreError, match="kl_coef"):
         loss_of(tensors(0), ref_logp=None)
 
