@@ -26,10 +26,11 @@ end_job() { # CODE of the run
 
 end_if_all_notice() { # each attempt would do one step, and be requeued for ever
   [[ $STOP_SIGNAL == USR1 && -n ${UECR_JOB_END:-} ]] || return 0
-  local left=$((UECR_JOB_END - $(date +%s) + SECONDS - STOP_AT))
-  # Slurm may send it a minute early, and the first one may be a preemption's.
-  ((ATTEMPT == 0 || STOP_AT >= 45 || left <= 3 * STOP_AT)) ||
-    finish 1 FAILED "SIGUSR1 came $STOP_AT s after the start and $left s before the time limit; what was saved stays, $MORE_TIME"
+  local left=$((UECR_JOB_END - $(date +%s) + SECONDS - STOP_AT)) text
+  ((STOP_AT < 45 && left > 3 * STOP_AT)) || return 0 # Slurm may send it a minute early
+  text="SIGUSR1 came $STOP_AT s after the start and $left s before the time limit; if that is the notice, $MORE_TIME"
+  ((ATTEMPT > 0)) || { say "$text" && return 0; } # the first may be a preemption's
+  finish 1 FAILED "$text; what was saved stays"
 }
 
 time_is_up() { [[ $CANCELLED == *TimeLimit* || $CANCELLED == TIMEOUT* ]]; }

@@ -186,6 +186,28 @@ def test_a_signal_saves_unless_slurm_says_that_the_job_is_over(tmp_path: Path, a
 
 
 @pytest.mark.parametrize(
+    ("attempt", "after", "said"),
+    [
+        (0, 10, "slurm: SIGUSR1 came 10 s after the start and 170 s before the time limit; if that is the notice, ask"),
+        (1, 10, "slurm: FAILED: SIGUSR1 came 10 s after the start and 170 s before the time limit; if that is"),
+        (1, 60, "slurm: REQUEUED: saved"),  # of three minutes, with a notice of one
+    ],
+)
+def test_a_notice_that_leaves_no_time_is_not_requeued_for_ever(
+    tmp_path: Path, attempt: int, after: int, said: str
+) -> None:
+    """One requeue is allowed: a preemption may send the same signal."""
+    (tmp_path / "driver.log").write_text("saved. Run again with --resume to continue\n")
+    slurm = f"""scontrol() {{ :; }}
+        SLURM_JOB_ID=7 ROOT=$PWD && source slurm/common.sh && LOGS={tmp_path} GRACE_S=0 CANCELLED='' HEAD=n1
+        SECONDS=20 STOP_SIGNAL=USR1 STOP_AT={after} ATTEMPT={attempt}
+        UECR_JOB_END=$(($(date +%s) + 160)) && end_job 75"""
+    lines = run(["bash", "-c", slurm]).stdout.splitlines()
+    assert lines[0].startswith(said)
+    assert (lines[-1] == "slurm: REQUEUED: saved.") == ("FAILED" not in said)
+
+
+@pytest.mark.parametrize(
     ("code", "last"), [(0, "REQUEUED: saved"), (143, "REQUEUED: saved"), (1, "FAILED: saved, but")]
 )
 def test_a_requeue_whose_answer_slurm_cuts_off_is_one(tmp_path: Path, code: int, last: str) -> None:
