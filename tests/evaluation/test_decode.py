@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -82,6 +83,22 @@ def by_hugging_face(module: Any) -> list[list[int]]:
 def test_greedy_is_hugging_faces_token_for_token(kind: str) -> None:
     module = built(CONFIGS[kind]())
     assert decode(module, TOKENS, prompts(), [0] * 8, GREEDY) == by_hugging_face(module)
+
+
+def test_the_cache_goes_under_either_name(qwen: Any) -> None:
+    """`cache` since transformers 5.24, `past_key_values` before."""
+    older = "past_key_values" in inspect.signature(qwen.forward).parameters
+
+    class OtherName(torch.nn.Module):
+        device, config = qwen.device, qwen.config
+
+        def forward(
+            self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, cache: Any, use_cache: bool
+        ) -> Any:
+            key = "past_key_values" if older else "cache"
+            return qwen(input_ids, attention_mask, position_ids, use_cache=use_cache, **{key: cache})
+
+    assert decode(OtherName(), TOKENS, prompts(), range(8), PLAIN) == decode(qwen, TOKENS, prompts(), range(8), PLAIN)
 
 
 def test_a_model_without_a_key_value_cache_is_refused() -> None:
