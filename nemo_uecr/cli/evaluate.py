@@ -107,10 +107,12 @@ def evaluate(
     for model in named.values():
         engines.load_tokens(model)  # a mistyped path is told before a missing package and the first model's hours
     loaded = load_benchmarks(_placed(benchmarks, resolve))
+    averages = []
     for label, model in named.items():
         result = runner.evaluate(label, model, loaded, settings, out / label)
-        average = f"{100 * result['average']['avg']:.2f}"
-        say(*lines_of(result), f"{out / label}/result.json: avg@{samples} {average}")
+        averages.append(f"{label} {100 * result['average']['avg']:.2f}")
+        say(*lines_of(result), f"{out / label}/result.json")
+    say(f"avg@{samples}: {', '.join(averages)}")
 
 
 def label_of(text: str) -> tuple[str, str]:

@@ -81,8 +81,9 @@ def policy_loss(
         second: token advantages and coefficient of a second clipped surrogate.
 
     Raises:
-        ScoreError: If shapes or types differ, the denominator is not positive, a clip bound cannot be, or the reference
-            is missing. A number that is not finite makes the total so: looking for it would wait for a GPU.
+        ScoreError: If shapes or types differ, the denominator is not positive, a clip bound or ``kl_coef`` cannot be,
+            or the reference is missing. A number that is not finite makes the total so: looking for it would wait for
+            a GPU.
 
     References:
         eq:policy-loss, eq:final-objective.
@@ -100,6 +101,8 @@ def policy_loss(
         )
     if not (0 <= clip[0] < 1 and clip[1] >= 0):
         raise ScoreError(f"clip is {clip}; expected distances from 1, the lower below 1: (0.2, 0.2)")
+    if kl_coef < 0:
+        raise ScoreError(f"kl_coef is {kl_coef}; expected 0 or more")
     if ref_logp is None and kl_coef != 0:
         raise ScoreError(f"kl_coef is {kl_coef} without ref_logp; expected the reference policy's log-probabilities")
     ratio = importance_ratio(logp, old_logp.detach(), mask)

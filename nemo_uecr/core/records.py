@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -29,8 +29,8 @@ CPU_BLOCK_TOKENS = 65_536
 GPU_BLOCK_TOKENS = 16_777_216
 #: Token fields with log-probabilities or entropies, in nats.
 SCORE_FIELDS = ("old_logp", "teacher_logp", "teacher_entropy", "initial_logp", "student_entropy")
-#: Marks the fields of `Advantages` that tell how an advantage came about; any other belongs to the loss.
-DESCRIBES = {"describes": True}
+#: Public names of the fields of `Advantages` that the loss reads.
+LOSS_TENSORS = frozenset({"advantage", "advantage_opd", "loss_mask"})
 #: What each setting must be, and the words for it in an error message.
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "alpha": (math.isfinite, "a finite number"),
@@ -328,6 +328,9 @@ class Settings:
         """Values of settings, or of the method's own parameters, by name; a ConfigError names all not given."""
         values = {name: getattr(self, name) if hasattr(self, name) else self.parameters.get(name) for name in names}
         missing = sorted(name for name, value in values.items() if value is None)
+        if unknown := [name for name in missing if not hasattr(self, name)]:
+            known = ", ".join((vars(self).keys() - {"parameters"}) | self.parameters.keys())
+            raise ConfigError(f"method {method} reads {', '.join(unknown)}; expected settings of {known}")
         if missing:
             raise ConfigError(f"method {method} needs {', '.join(missing)}, which it was not given")
         return values
@@ -349,22 +352,22 @@ class Advantages:
     #: denominator. None where all are in it.
     loss_mask_BT: Tensor | None = None
     #: Token weight w, residual q, direction d and confidence c: only with ``detail``.
-    weight_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
-    residual_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
-    direction_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
-    confidence_BT: Tensor | None = field(default=None, metadata=DESCRIBES)
+    weight_BT: Tensor | None = None
+    residual_BT: Tensor | None = None
+    direction_BT: Tensor | None = None
+    confidence_BT: Tensor | None = None
     #: The response mean mu^c that the projection subtracts.
-    centre_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    centre_B: Tensor | None = None
     #: A^U, A^task|U (methods without PUU: their task advantage) and A^T|U.
-    advantage_unified_B: Tensor | None = field(default=None, metadata=DESCRIBES)
-    advantage_task_B: Tensor | None = field(default=None, metadata=DESCRIBES)
-    advantage_teacher_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    advantage_unified_B: Tensor | None = None
+    advantage_task_B: Tensor | None = None
+    advantage_teacher_B: Tensor | None = None
     #: R^T, nats.
-    teacher_reward_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    teacher_reward_B: Tensor | None = None
     #: Group standard deviation of the normalised reward, before floor and eps.
-    unified_std_B: Tensor | None = field(default=None, metadata=DESCRIBES)
+    unified_std_B: Tensor | None = None
     #: What the method carries over to the next step's ``Settings.state``.
-    state: Mapping[str, float] | None = field(default=None, metadata=DESCRIBES)
+    state: Mapping[str, float] | None = None
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor that is present, by its public name (the keys of ``nemo-uecr replay``)."""
@@ -378,18 +381,6 @@ class Advantages:
         """[B, T] bool, which of the sampled tokens ``mask_BT`` are in the loss."""
         return mask_BT if self.loss_mask_BT is None else self.loss_mask_BT
 
-    def check_used(self, used: Set[str], back_end: str) -> None:
-        """Refuse what the loss has to read and a back end would ignore: a ScoreError that names it."""
-        if ignored := sorted(self.loss_tensors().keys() - used):
-            raise ScoreError(
-                f"the method returned {', '.join(ignored)}, which the back end {back_end} does not use; expected only "
-                f"{', '.join(sorted(used))}: it would train on another loss"
-            )
-
 
 def _public(name: str) -> str:
     return name.removesuffix("_BT").removesuffix("_B")
-
-
-#: Public names of the tensors that the loss reads.
-LOSS_TENSORS = frozenset(_public(each.name) for each in fields(Advantages) if not each.metadata)

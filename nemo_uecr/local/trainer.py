@@ -33,9 +33,6 @@ from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import StepLog, check_record
 from nemo_uecr.verifier.rewards import Outcome, Rewards
 
-#: What the update reads of a method's result.
-USED = frozenset({"advantage", "advantage_opd", "loss_mask"})
-
 
 @dataclass(frozen=True)
 class Models:
@@ -216,7 +213,6 @@ class Trainer(Rollouts):
 
     def _update(self, batch: StepBatch, advantages: Advantages) -> UpdateOutcome:
         config = self.config
-        advantages.check_used(USED, "local")
         loss_mask_BT = advantages.trained(batch.scored.mask_BT)
         if config.rollout.overlong_filter:
             loss_mask_BT = loss_mask_BT & ~batch.truncated().unsqueeze(1)

@@ -122,10 +122,6 @@ class StepContext:
         del self.scores, self.outcome
 
 
-#: What the policy hands on to the loss.
-USED = frozenset({"advantage", "advantage_opd", "loss_mask"})
-
-
 class UecrEstimator:
     """What NeMo-RL's loop calls for its advantages."""
 
@@ -175,7 +171,6 @@ class UecrEstimator:
         )
         settings, tolerances = context.settings, config.tolerances.model_dump()
         advantages = context.method.compute(batch, settings, detail=True)
-        advantages.check_used(USED, "nemo_rl")
         context.outcome = StepOutcome(
             batch=batch,
             advantages=advantages,

@@ -136,15 +136,14 @@ def _headline_of_many(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) ->
 
 
 def differences(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """How the other runs end against the first, with paired intervals: two points on a scale do not say that."""
+    """How the other runs end against the first, paired by problem where they can: two points do not say that."""
     ends = [outcome.after or outcome.before for outcome in outcomes]
     found: list[dict[str, Any]] = []
     for colour, run in enumerate(runs[1:], start=1):
-        first, last = ends[0], ends[colour]
-        if first is not None and last is not None:
+        if ends[0] is not None and ends[colour] is not None:
             lift = lift_of((runs[0], runs[0].evaluations[-1]), (run, run.evaluations[-1]))
             found.append({"label": run.label, "colour": colour, "lift": lift})
-    return [each for each in found if each["lift"] is not None]
+    return found
 
 
 def scale(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:

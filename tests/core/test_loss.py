@@ -148,8 +148,10 @@ def test_a_coefficient_asks_for_the_reference() -> None:
     measured, weighed = (loss_of(tensors(0), kl_coef=coefficient) for coefficient in (0.0, 1.0))
     assert measured.total == measured.surrogate
     assert measured.reference_kl == weighed.reference_kl > 0
-    with pytest.raises(ScoreError, match="kl_coef"):
+    with pytest.raises(ScoreError, match=r"kl_coef is 0\.05 without ref_logp"):
         loss_of(tensors(0), ref_logp=None)
+    with pytest.raises(ScoreError, match=r"kl_coef is -0\.1; expected 0 or more"):
+        loss_of(tensors(0), kl_coef=-0.1)
 
 
 def test_k3() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.nemo import estimator, upstream
+from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, score
 from nemo_uecr.nemo.estimator import Routes, StepContext, StepScores, UecrEstimator
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, PREFIX
@@ -207,13 +207,6 @@ def test_a_methods_mask_reaches_the_loss(monkeypatch: pytest.MonkeyPatch) -> Non
     assert float(loss.detach()) == pytest.approx(-float(data["advantages"][kept].mean()), abs=1e-6)
     assert metrics[f"{PREFIX}trained_tokens"] == int(tokens) < int(context.scores.token_mask_BS.sum())
     torch.testing.assert_close(logp.grad, -(data["advantages"] * kept / tokens)[:, 1:], atol=1e-7, rtol=0)
-
-
-def test_a_result_that_the_loss_would_ignore_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    sparse.register(monkeypatch)
-    monkeypatch.setattr(estimator, "USED", estimator.USED - {"loss_mask"})
-    with pytest.raises(ScoreError, match="returned loss_mask, which the back end nemo_rl does not use"):
-        estimate(*scored_step("method.name=sparse"))
 
 
 def test_each_row_is_scored_by_its_problems_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
