@@ -90,6 +90,37 @@ def test_trl_trains_with_the_advantages_of_the_method(tmp_path: Path) -> None:
     assert any(not torch.equal(a, b) for a, b in zip(before, student.parameters(), strict=True))
 
 
+def test_trl_scores_both_models_in_one_arithmetic(tmp_path: Path) -> None:
+    """In TRL's default precision the student's forward pass is autocast; a teacher that is not would be another one."""
+    trl = pytest.importorskip("trl", reason="TRL is not installed; make test-real installs it")
+    from datasets import Dataset
+
+    from nemo_uecr.study.task import build_tokenizer
+    from tests.local.tiny import new_model
+
+    tokenizer, seen = build_tokenizer(), list[torch.Tensor]()
+    trainer_class = example("TRL")["UECRTrainer"]
+
+    class Watched(trainer_class):  # type: ignore[misc, valid-type]
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            batch = super()._generate_and_score_completions(inputs)
+            seen.append(batch["advantages"])
+            return batch
+
+    config = trl.GRPOConfig(
+        output_dir=str(tmp_path), use_cpu=True, report_to=[], max_steps=1, save_strategy="no", learning_rate=0.0,
+        per_device_train_batch_size=4, num_generations=4, max_completion_length=6, disable_tqdm=True,
+    )  # fmt: skip
+    assert config.bf16
+    Watched(
+        model=new_model(tokenizer, seed=0), teacher=new_model(tokenizer, seed=0), settings=SETTINGS, args=config,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions), processing_class=tokenizer,
+        train_dataset=Dataset.from_dict({"prompt": ["1 + 2"]}),
+    ).train()  # fmt: skip
+    assert len(seen) == 1
+    assert not seen[0].any()
+
+
 def test_trl_refuses_a_group_that_is_split_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     trl = pytest.importorskip("trl", reason="TRL is not installed; make test-real installs it")
     trainer_class = example("TRL")["UECRTrainer"]

@@ -223,6 +223,8 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
         nemo_uecr.policy_loss(logp.bfloat16(), torch.zeros(3, 3), torch.ones(3, 3), mask)
     with pytest.raises(ScoreError, match="a row of logits for each token"):
         nemo_uecr.token_scores(torch.zeros(3, 4, 9), torch.zeros(3, 3, dtype=torch.long))
+    with pytest.raises(ScoreError, match="temperatures is empty"):
+        nemo_uecr.token_scores(torch.zeros(3, 3, 9), torch.zeros(3, 3, dtype=torch.long), temperatures=())
     with pytest.raises(ScoreError, match="bf16 scores lose the gap"):
         nemo_uecr.teacher_reward(old_logp=torch.zeros(3, 3).bfloat16(), teacher_logp=torch.zeros(3, 3), mask=mask)
 
