@@ -147,7 +147,8 @@ def rehearse(name: str, scalars: Mapping[str, Any], tolerances: dict[str, float]
         found = METHODS[name].compute(batch, settings, detail=True)
         check_identities(METHODS[name], batch, settings, found, tolerances)
     except (ScoreError, InvariantError) as error:
-        raise ConfigError(f"method {name} on a synthetic batch: {error} (its line: method_registry.py)") from error
+        places = f"method_registry.py and core/methods/{METHODS[name].file}.py"
+        raise ConfigError(f"method {name} on a synthetic batch: {error} (see {places})") from error
 
 
 def _present(tensor: Tensor | None, name: str) -> Tensor:

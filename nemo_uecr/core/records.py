@@ -328,9 +328,6 @@ class Settings:
         """Values of settings, or of the method's own parameters, by name; a ConfigError names all not given."""
         values = {name: getattr(self, name) if hasattr(self, name) else self.parameters.get(name) for name in names}
         missing = sorted(name for name, value in values.items() if value is None)
-        if unknown := [name for name in missing if not hasattr(self, name)]:
-            known = ", ".join((vars(self).keys() - {"parameters"}) | self.parameters.keys())
-            raise ConfigError(f"method {method} reads {', '.join(unknown)}; expected settings of {known}")
         if missing:
             raise ConfigError(f"method {method} needs {', '.join(missing)}, which it was not given")
         return values

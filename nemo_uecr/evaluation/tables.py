@@ -86,9 +86,9 @@ class Table:
 
 
 def rounded(value: float, decimals: int, *, sign: str = "") -> str:
-    """A number as tables print it, without a minus before a zero; ``sign`` "+" also marks positive numbers."""
-    # Means that are equal fractions may differ in their last bits; they must print alike.
-    return f"{round(value, 9):{sign}z.{decimals}f}"
+    """A number as tables print it, -0.04 as "-0.0"; ``sign`` "+" also marks positive numbers."""
+    # Means that are equal fractions may differ in their last bits; they must print alike, and + 0.0 drops -0's sign.
+    return f"{round(value, 9) + 0.0:{sign}.{decimals}f}"
 
 
 def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:

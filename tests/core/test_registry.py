@@ -55,7 +55,7 @@ def test_a_line_names_what_there_is(name: str) -> None:
         ({"scores": frozenset()}, ConfigError, "the batch has no teacher_logp"),
         ({"scores": frozenset({"teacher_lgp"})}, TypeError, "unexpected keyword argument 'teacher_lgp_BT'"),
         ({"settings": frozenset({"rho"})}, TypeError, "unexpected keyword argument 'rho'"),
-        ({"settings": frozenset({"tau_entropi"})}, ConfigError, r"rlsd reads tau_entropi; expected settings of .*rho"),
+        ({"settings": frozenset({"tau_entropi"})}, ConfigError, r"setting tau_entropi; expected settings of .*, rho, "),
         ({"file": "rlds"}, ImportError, r"No module named 'nemo_uecr\.core\.methods\.rlds'"),
         ({"file": "uecr"}, AttributeError, "has no attribute 'rlsd'"),
     ],

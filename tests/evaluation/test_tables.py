@@ -124,4 +124,4 @@ def test_a_column_over_other_problem_sets_is_not_ranked_and_the_others_are(tmp_p
 def test_rounded() -> None:
     assert rounded(45.62499999999999, 2) == f"{45.625:.2f}"  # a sum that is 45.625 but for its last bits
     assert rounded(-1e-15, 1, sign="+") == "+0.0"
-    assert rounded(-0.004, 2) == "0.00"
+    assert rounded(-0.0227, 1, sign="+") == "-0.0"  # the bound of an interval that leaves out 0

@@ -13,7 +13,7 @@ from torch import Tensor
 from nemo_uecr.core.methods.view import View
 from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
 from nemo_uecr.errors import ConfigError, ScoreError
-from nemo_uecr.method_registry import REGISTRY, Entry
+from nemo_uecr.method_registry import OUTSIDE_CORE, REGISTRY, Entry
 
 #: What becomes of an empty response and of a group of one.
 Unusable = Literal["error", "zero"]
@@ -34,6 +34,10 @@ class Method(Entry):
             ConfigError: If a setting that the method uses was not given.
             ScoreError: If a score is missing, not finite, or a response or group cannot be used.
         """
+        known = {*vars(settings), "std", *OUTSIDE_CORE} - {"parameters", "sample_std"}
+        if unknown := self.settings - known:
+            listed = ", ".join(sorted(known))
+            raise ConfigError(f"{self.name} reads the setting {', '.join(unknown)}; expected settings of {listed}")
         # opd_coef multiplies the second surrogate in the loss.
         given = settings.given((self.core_settings - {"opd_coef"}) | self.parameters.keys(), self.name)
         for name, parameter in self.parameters.items():
