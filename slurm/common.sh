@@ -126,4 +126,4 @@ refuse_standstill() { # COMMAND: the next attempt would have as little time; a p
   finish 1 FAILED "node $HEAD: nemo-uecr $1 saved nothing new in the $STOP_AT s before SIGUSR1, nor would the next attempt; $MORE_TIME"
 }
 
-last_line_but_srun() { grep -v -e '^srun: ' -e '^slurmstepd: ' "$LOGS/driver.log" 2>/dev/null | tail -n 1 | cut -c 1-300; }
+last_line_but_srun() { grep -v -e '^srun: ' -e '^slurmstepd[^ ]*: ' "$LOGS/driver.log" 2>/dev/null | tail -n 1 | cut -c 1-300; }

@@ -7,7 +7,7 @@ end_job() { # CODE of the run
     cause=$(srun_cause)
     [[ $cause != *": lost, says Slurm" ]] || finish 1 FAILED "$cause, which requeues the job"
     time_is_up ||
-      finish 143 CANCELLED "ended from outside ($CANCELLED); what was saved stays, the same sbatch command continues it"
+      finish 143 CANCELLED "ended from outside (${CANCELLED%/None}); what was saved stays, the same sbatch command continues it"
     # The run itself may have ended before, and only the nodes' leaving took longer.
     [[ $code == 0 || $code == "$SAVED" ]] ||
       finish 1 FAILED "the time limit passed before the step under way was saved; ask for more notice: sbatch --signal=B:USR1@SECONDS"

@@ -220,7 +220,8 @@ def refuse_kernels(name: str) -> None:
 
 def one_line(error: Exception) -> str:
     """What an error says, with its type, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no message'}"
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text[:200]}{' ...' if len(text) > 200 else ''}"
 
 
 def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:

@@ -89,7 +89,9 @@ def token_scores(
     """
     chosen = _chosen(logits, tokens, mask)
     found = score_logits(*chosen, temperatures=temperatures, entropy=entropy, valid_vocab=valid_vocab, shard=shard)
-    logp = torch.stack([_placed(logp_N, tokens, mask) for logp_N in found.logp])
+    logp = found.logp.new_zeros(len(temperatures), *tokens.shape)
+    for row, logp_N in zip(logp, found.logp, strict=True):
+        row.copy_(_placed(logp_N, tokens, mask))
     return TokenScores(logp, None if found.entropy is None else _placed(found.entropy, tokens, mask))
 
 
@@ -141,6 +143,8 @@ def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor
         )
     if mask is not None and mask.is_floating_point():  # an additive mask has 0 at the tokens
         raise ScoreError(f"mask has dtype {mask.dtype}; expected bool or integer: if these are 1 and 0, pass mask == 1")
+    if mask is not None and mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
+        raise ScoreError(f"mask has values from {int(mask.min())} to {int(mask.max())}; expected 0 and 1")
     if mask is None or bool(mask.all()):  # without a copy of the logits
         return logits.reshape(tokens.numel(), logits.shape[-1]), tokens.reshape(-1)
     return logits[mask.bool()], tokens[mask.bool()]

@@ -66,8 +66,6 @@ class StatisticsLayout:
     dropped: bool = False
 
     def __post_init__(self) -> None:
-        if not self.temperatures:
-            raise ScoreError("temperatures is empty, expected at least one: (1.0,)")
         for temperature in self.temperatures:
             if not (math.isfinite(temperature) and temperature > 0):
                 raise ScoreError(f"temperature is {temperature}, expected a finite number above 0")

@@ -206,6 +206,8 @@ def test_scores_of_any_leading_shape_are_those_of_the_rows() -> None:
     assert not leaf.grad[~mask].any()
     assert leaf.grad[mask].any()
     assert torch.equal(nemo_uecr.token_logp(leaf.detach(), tokens)[mask], found.logp[0][mask])
+    alone = nemo_uecr.token_scores(logits, tokens, mask, temperatures=(), entropy=True)
+    assert (alone.logp.shape, torch.equal(alone.entropy, found.entropy)) == ((0, 2, 3, 4), True)
     nothing = nemo_uecr.token_scores(logits[:0], tokens[:0], entropy=True)
     assert nothing.logp.shape == (1, 0, 3, 4)
 
@@ -223,8 +225,8 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
         nemo_uecr.policy_loss(logp.bfloat16(), torch.zeros(3, 3), torch.ones(3, 3), mask)
     with pytest.raises(ScoreError, match="a row of logits for each token"):
         nemo_uecr.token_scores(torch.zeros(3, 4, 9), torch.zeros(3, 3, dtype=torch.long))
-    with pytest.raises(ScoreError, match="temperatures is empty"):
-        nemo_uecr.token_scores(torch.zeros(3, 3, 9), torch.zeros(3, 3, dtype=torch.long), temperatures=())
+    with pytest.raises(ScoreError, match="mask has values from 0 to 3; expected 0 and 1"):
+        nemo_uecr.token_scores(torch.zeros(2, 2, 9), torch.zeros(2, 2).long(), torch.tensor([[1, 3], [1, 0]]))
     with pytest.raises(ScoreError, match="bf16 scores lose the gap"):
         nemo_uecr.teacher_reward(old_logp=torch.zeros(3, 3).bfloat16(), teacher_logp=torch.zeros(3, 3), mask=mask)
 
