@@ -70,9 +70,9 @@ class DependencyError(UecrError, ImportError):
 
 def require_extra(*extras: str) -> None:
     """Refuse to start when a module of these extras is missing; the message names every extra to install."""
-    missing = {extra: module for extra in extras for module in EXTRAS[extra] if not _installed(module)}
-    if missing:
-        raise _missing(next(iter(missing.values())), ",".join(missing))
+    absent = {extra: " and ".join(each for each in EXTRAS[extra] if not _installed(each)) for extra in extras}
+    if missing := {extra: modules for extra, modules in absent.items() if modules}:
+        raise _missing(" and ".join(missing.values()), ",".join(missing))
 
 
 def _installed(module: str) -> bool:
@@ -90,7 +90,8 @@ def as_dependency_error(error: ModuleNotFoundError) -> DependencyError | None:
 
 
 def _missing(module: str, extra: str) -> DependencyError:
-    return DependencyError(f"{module} is not installed; run: pip install 'nemo-uecr[{extra}]'")
+    verb = "are" if " and " in module else "is"
+    return DependencyError(f"{module} {verb} not installed; run: pip install 'nemo-uecr[{extra}]'")
 
 
 def first_line(error: BaseException) -> str:

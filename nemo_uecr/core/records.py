@@ -368,7 +368,8 @@ class Advantages:
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every tensor that is present, by its public name (the keys of ``nemo-uecr replay``)."""
-        return {_public(name): tensor for name, tensor in vars(self).items() if isinstance(tensor, Tensor)}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return {name.removesuffix("_BT").removesuffix("_B"): tensor for name, tensor in tensors.items()}
 
     def loss_tensors(self) -> dict[str, Tensor]:
         """What the loss reads, by public name: a back end uses all of it, and a saved batch keeps it."""
@@ -377,7 +378,3 @@ class Advantages:
     def trained(self, mask_BT: Tensor) -> Tensor:
         """[B, T] bool, which of the sampled tokens ``mask_BT`` are in the loss."""
         return mask_BT if self.loss_mask_BT is None else self.loss_mask_BT
-
-
-def _public(name: str) -> str:
-    return name.removesuffix("_BT").removesuffix("_B")

@@ -1,7 +1,8 @@
 """`plan --fit`: the first rung of a ladder of keys at which a run of the local back end fits into a GPU.
 
 Rungs are cumulative, and those that change no number come first. Each of the others leaves less on the GPU than the
-one before: smaller moments, smaller weights, an adapter in place of both, a teacher in few bits.
+one before: smaller moments, smaller weights, an adapter in place of both, a teacher in few bits. A rung that shrinks no
+phase that is too big is left out.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Rung:
 
 
 def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Lengths, *, sizes: Sizes) -> list[Rung]:
-    """The rungs tried, in order: the last one fits, or none does.
+    """The rungs that helped, in order: the last one fits, or none does.
 
     ``load`` gives the configuration with these `key=value` words after its own overrides.
     """
@@ -68,21 +69,31 @@ def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Leng
     for added, changes in _rungs(written):
         if not tried[-1].plan.misfits:
             break
-        keys |= added
-        previous, loaded = loaded, load(typed(keys))
-        if len(tried) > 1 and loaded == previous:  # it is written already
+        candidate = load(typed(keys | added))
+        if len(tried) > 1 and candidate == loaded:  # it is written already
             continue
-        for room in _rooms(loaded):  # the rollout with the most room that fits, or with the least
-            config = loaded.model_copy(update={"rollout": loaded.rollout.model_copy(update=room)})
+        for room in _rooms(candidate):  # the rollout with the most room that fits, or with the least
+            config = candidate.model_copy(update={"rollout": candidate.rollout.model_copy(update=room)})
             plan = local_plan(config, device, lengths, sizes=sizes)
             if not plan.misfits:
                 break
+        if not _helps(tried[-1].plan, plan):
+            continue
+        keys |= added
+        previous, loaded = loaded, candidate
         taken = {} if plan.misfits else {f"rollout.{key}": value for key, value in room.items()}
         first, before, after = map(flat_values, (written, previous, config))
         every = {key: value for key, value in (keys | taken).items() if after[key] != first[key]}
         own = {key: value for key, value in (keys | taken).items() if after[key] != before[key]}
         tried.append(Rung(every, tuple(typed(own)), changes, plan))
     return tried
+
+
+def _helps(before: Plan, after: Plan) -> bool:
+    """Whether a phase that does not fit shrinks; where all do, the cache of the rollout was too small."""
+    pairs = zip(before.phases, after.phases, strict=True)
+    shrunk = [new.size < old.size for old, new in pairs if old.size > (before.capacity or 0)]
+    return not shrunk or any(shrunk)
 
 
 def _rooms(config: Config) -> list[Keys]:

@@ -77,8 +77,8 @@ def test_a_missing_module_of_an_extra_refuses_to_start(monkeypatch: pytest.Monke
     with pytest.raises(DependencyError, match=r"tokenizers is not installed; run: pip install 'nemo-uecr\[local\]'"):
         require_extra("local")
     monkeypatch.setattr("nemo_uecr.errors.find_spec", lambda name: None)
-    with pytest.raises(DependencyError, match=r"run: pip install 'nemo-uecr\[data,plots\]'"):
-        require_extra("data", "plots")
+    with pytest.raises(DependencyError, match=r"torchao and matplotlib are not .* 'nemo-uecr\[lowbit,plots\]'"):
+        require_extra("lowbit", "plots")
 
 
 def test_a_folder_of_an_extras_name_is_no_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

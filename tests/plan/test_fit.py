@@ -54,6 +54,18 @@ def test_rungs_that_change_no_number_come_first_and_each_makes_room(engine: str)
     assert tried[-1].plan.misfits
 
 
+@pytest.mark.parametrize(("pair", "gigabytes"), [("1p7b_8b", 16), ("0p6b_4b", 12)])
+def test_a_rung_that_shrinks_no_phase_at_fault_is_left_out(pair: str, gigabytes: int) -> None:
+    """The teacher alone is too big: an adapter would change what is trained for nothing."""
+    path = CONFIGS / "one_gpu" / f"qwen3_{pair}.yaml"
+    gpu = replace(GPUS["a100"], memory=int(gigabytes * 1e9))
+    tried = climb(lambda more: load_config(path, more).config, gpu, LENGTHS, sizes=sizes)
+    keys = tried[-1].keys
+    assert (keys["teacher.quantize"], "student.lora_rank" in keys, tried[-1].plan.misfits) == ("int8", False, False)
+    needed = {key: keys[key] for key in keys.keys() - {"train.optimizer"}}
+    assert planned(path, typed(needed), gigabytes).faults
+
+
 def test_what_fits_as_written_is_left_alone() -> None:
     (rung,) = climbed(700, *PLAIN)
     assert rung.keys == {}
