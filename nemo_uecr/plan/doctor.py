@@ -277,22 +277,19 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
     gpu = ASSUMED if gpu_memory is None else replace(ASSUMED, name="GPU of this machine", memory=gpu_memory)
     if isinstance(run, NemoConfig):
         plan = nemo_plan(run, gpu, LENGTHS)
-        wrong, needed, kept = list(plan.faults), plan.host_bytes, run.checkpoint.keep_last + 1
+        needed, kept = plan.host_bytes, run.checkpoint.keep_last + 1
     else:
         plan = local_plan(run, gpu if run.device == "cuda" else CPU, LENGTHS, sizes=sizes)
         needed = plan.host_bytes if run.device == "cuda" else plan.fullest.size
         kept = run.checkpoint.keep_last + 1 + run.checkpoint.keep_best
-        wrong = [fault for fault in plan.faults if fault not in plan.mismatches]
         teachers = {key: known[key] for key in teacher_models(run)}
-        wrong += faults.vocabulary_faults(run, known["student"], teachers)
-        long = faults.length_faults(run, known["student"], teachers)
+        long = faults.length_faults(run, known["student"], teachers, run.data.max_prompt_tokens)
         message = "; ".join(long) or f"prompts of up to {run.data.max_prompt_tokens} tokens fit the models' positions"
         remedy = "a local run refuses the prompts that are too long, not what the keys allow; fine if there are none"
-        shortest = run.model_copy(update={"data": run.data.model_copy(update={"max_prompt_tokens": 1})})
-        hopeless = faults.length_faults(shortest, known["student"], teachers)  # whatever the prompts
+        hopeless = faults.length_faults(run, known["student"], teachers, 1)  # whatever the prompts
         yield judged("generation length", not long, message, remedy, "fail" if hopeless else "warn")
     fullest = f"{plan.hardware}: {plan.fullest.name} takes the most, {plan.fullest.size / GIB:.1f} GiB"
-    yield judged("plan", not wrong, "; ".join(wrong) or fullest, "see nemo-uecr plan")
+    yield judged("plan", not plan.faults, "; ".join(plan.faults) or fullest, "see nemo-uecr plan")
     message = f"{host_memory / GIB:.1f} GiB, the run needs {needed / GIB:.1f}"
     yield judged("host memory", needed <= host_memory, message, "take smaller models, or nodes with more memory")
     free, each = shutil.disk_usage(existing(Path(run.run.folder))).free, plan.checkpoint.size

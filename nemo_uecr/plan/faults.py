@@ -106,19 +106,22 @@ def mismatches_of(
     """What no layout cures: sequences longer than a model's positions, and vocabularies that differ."""
     if student is None:
         return ()
-    return (*length_faults(config, student, teachers), *vocabulary_faults(config, student, teachers))
+    prompt = config.data.max_prompt_tokens if isinstance(config, NemoConfig) else 1  # a local run looks at each prompt
+    return (*length_faults(config, student, teachers, prompt), *vocabulary_faults(config, student, teachers))
 
 
-def length_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[str, ModelShape | None]) -> list[str]:
-    """Whether the longest prompt with the longest response exceeds a model's positions."""
-    response, prompt = config.rollout.max_response_tokens, config.data.max_prompt_tokens
+def length_faults(
+    config: AnyConfig, student: ModelShape, teachers: Mapping[str, ModelShape | None], prompt: int
+) -> list[str]:
+    """Whether a prompt of that many tokens with the longest response exceeds a model's positions."""
+    response = config.rollout.max_response_tokens
     asked = [("student", student, "rollout.max_response_tokens", response)]
     if config.evaluation.benchmarks:
         asked.append(("student", student, "evaluation.max_tokens", config.evaluation.max_tokens))
     asked += [(key, shape, "rollout.max_response_tokens", response) for key, shape in teachers.items() if shape]
     return [
-        f"data.max_prompt_tokens + {key} = {prompt + tokens}, but the {role} was made for {shape.positions} positions; "
-        f"lower one of the two, or take a {role} that was made for more"
+        f"a prompt of {prompt} and {key}={tokens} take {prompt + tokens} positions, but the {role} was made for "
+        f"{shape.positions} positions; lower one of the two, or take a {role} that was made for more"
         for role, shape, key, tokens in asked
         if 0 < shape.positions < prompt + tokens
     ]
