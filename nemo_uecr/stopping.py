@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 #: Exit code of a run that saved and ended because it was asked to (EX_TEMPFAIL of sysexits.h: try again).
 STOPPED = 75
@@ -56,7 +57,7 @@ def listening() -> Iterator[StopRequest]:
             os.write(2, f"{name}: ending after the step under way\n".encode())
         stop.ask(name)
 
-    with _handled(SIGNALS, handler):
+    with handling(SIGNALS, handler):
         yield stop
 
 
@@ -64,14 +65,15 @@ def listening() -> Iterator[StopRequest]:
 def interrupt_waits() -> Iterator[None]:
     """Ctrl-C takes effect when the block ends: torch and pydantic lose one that falls into their callbacks."""
     heard: list[int] = []
-    with _handled((signal.SIGINT,), lambda number, frame: heard.append(number)):
+    with handling((signal.SIGINT,), lambda number, frame: heard.append(number)):
         yield
     if heard:
         signal.raise_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager
-def _handled(numbers: Sequence[int], handler: Callable[[int, object], None]) -> Iterator[None]:
+def handling(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Signals with this handler, in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -206,7 +206,7 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
         if isinstance(loaded.config, NemoConfig):
             notes += _check_nemo(loaded.config)
         else:
-            counts = check_local_problems(loaded.config)
+            counts, _ = check_local_problems(loaded.config)
             names = ("data.train", *loaded.config.evaluation.benchmarks)
             notes.append(f"problems: {', '.join(f'{name} {counts.get(name, DEMO)}' for name in names)}")
         say(*notes, f"ok: {config}: keys, values and problems")
@@ -239,7 +239,7 @@ def advise(
 
     For a configuration of the local back end it draws two groups of the student's responses to each problem, and half
     a group of the teacher's own. For a run it reads the first saved batch; what a batch cannot say stays unknown. The
-    advice goes into the run folder, where the report shows it.
+    advice goes into the run folder, where the report shows it; a run's own never replaces one that is there.
 
         nemo-uecr advise examples/configs/local/demo.yaml
         nemo-uecr advise runs/demo
@@ -252,21 +252,23 @@ def advise(
     say(*(f"{line.name:<27} {line.value:<21} {line.meaning}" for line in measured))
     for line in advice:
         say(f"{line.name:<12}{line.value}", f"{'':<12}{line.meaning} ({line.sure})")
-    say(f"advice: {folder}")
+    say(f"advice: {folder}" if folder else "not written, as the run has an advice already; --out FOLDER writes it")
 
 
 def advised(
     source: str, overrides: Sequence[str], *, problems: int, out: Path | None
-) -> tuple[list[Line], list[Line], Path]:
-    """Write the advice; what was measured, what follows from it, and the folder."""
+) -> tuple[list[Line], list[Line], Path | None]:
+    """Write the advice; what was measured, what follows from it, and the folder, None where it has better advice."""
     require_extra("local")
     from nemo_uecr.audit.advice import advice, advice_lines, load_map, measured_lines
     from nemo_uecr.audit.output import write_audit
 
     facts, cells = _facts(source, overrides, problems), load_map()
     folder = out or Path(facts.config.run.folder) / "audits" / "advise"
-    write_audit(folder, advice(facts, cells))
-    return measured_lines(facts), advice_lines(facts, cells), folder
+    kept = out is None and Path(source).is_dir() and folder.exists()
+    if not kept:
+        write_audit(folder, advice(facts, cells))
+    return measured_lines(facts), advice_lines(facts, cells), None if kept else folder
 
 
 def _facts(source: str, overrides: Sequence[str], problems: int) -> Facts:

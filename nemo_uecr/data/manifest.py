@@ -75,20 +75,25 @@ def training_file(path: Path, key: str) -> Path:
     return path / KEPT
 
 
-def check_local_problems(config: Config) -> dict[str, int]:
-    """Read every problem of a local run: how many there are, by key; the demo's, made on first use, do not count."""
+def check_local_problems(config: Config) -> tuple[dict[str, int], list[str]]:
+    """Read every problem of a local run: how many there are, by key, and which benchmarks are not held out.
+
+    The demo's, made on first use, do not count.
+    """
     data, named = config.data, config.evaluation.benchmarks
     train = {} if data.train.startswith("demo:") else {"data.train": training_file(Path(data.train), "data.train")}
     benchmarks = {name: path for name, path in named.items() if not path.startswith("demo:")}
     check_benchmark_files(benchmarks)
     read = {name: problems_of(data, Path(path)) for name, path in (train | benchmarks).items()}
     trained = {problem.question.strip() for problem in read.get("data.train", ())}
-    for name in benchmarks:
-        if count := sum(problem.question.strip() in trained for problem in read[name]):
-            log.warning(
-                "%s: %d of %d questions are also in data.train; it is not held out", name, count, len(read[name])
-            )
-    return {name: len(problems) for name, problems in read.items()}
+    seen = {name: sum(problem.question.strip() in trained for problem in read[name]) for name in benchmarks}
+    warnings = [
+        f"{name}: {count} of {len(read[name])} questions are also in data.train; it is not held out"
+        for name, count in seen.items() if count
+    ]  # fmt: skip
+    for warning in warnings:
+        log.warning("%s", warning)
+    return {name: len(problems) for name, problems in read.items()}, warnings
 
 
 def faults(folder: Path) -> list[str]:

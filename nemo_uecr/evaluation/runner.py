@@ -134,18 +134,12 @@ def judged(
     checked = check_responses(texts, [each.problem.answer for each in chunk], pool)
     return [
         Sample(
-            *each.key,
-            question=each.problem.question,
-            answer=each.problem.answer,
-            response=text,
-            extracted=outcome.extracted,
-            verdict=outcome.verdict.value,
-            tokens=len(generation.token_ids),
-            truncated=generation.truncated,
-            token_ids=list(generation.token_ids),
+            *each.key, question=each.problem.question, answer=each.problem.answer, response=text,
+            extracted=outcome.extracted, verdict=outcome.verdict.value, tokens=len(generation.token_ids),
+            truncated=generation.truncated, token_ids=list(generation.token_ids),
         )
         for each, generation, text, outcome in zip(chunk, generations, texts, checked, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def _record(label: str, model: str, settings: Settings, benchmarks: Mapping[str, LoadedBenchmark]) -> dict[str, Any]:

@@ -169,13 +169,16 @@ def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
 # --- what it writes
 
 
-def write_run_files(folder: Path, config: Config, *, origins: Mapping[str, str], inputs: Mapping[str, str]) -> None:
+def write_run_files(
+    folder: Path, config: Config, *, origins: Mapping[str, str], inputs: Mapping[str, str], warnings: list[str]
+) -> None:
     """Write the files that stand before the first step; an earlier record that differs is kept beside the new one."""
     source, diff = package_source()
     record = _statement(config, source) | {
         "config_sha256": hashlib.sha256(dump_config(config).encode()).hexdigest(),
         "sha256": dict(inputs),
         "command": sys.argv,
+        "warnings": warnings,
     }
     path = folder / PROVENANCE
     if path.is_file():

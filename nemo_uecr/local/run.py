@@ -63,7 +63,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: L
             check_engine(config.rollout.engine)
             check_run_folder(folder, config, resume=resume)
             checkpoints = Checkpoints(folder / "checkpoints", config)
-            check_local_problems(config)  # a malformed row is found before the models are loaded
+            _, warnings = check_local_problems(config)  # a malformed row is found before the models are loaded
             log.info("%s: loading models and problems", folder)
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
             if resume and start is None:  # no refusal: a job that is requeued early finds none either
@@ -89,7 +89,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: L
             if start is None:  # the steps of an attempt that left no checkpoint are gone, and so is its record
                 for record in folder.glob("provenance*.json"):
                     record.unlink()
-            write_run_files(folder, config, origins=origins, inputs=inputs)
+            write_run_files(folder, config, origins=origins, inputs=inputs, warnings=warnings)
             if models.teachers is not None:
                 models.teachers.keep_probes(folder)
             _retire_failure(folder)
@@ -97,20 +97,10 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: L
                 truncate_records(folder / name, last_step=-1 if start is None else position.step)
             list_files(folder, position.step, "config.yaml", "origins.json", "tolerances.json", DIFF, PROBES)
             trainer = Trainer(
-                config,
-                models=models,
-                optimizer=optimizer,
-                placement=placement,
-                sample=sample,
-                rewards=rewards,
-                prompts=prompts,
-                benchmarks=benchmarks,
-                folder=folder,
-                log=StepLog(folder, clients, progress),
-                checkpoints=checkpoints,
-                position=position,
-                stop=stop,
-            )
+                config, models=models, optimizer=optimizer, placement=placement, sample=sample, rewards=rewards,
+                prompts=prompts, benchmarks=benchmarks, folder=folder, log=StepLog(folder, clients, progress),
+                checkpoints=checkpoints, position=position, stop=stop,
+            )  # fmt: skip
             trainer.run()
     except OSError as error:
         raise RunFolderError(

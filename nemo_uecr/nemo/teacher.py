@@ -49,16 +49,10 @@ class RayTeacher:
         #: Offloads that are still to be measured: the one after the start, and the one after the first scoring.
         self._to_measure = 2
         self._policy = upstream.native("Policy")(
-            cluster=cluster,
-            config=teacher_policy(config, student, self.columns),
-            tokenizer=tokenizer,
-            name_prefix=workers,
-            init_optimizer=False,
-            init_reference_model=False,
-            weights_path=None,
-            optimizer_path=None,
-            worker_extension_cls_fqn=upstream.WORKER_FQN,
-        )
+            cluster=cluster, config=teacher_policy(config, student, self.columns), tokenizer=tokenizer,
+            name_prefix=workers, init_optimizer=False, init_reference_model=False, weights_path=None,
+            optimizer_path=None, worker_extension_cls_fqn=upstream.WORKER_FQN,
+        )  # fmt: skip
         self.offload()
 
     @property

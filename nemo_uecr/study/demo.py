@@ -10,13 +10,14 @@ import hashlib
 import logging
 import os
 import random
+import signal
 from pathlib import Path
 
 from filelock import FileLock
 
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import new_folder
-from nemo_uecr.stopping import StopRequest
+from nemo_uecr.stopping import StopRequest, handling
 from nemo_uecr.study.models import ModelJob, teach_model
 from nemo_uecr.study.schema import CourseConfig, ModelConfig, RecipeConfig
 from nemo_uecr.study.task import LEVELS, write_problems
@@ -101,7 +102,8 @@ def resolve(name: str) -> str:
         if name.removeprefix(SCHEME) not in PARTS:
             known = ", ".join(f"{SCHEME}{part}" for part in PARTS)
             raise DataError(f"{name}: no such part of the demo; expected one of {known}")
-        ensure_demo(cache_root(), RECIPE, seed=SEED)
+        with handling((signal.SIGTERM,), signal.default_int_handler):  # nothing to save: end as Ctrl-C does
+            ensure_demo(cache_root(), RECIPE, seed=SEED)
     return locate(name)
 
 

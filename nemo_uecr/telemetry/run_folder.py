@@ -44,7 +44,7 @@ class RunFolder:
     evaluations: list[Record]
     batches: list[BatchFiles]
     failure: Record | None  # what stopped the run, if an error did
-    notes: tuple[str, ...]  # what is missing or incomplete, in sentences
+    notes: tuple[str, ...]  # warnings at the start, and what is missing or incomplete
 
     @property
     def method(self) -> str:
@@ -105,14 +105,15 @@ def read_run(path: Path) -> RunFolder:
     for name in FIRST_FILES:
         if not (path / name).is_file():
             raise RunFolderError(f"{path} has no {name}; expected the run folder that `nemo-uecr train` wrote")
-    notes: list[str] = []
+    provenance = read_object(path / "provenance.json")
+    notes: list[str] = list(provenance.get("warnings", ()))
     failure = path / "failure" / "failure.json"
     return RunFolder(
         path=path,
         label=path.resolve().name,
         config=read_written(path / "config.yaml"),
         origins=read_object(path / "origins.json"),
-        provenance=read_object(path / "provenance.json"),
+        provenance=provenance,
         tolerances=read_object(path / "tolerances.json"),
         steps=_by_step(path / STEPS, notes),
         evaluations=_by_step(path / EVALUATIONS, notes),

@@ -150,14 +150,27 @@ def test_advise_draws_or_reads_a_batch(tmp_path: Path, capsys: pytest.CaptureFix
     assert None not in numbers["where"].values()
     assert set(numbers["equal"]) == {"2", "4", "8"}
     assert entry_point(["train", config, *words]) == 0
-    assert entry_point(["advise", str(folder)]) == 0
-    numbers = json.loads((folder / "audits" / "advise" / "numbers.json").read_text())["numbers"]
+    capsys.readouterr()
+    assert entry_point(["advise", str(folder)]) == 0  # a batch says less
+    assert capsys.readouterr().out.endswith("not written, as the run has an advice already; --out FOLDER writes it\n")
+    assert json.loads((folder / "audits" / "advise" / "numbers.json").read_text())["numbers"] == numbers
+    assert entry_point(["advise", str(folder), "--out", str(tmp_path / "batch")]) == 0
+    numbers = json.loads((tmp_path / "batch" / "numbers.json").read_text())["numbers"]
     assert (numbers["teacher"], numbers["where"]["lead"]) == (None, None)
     assert numbers["where"]["order"] is None  # two problems bound no share
     assert numbers["numbers"]["outcome/gap_mean_wrong"] is not None
     assert entry_point(["report", str(folder)]) == 0
     assert "what it means" in (folder / "report.html").read_text()
     assert entry_point(["advise", str(folder), "method.alpha=2"]) == 2
+
+
+def test_the_report_says_what_is_not_held_out(tmp_path: Path) -> None:
+    problems, folder = tmp_path / "mine.jsonl", tmp_path / "run"
+    problems.write_text("".join(f'{{"question": "{n} + 1", "answer": "{n + 1}", "id": {n}}}\n' for n in range(8)))
+    words = [*SMALL, f"run.folder={folder}", f"data.train={problems}", f"evaluation.benchmarks.held={problems}"]
+    assert entry_point(["train", str(assets().config), *words, "train.steps=1"]) == 0
+    assert entry_point(["report", str(folder)]) == 0
+    assert "held: 8 of 8 questions are also in data.train; it is not held out" in (folder / "report.html").read_text()
 
 
 def test_advise_of_a_run_without_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

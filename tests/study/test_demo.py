@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.errors import DataError
+from nemo_uecr.stopping import listening
 from nemo_uecr.study import demo
 from nemo_uecr.study.schema import RecipeConfig
 from tests.study.made import tiny_model
@@ -57,6 +59,17 @@ def test_a_failed_training_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(demo.RunFolderError, match="No space left on device"):
         demo.ensure_demo(tmp_path, RECIPE, seed=3)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_signal_ends_the_preparation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no step under way and nothing to save; afterwards a signal asks for a saved step again."""
+    monkeypatch.setattr(demo, "ensure_demo", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    with listening() as heard:
+        with pytest.raises(KeyboardInterrupt):
+            demo.resolve("demo:student")
+        assert not heard.asked
+        signal.raise_signal(signal.SIGTERM)
+        assert heard.asked
 
 
 def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
