@@ -88,11 +88,15 @@ def _cell(
         row=row,
         scores={arm: means[arm] for arm in ranked},
         over_baseline={arm: gap(arm, baseline).difference for arm in ranked if arm != baseline},
-        level=(best, *(arm for arm in ranked[1:] if gap(best, arm).difference.low <= 0)),
+        level=(best, *(arm for arm in ranked[1:] if _nothing_told(gap(best, arm)))),
         lead=gap(best, second),
         gain=gap(second if best == baseline else best, baseline),
         reference=gap(reference, second if best == reference else best),
     )
+
+
+def _nothing_told(gap: Gap) -> bool:
+    return gap.difference.low <= 0 or gap.difference.low == gap.difference.high
 
 
 def method(arm: str) -> str:

@@ -51,6 +51,8 @@ def test_map_by_hand() -> None:
     assert cell.lead.difference.mean == cell.reference.difference.mean == 0.5
     assert cell.gain.difference.mean == cell.over_baseline["uecr"].mean == 2.0
     assert cell.gain.p == pytest.approx(0.0742, abs=5e-5)  # t = 2 sqrt(3), two degrees of freedom
+    (equal,) = map_cells(study, made_results(finals | {"grpo": {0: 10.0, 1: 21.0, 2: 32.0}}), "grpo")
+    assert "grpo" in equal.level  # three differences of exactly 1 tell no spread
     others = made_results(finals | {"grpo": {0: 50.0, 1: 60.5, 2: 71.0}}, "four_updates")
     first, second = map_cells(study, [*made_results(finals), *others], "grpo")
     assert (second.row, second.level) == ("later", ("grpo",))
