@@ -73,7 +73,7 @@ def interrupt_waits() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handling(numbers: Sequence[int], handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Signals with this handler, in the main thread."""
+    """Give the signals this handler for the block; outside the main thread, where Python cannot, change nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -217,7 +217,7 @@ def _teacher(where: Mapping[str, Share | None]) -> Line:
     if sides == {0}:
         reason = "it solves more than the student, and its scores agree with the verdicts"
         return Line("teacher", "distil", reason, "both 95% intervals say so")
-    return Line("teacher", "in doubt", "lead and order do not both speak for it", "drawing more --problems may decide")
+    return Line("teacher", "in doubt", "lead and order do not both speak for it", "more problems may decide")
 
 
 def _method(now: str, name: str, here: Sequence[Cell]) -> Line:

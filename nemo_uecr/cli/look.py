@@ -239,7 +239,7 @@ def advise(
 
     For a configuration of the local back end it draws two groups of the student's responses to each problem, and half
     a group of the teacher's own. For a run it reads the first saved batch; what a batch cannot say stays unknown. The
-    advice goes into the run folder, where the report shows it; a run's own never replaces one that is there.
+    advice goes into the run folder, where the report shows it; what a run says never replaces it.
 
         nemo-uecr advise examples/configs/local/demo.yaml
         nemo-uecr advise runs/demo
@@ -252,13 +252,13 @@ def advise(
     say(*(f"{line.name:<27} {line.value:<21} {line.meaning}" for line in measured))
     for line in advice:
         say(f"{line.name:<12}{line.value}", f"{'':<12}{line.meaning} ({line.sure})")
-    say(f"advice: {folder}" if folder else "not written, as the run has an advice already; --out FOLDER writes it")
+    say(f"advice: {folder}" if folder else "not written: the run already has advice; --out FOLDER writes this")
 
 
 def advised(
     source: str, overrides: Sequence[str], *, problems: int, out: Path | None
 ) -> tuple[list[Line], list[Line], Path | None]:
-    """Write the advice; what was measured, what follows from it, and the folder, None where it has better advice."""
+    """Write the advice; what was measured, what follows from it, and the folder, or None where none was written."""
     require_extra("local")
     from nemo_uecr.audit.advice import advice, advice_lines, load_map, measured_lines
     from nemo_uecr.audit.output import write_audit

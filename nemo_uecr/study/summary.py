@@ -34,8 +34,8 @@ DIFFERENCE_NOTE = (
 )
 CURVES_NOTE = "On the pairs that all arms of the first table have."
 MAP_NOTE = (
-    "Level with the best: the interval of the paired difference holds 0. p is of paired t tests, from five "
-    "pairs on, each column Holm-corrected over the cells; the leader was chosen on the same runs."
+    "Level with the best: the interval of the paired difference holds 0 or has no width. p is of paired t tests, from "
+    "five pairs on, each column Holm-corrected over the cells; the leader was chosen on the same runs."
 )
 RATES_NOTE = "Chosen by: highest mean validation average after the last step; of equal ones the lower rate."
 COST_NOTE = (

@@ -152,7 +152,7 @@ def test_advise_draws_or_reads_a_batch(tmp_path: Path, capsys: pytest.CaptureFix
     assert entry_point(["train", config, *words]) == 0
     capsys.readouterr()
     assert entry_point(["advise", str(folder)]) == 0  # a batch says less
-    assert capsys.readouterr().out.endswith("not written, as the run has an advice already; --out FOLDER writes it\n")
+    assert capsys.readouterr().out.endswith("not written: the run already has advice; --out FOLDER writes this\n")
     assert json.loads((folder / "audits" / "advise" / "numbers.json").read_text())["numbers"] == numbers
     assert entry_point(["advise", str(folder), "--out", str(tmp_path / "batch")]) == 0
     numbers = json.loads((tmp_path / "batch" / "numbers.json").read_text())["numbers"]
