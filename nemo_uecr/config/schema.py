@@ -286,7 +286,7 @@ class OptimizerConfig(Section):
 class TolerancesConfig(Section):
     """Largest residual of each identity; a larger one stops the run."""
 
-    budget: Positive = 1e-6  # |mean over valid tokens of w - 1|, as stored in float32.
+    budget: Positive = 1e-6  # |mean of w - 1| over a response, or of A less A^U, relative; in float32.
     decomposition: Positive = 1e-6  # |A^U - (A^task|U + alpha A^T|U)|, relative to max(1, |A^task|U| + |alpha A^T|U|).
     residual_bound: Positive = 1e-6  # Excess of |q| over 1.
     log_weight: Positive = 1e-6  # |mean log weight| of distilled_rl where the advantage is positive.

@@ -26,7 +26,7 @@ def finite(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Te
     bad_BT = ~advantages.advantage_BT.isfinite()
     if advantages.advantage_opd_BT is not None:
         bad_BT = bad_BT | ~advantages.advantage_opd_BT.isfinite()
-    return _token_sum(batch, bad_BT.to(torch.float64))
+    return _token_sum(batch, bad_BT)
 
 
 def decomposition(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
@@ -39,29 +39,36 @@ def decomposition(batch: ScoredBatch, settings: Settings, advantages: Advantages
 
 
 def budget(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
-    """``|mean_t w - 1|`` over the sampled tokens; [B] (prop:invariants)."""
-    weight_BT = _present(advantages.weight_BT, "weight").to(torch.float64)
-    return (_token_sum(batch, weight_BT) / batch.token_counts_B - 1.0).abs()
+    """The larger of ``|mean_t w - 1|`` and ``|mean_t A - A^U| / max(1, |A^task| + |A^U|)``; [B] (prop:invariants).
+
+    Without PUU, A^task stands for A^U. Where there is neither, the weights count alone.
+    """
+    counts_B, task_B = batch.token_counts_B, advantages.advantage_task_B
+    weight_B = (_token_sum(batch, _present(advantages.weight_BT, "weight")) / counts_B - 1.0).abs()
+    if task_B is None:
+        return weight_B
+    whole_B = task_B if advantages.advantage_unified_B is None else advantages.advantage_unified_B
+    moved_B = (_token_sum(batch, advantages.advantage_BT) / counts_B - whole_B).abs()
+    return weight_B.maximum(moved_B / (task_B.abs() + whole_B.abs()).clamp_min(1.0))
 
 
 def residual_bound(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
     """``max(0, max_t |q| - 1)``; [B]."""
-    excess_BT = (_present(advantages.residual_BT, "residual").to(torch.float64).abs() - 1.0).clamp_min(0.0)
-    worst_B = torch.empty(batch.responses, dtype=torch.float64, device=excess_BT.device)
-    for block in batch.blocks:
-        worst_B[block.rows] = block.of(excess_BT).masked_fill(~block.of(batch.mask_BT), 0.0).amax(dim=1)
-    return worst_B
+    residual_BT = _present(advantages.residual_BT, "residual")
+    return (residual_BT.abs().double() - 1.0).clamp_min(0.0).masked_fill(~batch.mask_BT, 0.0).amax(dim=1)
 
 
 def sign_kept(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
-    """Number of tokens whose weight is not positive, so that the task component's sign flips; [B]."""
-    return _token_sum(batch, (_present(advantages.weight_BT, "weight") <= 0).to(torch.float64))
+    """Number of tokens whose weight is not positive or, without PUU, whose sign is not the verdict's; [B]."""
+    flipped_BT = _present(advantages.weight_BT, "weight") <= 0
+    if advantages.advantage_task_B is not None and advantages.advantage_unified_B is None:
+        flipped_BT = flipped_BT | (advantages.advantage_BT * advantages.advantage_task_B.unsqueeze(1) < 0)
+    return _token_sum(batch, flipped_BT)
 
 
 def log_weight(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
     """``|mean_t log w|`` over the sampled tokens where the advantage is positive (geometric mean 1); [B]."""
-    weight_BT = _present(advantages.weight_BT, "weight").to(torch.float64)
-    mean_B = _token_sum(batch, weight_BT.log()) / batch.token_counts_B
+    mean_B = _token_sum(batch, _present(advantages.weight_BT, "weight").double().log()) / batch.token_counts_B
     return mean_B.abs() * (_present(advantages.advantage_task_B, "advantage_task") > 0)
 
 
@@ -69,9 +76,9 @@ def log_weight(batch: ScoredBatch, settings: Settings, advantages: Advantages) -
 IDENTITIES: dict[str, tuple[str, ResidualOf]] = {
     "finite": ("every advantage is finite", finite),
     "decomposition": ("A^U = A^task|U + alpha A^T|U", decomposition),
-    "budget": ("the token weights of a response average to 1", budget),
+    "budget": ("a response's token weights average to 1, its token advantages to its own", budget),
     "residual_bound": ("|q| <= 1", residual_bound),
-    "sign_kept": ("every token weight is positive", sign_kept),
+    "sign_kept": ("every token weight is positive, and no token's sign flips", sign_kept),
     "log_weight": ("the log weights of a positive response average to 0", log_weight),
 }
 #: Counts have no tolerance: one bad token is one too many.
@@ -158,10 +165,7 @@ def _present(tensor: Tensor | None, name: str) -> Tensor:
 
 
 def _token_sum(batch: ScoredBatch, value_BT: Tensor) -> Tensor:
-    total_B = torch.empty(batch.responses, dtype=torch.float64, device=value_BT.device)
-    for block in batch.blocks:
-        total_B[block.rows] = block.of(value_BT).masked_fill(~block.of(batch.mask_BT), 0.0).sum(dim=1)
-    return total_B
+    return value_BT.masked_fill(~batch.mask_BT, 0.0).sum(dim=1, dtype=torch.float64)
 
 
 def reductions(batch: ScoredBatch) -> dict[str, float]:

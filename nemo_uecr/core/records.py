@@ -222,7 +222,8 @@ class ScoredBatch:
         """
         scores = (old_logp, teacher_logp, teacher_entropy, initial_logp, student_entropy)
         if not isinstance(task_reward, Tensor):
-            task_reward = torch.tensor(task_reward, dtype=torch.float64, device=mask.device).reshape(mask.shape[:-1])
+            flat = torch.tensor(task_reward, dtype=torch.float64, device=mask.device)
+            task_reward = flat.reshape(mask.shape[:-1]) if flat.numel() == mask.shape[:-1].numel() else flat
         given = {name: each for name, each in zip(SCORE_FIELDS, scores, strict=True) if each is not None}
         if task_reward.shape != mask.shape[:-1] or any(each.shape != mask.shape for each in given.values()):
             named = {"task_reward": task_reward, "mask": mask, **given}

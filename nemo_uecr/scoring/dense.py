@@ -1,21 +1,30 @@
 """The definition: log-probability and entropy of given tokens from whole rows of logits.
 
 Legend: N tokens, V vocabulary columns (of this rank's shard), K temperatures, W statistics a token,
-n tokens of one chunk, C rows of one block.
+n tokens of one chunk, C rows of one block, S sequences of T tokens.
 Statistics are float32 whatever the dtype of the logits; results are float32 nats.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nemo_uecr.core.records import as_bool
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout, TokenScores, VocabShard, check_tokens, real_columns
 from nemo_uecr.scoring.reduce import reduce_logits, rows_per_block
 from nemo_uecr.scoring.statistics import chunks_of, scores_by_chunk
+
+#: Start and stop among the chosen tokens of some that are neighbours, their sequence, the first one's place in it.
+Run = tuple[int, int, int, int]
+SMALLEST_RUN = 1 << 20
+"""Logits of a run, on average, from which on a call for each run beats a copy of all."""
+CUDA_BLOCK_ELEMENTS = 1 << 24
+"""Elements of the gradient's float32 buffer on a GPU, 64 MiB: small blocks would cost more in launches."""
 
 
 @torch.no_grad()
@@ -57,9 +66,11 @@ def score_logits(
         Teacher scores of the method: eq:teacher-token-reward (log-probability), eq:local-signal (entropy).
     """
     layout = StatisticsLayout(temperatures, entropy, dropped)
-    return _scores(logits_NV, target_N, layout, valid_vocab, shard, None)
+    check_tokens(logits_NV, target_N)
+    return _scores(logits_NV, target_N, [(0, target_N.shape[0], 0, 0)], layout, valid_vocab, shard, None)
 
 
+@torch.no_grad()
 def token_scores(
     logits: Tensor,
     tokens: Tensor,
@@ -70,7 +81,7 @@ def token_scores(
     valid_vocab: int | None = None,
     shard: VocabShard | None = None,
 ) -> TokenScores:
-    """`score_logits` for tensors of any leading shape; no gradient flows.
+    """`score_logits` for tensors of any leading shape, slices among them, without a copy; no gradient flows.
 
     Args:
         logits: `[..., V]` at the positions that predict the tokens: those at t predict the token at t + 1.
@@ -87,12 +98,11 @@ def token_scores(
     Raises:
         ScoreError, NonFiniteScoreError: see `score_logits`.
     """
-    chosen = _chosen(logits, tokens, mask)
-    found = score_logits(*chosen, temperatures=temperatures, entropy=entropy, valid_vocab=valid_vocab, shard=shard)
-    logp = found.logp.new_zeros(len(temperatures), *tokens.shape)
-    for row, logp_N in zip(logp, found.logp, strict=True):
-        row.copy_(_placed(logp_N, tokens, mask))
-    return TokenScores(logp, None if found.entropy is None else _placed(found.entropy, tokens, mask))
+    layout = StatisticsLayout(temperatures, entropy)
+    found = _scores(*_chosen(logits, tokens, mask), layout, valid_vocab, shard, None)
+    return TokenScores(
+        _placed(found.logp, tokens, mask), None if found.entropy is None else _placed(found.entropy, tokens, mask)
+    )
 
 
 def token_logp(
@@ -134,46 +144,58 @@ def token_logp(
     return _placed(logp_N, tokens, mask)
 
 
-def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    if logits.shape[:-1] != tokens.shape or (mask is not None and mask.shape != tokens.shape):
-        raise ScoreError(
-            f"logits have shape {list(logits.shape)}, tokens {list(tokens.shape)}"
-            + ("" if mask is None else f" and mask {list(mask.shape)}")
-            + "; expected a row of logits for each token, from the position before it"
-        )
-    if mask is not None and mask.is_floating_point():  # an additive mask has 0 at the tokens
-        raise ScoreError(f"mask has dtype {mask.dtype}; expected bool or integer: if these are 1 and 0, pass mask == 1")
-    if mask is not None and mask.dtype != torch.bool and bool(((mask != 0) & (mask != 1)).any()):
-        raise ScoreError(f"mask has values from {int(mask.min())} to {int(mask.max())}; expected 0 and 1")
-    if mask is None or bool(mask.all()):  # without a copy of the logits
-        return logits.reshape(tokens.numel(), logits.shape[-1]), tokens.reshape(-1)
-    return logits[mask.bool()], tokens[mask.bool()]
+def _sequences(logits: Tensor) -> Tensor:
+    while logits.dim() < 3:
+        logits = logits.unsqueeze(0)
+    return logits.flatten(0, -3)
 
 
-def _placed(value_N: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return value_N.reshape(tokens.shape)
-    return value_N.new_zeros(tokens.shape).masked_scatter(mask.bool(), value_N)
+def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, list[Run]]:
+    """The logits, the chosen tokens and their runs; a copy of the chosen logits where those lie scattered."""
+    check_tokens(logits, tokens)
+    if mask is None and tokens.dim() == 1:
+        return logits, tokens, [(0, tokens.shape[0], 0, 0)]
+    chosen = torch.ones_like(tokens, dtype=torch.bool) if mask is None else as_bool(mask)
+    if chosen.shape != tokens.shape:
+        raise ScoreError(f"mask has shape {list(chosen.shape)}; expected {list(tokens.shape)}, the shape of tokens")
+    place_N = chosen.flatten().nonzero().squeeze(1).cpu()
+    width, count = tokens.shape[-1] if tokens.dim() else 1, len(place_N)
+    cuts = (((place_N.diff() != 1) | (place_N[1:] % width == 0)).nonzero().squeeze(1) + 1).tolist()
+    if len(cuts) * SMALLEST_RUN > count * logits.shape[-1]:
+        return logits[chosen], tokens[chosen], [(0, count, 0, 0)]
+    bounds = [0, *cuts, count] if count else []
+    return logits, tokens[chosen], [(a, b, *divmod(int(place_N[a]), width)) for a, b in pairwise(bounds)]
+
+
+def _placed(value: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """`[..., N]`, at the places of the chosen tokens, else 0."""
+    shape = (*value.shape[:-1], *tokens.shape)
+    return value.reshape(shape) if mask is None else value.new_zeros(shape).masked_scatter(mask.bool(), value)
 
 
 def _scores(
-    logits_NV: Tensor,
+    logits: Tensor,
     target_N: Tensor,
+    runs: list[Run],
     layout: StatisticsLayout,
     valid_vocab: int | None,
     shard: VocabShard | None,
     kept_WN: Tensor | None,
 ) -> TokenScores:
-    check_tokens(logits_NV, target_N)
-    columns = logits_NV.shape[1]
-    real_NV = logits_NV[:, : real_columns(columns, valid_vocab, shard)]
+    logits_STV, columns = _sequences(logits), logits.shape[-1]
+    real = real_columns(columns, valid_vocab, shard)
     first_column = 0 if shard is None else shard.first_column
 
     def statistics_of(chunk: slice) -> Tensor:
-        stats_Wn = reduce_logits(real_NV[chunk], target_N[chunk], layout, first_column)
-        if layout.dropped:
-            stats_Wn[-1] = logits_NV[chunk, real_NV.shape[1] :].float().logsumexp(1)
-        return stats_Wn
+        parts = []
+        for begin, end, sequence, first in runs:
+            start, stop = max(begin, chunk.start), min(end, chunk.stop)
+            if start < stop:
+                rows_nV = logits_STV[sequence, first + start - begin : first + stop - begin]
+                parts.append(reduce_logits(rows_nV[:, :real], target_N[start:stop], layout, first_column))
+                if layout.dropped:
+                    parts[-1][-1] = rows_nV[:, real:].float().logsumexp(1)
+        return torch.cat(parts, dim=1)
 
     return scores_by_chunk(
         statistics_of, target_N, layout, columns=columns, valid_vocab=valid_vocab, shard=shard, kept_WN=kept_WN
@@ -184,8 +206,9 @@ class _TokenLogp(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        logits_NV: Tensor,
+        logits: Tensor,
         target_N: Tensor,
+        runs: list[Run],
         layout: StatisticsLayout,
         valid_vocab: int | None,
         shard: VocabShard | None,
@@ -193,23 +216,28 @@ class _TokenLogp(torch.autograd.Function):
     ) -> Tensor:
         kept_WN = None
         if recording and ctx.needs_input_grad[0]:  # 24 bytes a token
-            kept_WN = logits_NV.new_empty((layout.width, logits_NV.shape[0]), dtype=torch.float64)
-        scores = _scores(logits_NV, target_N, layout, valid_vocab, shard, kept_WN)
+            kept_WN = logits.new_empty((layout.width, target_N.shape[0]), dtype=torch.float64)
+        scores = _scores(logits, target_N, runs, layout, valid_vocab, shard, kept_WN)
         if kept_WN is not None:
-            ctx.save_for_backward(logits_NV, target_N, kept_WN)
-        ctx.layout, ctx.valid_vocab, ctx.shard = layout, valid_vocab, shard
+            ctx.save_for_backward(logits, target_N, kept_WN)
+        ctx.runs, ctx.layout, ctx.valid_vocab, ctx.shard = runs, layout, valid_vocab, shard
         return scores.logp[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        logits_NV, target_N, merged_WN = ctx.saved_tensors
-        columns = real_columns(logits_NV.shape[1], ctx.valid_vocab, ctx.shard)
+        logits, target_N, merged_WN = ctx.saved_tensors
+        columns = real_columns(logits.shape[-1], ctx.valid_vocab, ctx.shard)
         column_N = target_N if ctx.shard is None else target_N - ctx.shard.first_column
-        gradient_NV = torch.empty_like(logits_NV)
-        gradient_NV[:, columns:] = 0.0
-        if columns > 0:
-            _write_gradient(logits_NV[:, :columns], column_N, merged_WN, ctx.layout, grads[0], gradient_NV[:, :columns])
-        return gradient_NV, None, None, None, None, None
+        create = torch.empty if column_N.numel() == logits.shape[:-1].numel() else torch.zeros
+        gradient = create(logits.shape, dtype=logits.dtype, device=logits.device)
+        gradient[..., columns:] = 0.0
+        logits_STC, gradient_STC = (_sequences(whole)[..., :columns] for whole in (logits, gradient))
+        for start, stop, sequence, first in ctx.runs if columns else ():
+            own, rows = slice(start, stop), (sequence, slice(first, first + stop - start))
+            _write_gradient(
+                logits_STC[rows], column_N[own], merged_WN[:, own], ctx.layout, grads[0][own], gradient_STC[rows]
+            )
+        return gradient, None, None, None, None, None, None
 
 
 def _write_gradient(
@@ -228,7 +256,7 @@ def _write_gradient(
     """
     (temperature,) = layout.temperatures
     tokens, columns = logits_NV.shape
-    rows = rows_per_block(columns)
+    rows = max(1, CUDA_BLOCK_ELEMENTS // columns) if logits_NV.is_cuda else rows_per_block(columns)
     buffer_CV = torch.empty(min(tokens, rows), columns, dtype=torch.float32, device=logits_NV.device)
     for chunk in chunks_of(column_N):
         scale_n = grad_N[chunk].double() / temperature

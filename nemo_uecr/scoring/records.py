@@ -39,8 +39,7 @@ class TokenScores:
 class VocabShard:
     """This rank's place in a vocabulary that a process group shards.
 
-    The ranks must make the same calls with the same targets and options. They do not check that in each call, as
-    it would cost a second collective; with `NEMO_UECR_DEBUG_COLLECTIVES=1` in the environment they do.
+    The ranks must make the same calls, with the same targets and options; nothing checks it.
 
     Attributes:
         first_column: token id of this rank's column 0; shards tile the vocabulary in rank order, widths may differ.
@@ -92,17 +91,17 @@ class StatisticsLayout:
         return 2 + len(self.sum_temperatures)
 
 
-def check_tokens(logits_NV: Tensor, target_N: Tensor) -> None:
+def check_tokens(logits: Tensor, tokens: Tensor) -> None:
     """Check shapes and dtypes of logits and targets."""
-    if logits_NV.dim() != 2 or logits_NV.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if (
+        logits.shape[:-1] != tokens.shape
+        or logits.dtype not in (torch.float32, torch.bfloat16, torch.float16)
+        or tokens.dtype not in (torch.int64, torch.int32)
+    ):
         raise ScoreError(
-            f"logits have shape {list(logits_NV.shape)} and are {logits_NV.dtype}, expected [N, V] of float32, "
-            "bfloat16 or float16"
-        )
-    if target_N.shape != logits_NV.shape[:1] or target_N.dtype not in (torch.int64, torch.int32):
-        raise ScoreError(
-            f"target_N has shape {tuple(target_N.shape)} and is {target_N.dtype}, expected ({logits_NV.shape[0]},), "
-            "an int64 or int32 token id for each row of logits_NV"
+            f"logits have shape {list(logits.shape)} and are {logits.dtype}, tokens {list(tokens.shape)} and "
+            f"{tokens.dtype}; expected a row of logits for each token, from the position before it: logits of float32, "
+            "bfloat16 or float16, tokens of int64 or int32"
         )
 
 

@@ -7,15 +7,12 @@ brings them together, and every rank merges them in rank order: all ranks hold i
 float64, so that the only float32 rounding left is that of the statistics and of the result.
 
 Ranks that bring different sizes abort the process with gloo and wait for the timeout with NCCL; ranks with other
-targets get wrong numbers. Run again with `NEMO_UECR_DEBUG_COLLECTIVES=1`: then the ranks compare notes before each
-call, and every rank names the difference.
+targets get wrong numbers. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares the sizes before each collective.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -34,7 +31,6 @@ from nemo_uecr.scoring.records import (
 CPU_CHUNK_TOKENS = 1 << 12
 CUDA_CHUNK_TOKENS = 1 << 16
 """Tokens reduced and merged at a time: within a few hundred KiB on a CPU, a few MiB on a GPU."""
-DEBUG = "NEMO_UECR_DEBUG_COLLECTIVES"
 #: Up to this many gathered bytes the second buffer that gloo's gather allocates does not matter.
 STAGED_BYTES = 1 << 20
 
@@ -74,7 +70,7 @@ def scores_by_chunk(
     chunks = chunks_of(target_N)
     gathered_RWN = None
     if shard is not None:
-        gathered_RWN = gathered_statistics(statistics_of, chunks, target_N, layout, columns, valid_vocab, shard)
+        gathered_RWN = gathered_statistics(statistics_of, chunks, target_N, layout, shard)
     for chunk in chunks:
         stats_RWn = statistics_of(chunk).unsqueeze(0) if gathered_RWN is None else gathered_RWN[:, :, chunk]
         merged_Wn = merge_shards(stats_RWn, layout)
@@ -150,18 +146,9 @@ def gathered_statistics(
     chunks: list[slice],
     target_N: Tensor,
     layout: StatisticsLayout,
-    columns: int,
-    valid_vocab: int | None,
     shard: VocabShard,
 ) -> Tensor:
-    """Reduce this rank's shard and gather all ranks' `[R, W, N]` statistics, in rank order, with one collective.
-
-    Arguments as for `scores_by_chunk`. In debug mode ranks that make different calls, or shards that do not tile the
-    vocabulary, are a `ScoreError`.
-    """
-    if os.environ.get(DEBUG) == "1":
-        call = {"tokens": target_N.shape[0], "targets": hash(tuple(target_N.tolist())), "layout": layout}
-        _check_agreement(call | {"valid_vocab": valid_vocab}, columns, shard)
+    """Reduce this rank's shard and gather all ranks' `[R, W, N]` statistics, in rank order, with one collective."""
     rank, size = dist.get_rank(shard.group), dist.get_world_size(shard.group)
     gathered_RWN = target_N.new_empty((size, layout.width, target_N.shape[0]), dtype=torch.float32)
     for chunk in chunks:
@@ -183,18 +170,3 @@ def _exchange(gathered_RWN: Tensor, rank: int, group: dist.ProcessGroup | None) 
         dist.all_reduce(gathered_RWN, group=group)
     else:
         _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=group)
-
-
-def _check_agreement(call: dict[str, object], columns: int, shard: VocabShard) -> None:
-    said: list[tuple[dict[str, object], int, int]] = [({}, 0, 0)] * dist.get_world_size(shard.group)
-    dist.all_gather_object(said, (call, shard.first_column, columns), group=shard.group)
-    for name in call:
-        values = [other[name] for other, _, _ in said]
-        if values != values[:1] * len(values):
-            raise ScoreError(f"the ranks of the group disagree on {name}: {values} in rank order")
-    starts, widths = [first for _, first, _ in said], [width for _, _, width in said]
-    if starts != [0, *accumulate(widths[:-1])]:
-        raise ScoreError(
-            f"the shards of the group start at columns {starts} and are {widths} columns wide, expected them to tile "
-            "the vocabulary in rank order: is this the group the weight is sharded over?"
-        )

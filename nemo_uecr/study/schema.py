@@ -138,12 +138,11 @@ class StudyConfig(Section):
             _known(f"tables.{name}.arms", table.arms, self.arms)
             _known(f"tables.{name}.reference", [table.reference], table.arms)
             methods = [arm.partition(".")[0] for arm in table.arms]
-            if self.map and len({*methods}) < len(methods):
+            if self.map and (len({*methods}) < len(methods) or "grpo" not in methods):
                 raise ValueError(
-                    f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects one arm of each method"
+                    f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects grpo and one arm of each method, "
+                    "named by what stands before the dot. Rename one, or write map: {_override_: true} for no map"
                 )
-            if self.map and "grpo" not in methods:
-                raise ValueError(f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects grpo among them")
         return self
 
     def candidates(self, variant: str) -> list[float]:

@@ -74,23 +74,30 @@ def test_an_identity_without_its_tolerance_is_named() -> None:
         rehearse("uecr", {key: getattr(batches.SETTINGS, key) for key in SCALARS}, {})
 
 
-def test_a_slip_within_a_response_is_seen_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights that follow the gap's deviation from its mean, and average to 1 only where that is 0."""
+@pytest.mark.parametrize(
+    ("strength", "sign", "identities"),
+    [(0.5, 1, ("budget", "sign_kept")), (0.0, -1, ("budget",)), (0.0, -1, ("sign_kept",))],
+    ids=["weights", "advantages", "signs"],
+)
+def test_a_slip_within_a_response_is_seen_before_the_run(
+    strength: float, sign: int, identities: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that average to 1 only where the gap is its mean, and right ones that the advantage does not follow."""
     from nemo_uecr.core.methods import rlsd
 
     def slipped(view: View, **_: float) -> Advantages:
         def tokens(block: Block) -> dict[str, torch.Tensor]:
             gap = view.gap(block)
             centred = (gap - gap.sum(1, keepdim=True) / view.count(block)).masked_fill(~block.of(view.batch.mask_BT), 0)
-            weight = 1 + 0.5 * torch.tanh(5 * centred)
-            return {"advantage_BT": weight * view.column(view.grpo_B, block), "weight_BT": weight}
+            weight = 1 + strength * torch.tanh(5 * centred)
+            return {"advantage_BT": sign * weight * view.column(view.grpo_B, block), "weight_BT": weight}
 
         return view.tokens(tokens)
 
-    line = replace(METHODS["rlsd"], identities=("budget", "sign_kept"), monitored=())
+    line = replace(METHODS["rlsd"], identities=identities, monitored=())
     monkeypatch.setitem(METHODS, "rlsd", line)
     monkeypatch.setattr(rlsd, "rlsd", slipped)
-    with pytest.raises(ConfigError, match=r"identity 'budget' .* is off by 0"):
+    with pytest.raises(ConfigError, match=f"identity '{identities[0]}' .* is off by [0-9]"):
         rehearse("rlsd", {key: getattr(batches.SETTINGS, key) for key in SCALARS}, TOLERANCES)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.scoring.dense import score_logits, token_logp
+from nemo_uecr.scoring.dense import SMALLEST_RUN, score_logits, token_logp, token_scores
 
 from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
 
@@ -59,6 +61,43 @@ def test_strides_change_no_bit(tokens: int, vocab: int, dtype: torch.dtype) -> N
         assert torch.equal(scores.logp, whole.logp), name
         assert torch.equal(scores.entropy, whole.entropy), name
         assert torch.equal(token_logp(view, target, temperature=0.7), whole.logp[1]), name
+
+
+@pytest.mark.parametrize("lengths", [(40, 40, 40), (40, 17, 0), (1, 0, 2)])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda whole: whole[:, 3:-1],
+        lambda whole: whole[:, 3:-1, :50],
+        lambda whole: whole.transpose(0, 1).contiguous().transpose(0, 1)[:, 3:-1],
+        lambda whole: whole[:1, 3:-1].expand(3, -1, -1),
+        lambda whole: torch.stack([whole, whole], dim=1)[:, 1, 3:-1],
+    ],
+    ids=["responses", "columns", "time first", "expanded", "stacked"],
+)
+@pytest.mark.parametrize("smallest", [1, SMALLEST_RUN])
+def test_a_slice_of_the_batch_equals_its_copy(
+    view: Callable[[Tensor], Tensor], lengths: tuple[int, ...], smallest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemo_uecr.scoring.dense.SMALLEST_RUN", smallest)
+    whole = torch.randn(3, 44, 61, generator=torch.Generator().manual_seed(6)) * 9
+    mask = torch.arange(40) < torch.tensor(lengths).unsqueeze(1)
+    tokens = torch.randint(0, 50, (3, 40), generator=torch.Generator().manual_seed(7))
+    whole[:, :3] = torch.nan  # a prompt is never read
+    leaf, copied = whole.clone().requires_grad_(), view(whole).clone()
+    chosen = copied[mask].requires_grad_()
+    expected = score_logits(chosen, tokens[mask], temperatures=(1.0, 0.7), entropy=True)
+    found = token_scores(view(leaf), tokens, mask, temperatures=(1.0, 0.7), entropy=True)
+    assert torch.equal(found.logp[:, mask], expected.logp)
+    assert torch.equal(found.entropy[mask], expected.entropy)
+    logp = token_logp(view(leaf), tokens, mask, temperature=0.7)
+    assert torch.equal(logp[mask], expected.logp[1])
+    weight = torch.rand(3, 40)
+    (slope,) = torch.autograd.grad((token_logp(chosen, tokens[mask], temperature=0.7) * weight[mask]).sum(), chosen)
+    seen = view(leaf)
+    (got,) = torch.autograd.grad((token_logp(seen, tokens, mask, temperature=0.7) * weight).sum(), seen)
+    assert torch.equal(got[mask], slope)
+    assert not got[~mask].any()
 
 
 @pytest.mark.parametrize("vocab", [61, 33_000, QWEN3_VOCAB])

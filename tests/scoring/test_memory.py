@@ -18,7 +18,7 @@ START = """
 import ctypes, sys, torch
 import torch.distributed as dist
 from benchmarks.measure import MEBI, peak_resident, reset_peak
-from nemo_uecr.scoring.dense import score_logits, token_logp
+from nemo_uecr.scoring.dense import score_logits, token_logp, token_scores
 from nemo_uecr.scoring.records import VocabShard
 
 def mark():
@@ -67,6 +67,20 @@ torch.autograd.grad(logp, logits, gradient)
 print(max(forward, peak_resident() - before - 16 * tokens) / MEBI)
 """
 )
+
+SLICE = (
+    START
+    + """
+whole, target = torch.randn(2, tokens + 8, 151_936, dtype=torch.bfloat16), torch.randint(0, 64, (2, tokens))
+mask = torch.arange(tokens) < torch.tensor([[tokens], [tokens // 2]])
+whole.requires_grad_(kind == "training")
+score = token_logp if kind == "training" else token_scores
+score(whole[:, :2], target[:, :2], mask[:, :2])
+before = mark()
+kept = score(whole[:, 7:-1], target, mask)
+print((peak_resident() - before) / MEBI)
+"""
+)
 pytestmark = pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's clear_refs")
 
 
@@ -86,6 +100,11 @@ def measured(program: str, *arguments: list[str], native: str = "1") -> float:
 def test_transient_memory_of_training_is_bounded() -> None:
     """Beside the outputs and the 24 bytes a token that the backward needs."""
     assert measured(TRAINING, ["training", "1000000"]) <= LIMIT_MB
+
+
+@pytest.mark.parametrize("kind", ["training", "scoring"])
+def test_a_slice_of_the_batch_is_not_copied(kind: str) -> None:
+    assert measured(SLICE, [kind, "64"]) <= LIMIT_MB
 
 
 @pytest.mark.parametrize(

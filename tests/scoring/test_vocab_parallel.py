@@ -12,7 +12,7 @@ from benchmarks.measure import collectives_begun
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import score_logits, token_logp, token_scores
 from nemo_uecr.scoring.records import VocabShard
-from nemo_uecr.scoring.statistics import DEBUG, STAGED_BYTES, _exchange
+from nemo_uecr.scoring.statistics import STAGED_BYTES, _exchange
 
 from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
 
@@ -170,37 +170,6 @@ def test_bad_values_of_one_rank_are_an_error_on_all(on_ranks: OnRanks) -> None:
     for outside, spoilt, good in on_ranks(2, bad_values, logits, target):
         assert outside.startswith("ScoreError: target of token 0 of those scored is 95")
         assert spoilt.startswith("NonFiniteScoreError: logits of token 3 of those scored")
-        assert good == "no error"
-
-
-def disagreeing(rank: int, size: int, logits: Tensor, target: Tensor) -> list[str]:
-    """The last rank differs in one thing, one call after another in one group."""
-    own, shard = cut(logits, [50, 50], rank)
-    last = rank == size - 1
-    turned = target.flip(0) if last else target
-    options: dict[str, Any] = {"temperatures": (1.0,), "entropy": True, "shard": shard}
-    warm = options | {"temperatures": (0.7 if last else 1.0,)}
-    apart = options | {"shard": VocabShard(shard.first_column - last, None)}
-    tokens = 7 if last else 8
-    return [
-        message_of(lambda: score_logits(own[:tokens], target[:tokens], **options)),
-        message_of(lambda: score_logits(own, turned, **options)),
-        message_of(lambda: score_logits(own, target, **warm)),
-        message_of(lambda: score_logits(own, target, **apart)),
-        message_of(lambda: score_logits(own, target, **options)),
-    ]
-
-
-def test_in_debug_mode_ranks_that_disagree_are_a_named_error(
-    on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(DEBUG, "1")
-    logits, target = peaked_logits(8, 100, 9.0, seed=5)
-    for tokens, targets, layout, tiling, good in on_ranks(2, disagreeing, logits, target):
-        assert "disagree on tokens: [8, 7]" in tokens
-        assert "disagree on targets" in targets
-        assert "disagree on layout" in layout
-        assert "start at columns [0, 49] and are [50, 50] columns wide" in tiling
         assert good == "no error"
 
 

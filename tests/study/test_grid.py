@@ -123,7 +123,7 @@ def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> 
                 "map": {"p": {"r": "one_update"}},
                 "tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "own_teacher"]}},
             },
-            "a map expects grpo among them",
+            "a map expects grpo and one arm of each method",
         ),
         (
             {"arms": {"uecr": {"overrides": [], "pairs": 2, "teacher": "bad_teacher", "learning_rate_of": None}}},
