@@ -26,7 +26,7 @@ class Groups:
             row = int((size_P[index_B] < 2).nonzero()[0])
             raise ScoreError(
                 f"response {row} is alone in its group; expected at least 2, since an advantage compares responses to "
-                "one prompt. Sample more for each prompt or drop it, or pass unusable='zero' to the function"
+                "one prompt. Sample more for each prompt, or leave this response out"
             )
         return cls(index_B, size_P)
 
