@@ -126,7 +126,7 @@ def advice(facts: Facts, cells: Sequence[Cell]) -> Audit:
     """What was measured, and what it advises, as a section of the report."""
     advised = advice_lines(facts, cells)
     numbers = {name: getattr(facts, name) for name in ("where", "teacher", "numbers", "equal", "columns")}
-    numbers["advice"] = {line.name: line.value for line in advised}
+    numbers |= {"advice": {line.name: line.value for line in advised}}
     heads = ("", "value", "what it means", "how sure")
     return Audit("advise", "Advice", NOTE, numbers, heads, [*measured_lines(facts), *advised], drawn=False)
 
@@ -185,25 +185,27 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
     here, method, train, numbers = region(facts.where, cells), facts.config.method, facts.config.train, facts.numbers
     unknown = ", ".join(axis for axis, share in facts.where.items() if share is None) or "nothing"
     nearest = min(here, key=lambda cell: distance(facts.where, cell))
-    away = distance(facts.where, nearest)
-    beside, such = ("", "its numbers fit") if away == 0 else ("outside, nearest to ", "the advice is a guess from")
-    where = f"{such} {nearest.name!r}; unknown: {unknown}"
+    inside = distance(facts.where, nearest) == 0
+    beside, such = ("", "its numbers are") if inside else ("outside, nearest to ", "a guess: the nearest are")
+    where = f"{such} those of the study's {nearest.name!r}; unknown: {unknown}"
     alpha, safe, noise = 1.0 if method.alpha is None else method.alpha, numbers["safe_alpha"], numbers["noise"]
-    weight = Line("alpha", f"{alpha:g}", "a wrong response rarely passes a right one", "the map: 0.3, 1 and 3 alike")
+    passes = "the responses do not tell" if safe is None else "a wrong response rarely passes a right one"
+    weight = Line("alpha", f"{alpha:g}", passes, "the map: 0.3, 1 and 3 alike")
     if safe is not None and safe <= alpha:
         passed = "from there on a wrong response passes a right one in a tenth of the mixed groups"
         weight = Line("alpha", f"below {safe:.2g}", passed, "counted; not in the map")
     floor = Line("std_floor", f"{method.std_floor:g}", "no noise is stated", "the map: 0, 0.1 and 0.3 alike")
     if noise is not None:
-        value = f"{FLOOR * alpha * noise:.2g}"
-        floor = Line("std_floor", value, "three times the noise of alpha R^T", "not in the map")
-    warmup = f"{train.warmup_steps or math.ceil(train.steps / 6)} steps"
+        floor = Line(
+            "std_floor", f"{FLOOR * alpha * noise:.2g}", "three times the noise of alpha R^T", "not in the map"
+        )
+    warmup, own = train.warmup_steps or math.ceil(train.steps / 6), "yours; " if train.warmup_steps else ""
     return [
         Line("region", f"{beside}{len(here)} of the map's {len(cells)} cells", where, CAVEAT),
         _teacher(facts.where),
         _method(method.name, method_for(facts.where, cells), here),
         weight,
-        Line("warm-up", warmup, "the map's runs took a sixth of their steps", "no other was measured"),
+        Line("warm-up", f"{warmup} steps", f"{own}the map's runs took a sixth of their steps", "no other was measured"),
         floor,
         _group_size(facts),
     ]
@@ -239,5 +241,8 @@ def _group_size(facts: Facts) -> Line:
     right, wrong = facts.equal[now]
     reason = f"{_whole(mixed[size])} of the groups are mixed"
     if right + wrong > MOST_EQUAL:
-        reason += f", now {_whole(mixed[now])}; {'easier' if wrong > right else 'harder'} problems mix more at no cost"
+        kind, other = ("wrong", "easier") if wrong > right else ("right", "harder")
+        reason += (
+            f", now {_whole(mixed[now])}, {_whole(max(right, wrong))} all {kind}; {other} ones mix more at no cost"
+        )
     return Line("group size", str(size), reason, "counted from the responses")

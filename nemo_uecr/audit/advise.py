@@ -188,9 +188,8 @@ def _facts(
         table = table_of(right_B, batch.group_B.numpy(), np.zeros_like(problem_B), problem_B)
         reward_B = advantages.teacher_reward_B.numpy()
         found["spread"] = float(groups.std(groups.centre(advantages.teacher_reward_B), sample=False).mean())
-        if table.mixed_P.any():
-            if len(np.unique(table.problem_P[table.mixed_P])) >= DIFFERENT:  # an interval of fewer would be too narrow
-                where["order"] = sampler.mean(1.0 - conflicts(table, reward_B), table.mixed_P, table.problem_P)
+        if len(np.unique(table.problem_P[table.mixed_P])) >= DIFFERENT:  # an interval of fewer would be too narrow
+            where["order"] = sampler.mean(1.0 - conflicts(table, reward_B), table.mixed_P, table.problem_P)
             ties = [tie_point(correct_C, wrong_W) for _, correct_C, wrong_W in table.mixed(reward_B)]
             found["safe_alpha"] = float(np.quantile(ties, SHARE, method="inverted_cdf"))
     teacher = None

@@ -182,8 +182,7 @@ def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
     from nemo_uecr.evaluation.compare import compare as differences
     from nemo_uecr.evaluation.compare import lines_of
 
-    lines = lines_of(differences(first, second, seed=seed))
-    say(f"{second} minus {first}, percent", *lines)
+    say(f"{second} minus {first}, percent", *lines_of(differences(first, second, seed=seed)))
 
 
 @app.command

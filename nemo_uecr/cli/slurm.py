@@ -55,8 +55,7 @@ def command(config: ConfigFile, /, *overrides: Override, nodes: int, gpus: int, 
     """Print the command that a Slurm job with these resources runs; the first step of every `--dry-run`."""
     from nemo_uecr.slurm.node import command_words
 
-    words = command_words(config, overrides, smoke=smoke, nodes=nodes, gpus=gpus)
-    say(shlex.join(["nemo-uecr", *words]))
+    say(shlex.join(["nemo-uecr", *command_words(config, overrides, smoke=smoke, nodes=nodes, gpus=gpus)]))
 
 
 @app.command

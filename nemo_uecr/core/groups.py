@@ -55,8 +55,7 @@ class Groups:
 
     def centre(self, value_B: Tensor) -> Tensor:
         """[B] float64 value minus its group mean; exactly 0 in a group whose values are all equal."""
-        centred_B = value_B.to(torch.float64) - self.mean(value_B)
-        return centred_B.masked_fill(self.flat(value_B), 0.0)
+        return (value_B.to(torch.float64) - self.mean(value_B)).masked_fill(self.flat(value_B), 0.0)
 
     def std(self, centred_B: Tensor, *, sample: bool) -> Tensor:
         """[B] float64 standard deviation of each response's group, from centred values.

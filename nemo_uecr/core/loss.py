@@ -113,5 +113,4 @@ def policy_loss(
     kl = torch.zeros_like(surrogate)
     if ref_logp is not None:
         kl = low_variance_kl(logp, ref_logp.detach(), mask).sum(dtype=torch.float64) / denominator
-    total = surrogate + kl_coef * kl
-    return PolicyLoss(total, surrogate.detach(), kl.detach(), ratio.detach())
+    return PolicyLoss(surrogate + kl_coef * kl, surrogate.detach(), kl.detach(), ratio.detach())

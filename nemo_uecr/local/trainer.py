@@ -161,8 +161,7 @@ class Trainer(Rollouts):
             if self.position.step == 0 and config.evaluation.at_start and self.benchmarks:
                 self._evaluate(0)
             for step in range(self.position.step + 1, config.train.steps + 1):
-                metrics = self.step(step) | {"time/save_s": saving}
-                self.log.step(step, metrics)
+                self.log.step(step, self.step(step) | {"time/save_s": saving})
                 # After the record: a checkpoint of a step must never exist without the step's record.
                 started = time.perf_counter()
                 asked = self.stop.asked

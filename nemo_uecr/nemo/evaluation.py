@@ -68,8 +68,7 @@ def answers_of(
         actor.__ray_call__.remote(_answer_in_worker, requests[place :: len(used)], decoding, end_ids)
         for place, (_, actor) in enumerate(used)
     ]
-    names = [name for name, _ in used]
-    answers = upstream.wait("generate for evaluation", futures, names, seconds=seconds)
+    answers = upstream.wait("generate for evaluation", futures, [name for name, _ in used], seconds=seconds)
     return [answers[place % len(used)][place // len(used)] for place in range(len(requests))]
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from nemo_uecr.evaluation.tables import rounded
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
@@ -86,7 +88,7 @@ def points(share: float, digits: int = 1) -> str:
 
 def signed_points(difference: float, digits: int = 1) -> str:
     """A difference of shares in percentage points with its sign."""
-    return ("+" if difference >= 0 else "") + points(difference, digits)
+    return rounded(100 * difference, digits, sign="+").replace("-", MINUS)
 
 
 def duration(seconds: float) -> str:

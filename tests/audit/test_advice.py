@@ -78,6 +78,12 @@ def test_of_equal_regrets_the_method_that_reads_fewest_scores() -> None:
 
 
 def test_settings_follow_the_numbers() -> None:
+    said = {
+        line.name: line.meaning
+        for line in advice_lines(replace(FACTS, numbers={**FACTS.numbers, "safe_alpha": None}), MAP)
+    }
+    assert said["alpha"] == "the responses do not tell"
+    assert said["warm-up"].startswith("yours; ")
     assert advised(with_numbers(safe_alpha=0.42))["alpha"] == "below 0.42"
     assert advised(with_numbers(noise=0.025))["std_floor"] == "0.075"
     many = replace(FACTS, equal={8: (0.0, 0.7), 16: (0.0, 0.4), 32: (0.0, 0.2)})

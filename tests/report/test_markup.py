@@ -29,6 +29,7 @@ def test_numbers() -> None:
         DASH,
     ]
     assert (points(0.4114), signed_points(0.1), signed_points(-0.0312)) == ("41.1", "+10.0", "\u22123.1")
+    assert (signed_points(-0.0), signed_points(-0.0004)) == ("+0.0", "\u22120.0")
     assert [duration(seconds) for seconds in (4.25, 200.0, 7500.0)] == ["4.2 s", "3 min 20 s", "2 h 05 min"]
 
 
