@@ -327,7 +327,7 @@ def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[s
         elif first["type"] == "missing" and isinstance(first["loc"][-1], str):  # else a list is too short
             said = f"{path}: missing {name}; write it in the file or pass {name}=VALUE"
         else:
-            expected = first["msg"].replace("Input should be", "expected")
+            expected = first["msg"].replace("Input should be", "expected").partition(" or instance of ")[0]
             said = f"{name}: got {got:.60}, {expected} ({_set_where(name, origins, path)})"
         raise ConfigError(said + more) from error
 
@@ -339,7 +339,7 @@ def _name(loc: Sequence[int | str]) -> str:
 
 def _origin(name: str, origins: Mapping[str, str], path: str) -> str:
     """Where a key or section, or the list that it stands in, got its value; else the file that was asked for."""
-    known = [key for key in origins if f"{key}.".startswith(f"{name}.")]
+    known = [name] if name in origins else [key for key in origins if f"{key}.".startswith(f"{name}.")]
     known = known or [key for key in origins if name.startswith(f"{key}.")]
     return origins[known[0]] if known else path
 

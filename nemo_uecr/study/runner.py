@@ -42,14 +42,14 @@ def forecast(study: StudyConfig) -> list[str]:
     model_seconds = sum(taught) / len(taught) if taught else study.expected_model_seconds
     run_seconds = sum(ran) / len(ran) if ran else study.expected_run_seconds
     hours = (models * model_seconds + runs * run_seconds) / study.processes / 3600
-    idle = [arm for arm in study.arms if not any(arm in table.arms for table in study.tables.values())]
+    idle = ", ".join(arm for arm in study.arms if not any(arm in table.arms for table in study.tables.values()))
     of_models = "mean of those taught" if taught else "expected_model_seconds of the study file"
     of_runs = "mean of the finished runs" if ran else "expected_run_seconds of the study file"
     return [
         f"to do: {models} models, {selection} runs to choose learning rates, {runs - selection} runs for the tables",
         f"{model_seconds:.0f} s a model ({of_models}), {run_seconds:.0f} s a run ({of_runs}), "
         f"{study.processes} at once: about {hours:.2f} hours",
-        *([f"in no table: {', '.join(idle)}"] if idle else []),
+        *([f"in no table, but run: {idle}; write arms: {{_override_: true, ...}} to inherit none"] if idle else []),
         *other_code(study),
     ]
 
@@ -80,7 +80,7 @@ def summarise(study: StudyConfig) -> Path:
     """Tables and figures again from the finished runs, training nothing; returns the summary's path."""
     choices = results.choose_rates(study)
     cells = grid.table_cells(study, results.rates_of(choices))
-    return write_summary(study, choices, cells, results.read_results(study, cells))
+    return write_summary(study, choices, cells, results.read_results(study, cells), other_code(study))
 
 
 def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None:

@@ -57,11 +57,11 @@ class Part(NamedTuple):
 
 
 def write_summary(
-    study: StudyConfig, choices: Sequence[Choice], cells: Sequence[Cell], runs: Sequence[RunResult]
+    study: StudyConfig, choices: Sequence[Choice], cells: Sequence[Cell], runs: Sequence[RunResult], notes: list[str]
 ) -> Path:
     """Write results.json, tables/, figures/ and summary.md, whose path is returned.
 
-    `cells` are the runs that the tables want, `runs` those that are finished.
+    `cells` are the runs that the tables want, `runs` those that are finished; `notes` stand above the tables.
     """
     root, done = Path(study.folder), {run.cell.folder for run in runs}
     missing = [cell for cell in cells if cell.folder not in done]
@@ -83,7 +83,7 @@ def write_summary(
         if part.table is not None:
             for kind, write in FORMATS.items():
                 replace_file(root / "tables" / f"{part.name}.{ENDINGS[kind]}", write(part.table).encode())
-    lead = [LEAD, *([_missing_line(missing, len(cells))] if missing else [])]
+    lead = [LEAD, *notes, *([_missing_line(missing, len(cells))] if missing else [])]
     replace_file(root / "summary.md", ("\n\n".join(_blocks(lead, parts)) + "\n").encode())
     return root / "summary.md"
 

@@ -78,6 +78,7 @@ def test_a_shipped_configuration_is_found_from_anywhere_but_not_before_ones_own(
         ("defaults: [{model: small}]\n", "expected a file name or a list of file names"),
         (f"defaults: {DEMO}\ntrain: {{learning_rat: 1.0}}\n", "the nearest known key is train.learning_rate"),
         (f"defaults: {DEMO}\nrun: {{seed: '${{nowhere.at_all}}'}}\n", "run.seed: "),
+        (f"defaults: {DEMO}\ntelemetry: null\n", "telemetry: got null, expected a valid dictionary (set in "),
     ],
 )
 def test_a_faulty_file_is_named(tmp_path: Path, text: str, fault: str) -> None:

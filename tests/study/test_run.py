@@ -103,6 +103,7 @@ def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
     assert old in said
     assert entry_point([*command, "--tables-only"]) == 0
     assert old in capsys.readouterr().out
+    assert old in (copied / "summary.md").read_text()
     assert [(folder / "metrics.jsonl").stat().st_mtime_ns for folder in kept] == stamps
     assert all(finished_run(folder) is not None for folder in runs)
     study_file(copied.parent, variants={"one_update": ["loss.clip_low=0.1"]})
