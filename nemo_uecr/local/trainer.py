@@ -155,8 +155,7 @@ class Trainer(Rollouts):
 
     def run(self) -> None:
         """Train to the last step; a run that is asked to end finishes and saves the step under way (`RunStopped`)."""
-        config = self.config
-        saving = 0.0
+        config, saving = self.config, 0.0
         with self.log:
             if self.position.step == 0 and config.evaluation.at_start and self.benchmarks:
                 self._evaluate(0)

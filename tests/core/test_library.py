@@ -101,6 +101,18 @@ def test_a_method_may_mask_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (logp.grad != 0).equal(kept)
 
 
+def test_the_first_state_may_be_none() -> None:
+    data, state = batch(2), None
+    record = ScoredBatch.of(
+        data["task_reward"], torch.arange(P).repeat_interleave(G), data["mask"], data["old_logp"], data["teacher_logp"]
+    )
+    for step in range(2):
+        found = nemo_uecr.method_advantage("saf_opd", record, step=step, total_steps=2, state=state)
+        state = found.state
+    assert state is not None
+    assert "first_kl" in state
+
+
 def test_what_cannot_be_used_is_an_error_or_zero() -> None:
     data = batch(2)
     group = torch.arange(P).unsqueeze(1).expand(P, G).clone()
