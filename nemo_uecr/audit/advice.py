@@ -186,8 +186,8 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
     unknown = ", ".join(axis for axis, share in facts.where.items() if share is None) or "nothing"
     nearest = min(here, key=lambda cell: distance(facts.where, cell))
     inside = distance(facts.where, nearest) == 0
-    beside, such = ("", "its numbers are") if inside else ("outside, nearest to ", "a guess: the nearest are")
-    where = f"{such} those of the study's {nearest.name!r}; unknown: {unknown}"
+    beside, such = ("", "nearest") if inside else ("outside, nearest to ", "a guess: nearest")
+    where = f"{such} in pass rate, lead, order and equal verdicts: {nearest.name!r}; unknown: {unknown}"
     alpha, safe, noise = 1.0 if method.alpha is None else method.alpha, numbers["safe_alpha"], numbers["noise"]
     passes = "the responses do not tell" if safe is None else "a wrong response rarely passes a right one"
     weight = Line("alpha", f"{alpha:g}", passes, "the map: 0.3, 1 and 3 alike")
