@@ -126,7 +126,7 @@ def advice(facts: Facts, cells: Sequence[Cell]) -> Audit:
     """What was measured, and what it advises, as a section of the report."""
     advised = advice_lines(facts, cells)
     numbers = {name: getattr(facts, name) for name in ("where", "teacher", "numbers", "equal", "columns")}
-    numbers |= {"advice": {line.name: line.value for line in advised}}
+    numbers["advice"] = {line.name: line.value for line in advised}
     heads = ("", "value", "what it means", "how sure")
     return Audit("advise", "Advice", NOTE, numbers, heads, [*measured_lines(facts), *advised], drawn=False)
 
@@ -196,9 +196,8 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
         weight = Line("alpha", f"below {safe:.2g}", passed, "counted; not in the map")
     floor = Line("std_floor", f"{method.std_floor:g}", "no noise is stated", "the map: 0, 0.1 and 0.3 alike")
     if noise is not None:
-        floor = Line(
-            "std_floor", f"{FLOOR * alpha * noise:.2g}", "three times the noise of alpha R^T", "not in the map"
-        )
+        value = f"{FLOOR * alpha * noise:.2g}"
+        floor = Line("std_floor", value, "three times the noise of alpha R^T", "not in the map")
     warmup, own = train.warmup_steps or math.ceil(train.steps / 6), "yours; " if train.warmup_steps else ""
     return [
         Line("region", f"{beside}{len(here)} of the map's {len(cells)} cells", where, CAVEAT),
@@ -241,8 +240,8 @@ def _group_size(facts: Facts) -> Line:
     right, wrong = facts.equal[now]
     reason = f"{_whole(mixed[size])} of the groups are mixed"
     if right + wrong > MOST_EQUAL:
-        kind, other = ("wrong", "easier") if wrong > right else ("right", "harder")
-        reason += (
-            f", now {_whole(mixed[now])}, {_whole(max(right, wrong))} all {kind}; {other} ones mix more at no cost"
+        most, other = (
+            (f"{_whole(wrong)} all wrong", "easier") if wrong > right else (f"{_whole(right)} all right", "harder")
         )
+        reason += f", now {_whole(mixed[now])} and {most}; {other} problems mix more at no cost"
     return Line("group size", str(size), reason, "counted from the responses")

@@ -19,10 +19,10 @@ from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout, TokenScores, Vo
 from nemo_uecr.scoring.reduce import reduce_logits, rows_per_block
 from nemo_uecr.scoring.statistics import chunks_of, scores_by_chunk
 
-#: Start and stop among the chosen tokens of some that are neighbours, their sequence, the first one's place in it.
+#: Neighbouring tokens: start and stop among the chosen ones, their sequence, the place of the first in it.
 Run = tuple[int, int, int, int]
 SMALLEST_RUN = 1 << 20
-"""Logits of a run, on average, from which on a call for each run beats a copy of all."""
+"""Where runs have fewer logits than this on average, one copy is cheaper than a call for each run."""
 CUDA_BLOCK_ELEMENTS = 1 << 24
 """Elements of the gradient's float32 buffer on a GPU, 64 MiB: small blocks would cost more in launches."""
 
@@ -81,7 +81,7 @@ def token_scores(
     valid_vocab: int | None = None,
     shard: VocabShard | None = None,
 ) -> TokenScores:
-    """`score_logits` for tensors of any leading shape, slices among them, without a copy; no gradient flows.
+    """`score_logits` for tensors of any leading shape. Large slices are not copied. No gradient flows.
 
     Args:
         logits: `[..., V]` at the positions that predict the tokens: those at t predict the token at t + 1.

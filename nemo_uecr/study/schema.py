@@ -141,7 +141,7 @@ class StudyConfig(Section):
             if self.map and (len({*methods}) < len(methods) or "grpo" not in methods):
                 raise ValueError(
                     f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects grpo and one arm of each method, "
-                    "named by what stands before the dot. Rename one, or write map: {_override_: true} for no map"
+                    "named by what stands before the dot. Add or rename an arm, or drop the map: {_override_: true}"
                 )
         return self
 

@@ -87,7 +87,7 @@ def method_advantage(
         listed = ", ".join(sorted(known))
         raise ConfigError(f"{name}: unknown setting {', '.join(sorted(unknown))}; expected of {listed}")
     parameters = {key: settings.pop(key, parameter.default) for key, parameter in method.parameters.items()}
-    settings["state"] = settings.get("state") or {}  # None is what a method without any returned
+    settings["state"] = settings.get("state") or {}  # None at the first step
     scalars = Settings(**{"std_floor": 0.0, "sample_std": False, **settings}, parameters=parameters)
     if unusable not in ("error", "zero"):
         raise ConfigError(f"unusable is {unusable!r}; expected 'error' or 'zero'")
