@@ -16,15 +16,13 @@ from torch import Tensor
 from nemo_uecr.core.records import as_bool
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout, TokenScores, VocabShard, check_tokens, real_columns
-from nemo_uecr.scoring.reduce import reduce_logits, rows_per_block
+from nemo_uecr.scoring.reduce import reduce_logits, rows_per_block, triton_serves
 from nemo_uecr.scoring.statistics import chunks_of, scores_by_chunk
 
 #: Neighbouring tokens: start and stop among the chosen ones, their sequence, the place of the first in it.
 Run = tuple[int, int, int, int]
 SMALLEST_RUN = 1 << 20
 """Where runs have fewer logits than this on average, one copy is cheaper than a call for each run."""
-CUDA_BLOCK_ELEMENTS = 1 << 24
-"""Elements of the gradient's float32 buffer on a GPU, 64 MiB: small blocks would cost more in launches."""
 
 
 @torch.no_grad()
@@ -254,9 +252,15 @@ def _write_gradient(
     A chunk of tokens at a time: beside the gradient itself no memory grows with N. ``column_N`` is the target's column,
     which may lie outside the shard; ``merged_WN`` are the statistics of the whole vocabulary.
     """
+    if triton_serves(logits_NV):
+        from nemo_uecr.scoring.triton_kernels import write_gradient_with_triton  # noqa: PLC0415 (needs Triton)
+
+        with torch.cuda.device_of(logits_NV):
+            write_gradient_with_triton(logits_NV, column_N, merged_WN, layout, grad_N, gradient_NV)
+        return
     (temperature,) = layout.temperatures
     tokens, columns = logits_NV.shape
-    rows = max(1, CUDA_BLOCK_ELEMENTS // columns) if logits_NV.is_cuda else rows_per_block(columns)
+    rows = rows_per_block(columns)
     buffer_CV = torch.empty(min(tokens, rows), columns, dtype=torch.float32, device=logits_NV.device)
     for chunk in chunks_of(column_N):
         scale_n = grad_N[chunk].double() / temperature

@@ -8,6 +8,7 @@ statistics do not depend on how the tokens were batched.
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 
 import torch
@@ -25,6 +26,13 @@ ONE_ROW_COLUMNS = 1 << 15
 over threads, and the bits of that sum would depend on their number and on the rows beside it."""
 PIECE_COLUMNS = 1 << 12
 HAS_TRITON = find_spec("triton") is not None
+#: Triton's interpreter runs the kernels on a CPU, slowly: for tests.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def triton_serves(tensor: Tensor) -> bool:
+    """Whether the Triton kernels take this tensor."""
+    return HAS_TRITON and (tensor.is_cuda or INTERPRETED)
 
 
 def reduce_logits(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout, first_column: int) -> Tensor:
@@ -47,10 +55,10 @@ def reduce_logits(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout,
         return stats_WN
     if logits_NV.stride(1) != 1:
         logits_NV = logits_NV.contiguous()
-    if logits_NV.is_cuda and HAS_TRITON:
+    if triton_serves(logits_NV):
         from nemo_uecr.scoring.triton_kernels import reduce_with_triton  # noqa: PLC0415 (needs Triton)
 
-        with torch.cuda.device(logits_NV.device):
+        with torch.cuda.device_of(logits_NV):
             reduce_with_triton(logits_NV, target_N, layout, first_column, stats_WN)
         return stats_WN
     if native_serves(logits_NV, layout):

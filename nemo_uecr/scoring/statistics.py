@@ -12,7 +12,9 @@ targets get wrong numbers. With `TORCH_DISTRIBUTED_DEBUG=DETAIL` torch compares 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -27,12 +29,15 @@ from nemo_uecr.scoring.records import (
     TokenScores,
     VocabShard,
 )
+from nemo_uecr.scoring.reduce import triton_serves
 
 CPU_CHUNK_TOKENS = 1 << 12
 CUDA_CHUNK_TOKENS = 1 << 16
 """Tokens reduced and merged at a time: within a few hundred KiB on a CPU, a few MiB on a GPU."""
 #: Up to this many gathered bytes the second buffer that gloo's gather allocates does not matter.
 STAGED_BYTES = 1 << 20
+#: Within `checked_together`: which tokens are sound, and the check that names one that is not.
+_postponed: list[tuple[Tensor, Callable[[], None]]] | None = None
 
 # torch 2.13 renamed the collective that gathers into one tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -73,22 +78,57 @@ def scores_by_chunk(
         gathered_RWN = gathered_statistics(statistics_of, chunks, target_N, layout, shard)
     for chunk in chunks:
         stats_RWn = statistics_of(chunk).unsqueeze(0) if gathered_RWN is None else gathered_RWN[:, :, chunk]
-        merged_Wn = merge_shards(stats_RWn, layout)
-        gap_n = merged_Wn[TARGET_ROW] - merged_Wn[MAX_ROW]
-        for row, temperature in enumerate(layout.temperatures):
-            logp_KN[row, chunk] = gap_n / temperature - merged_Wn[layout.sum_row(temperature)].log()
+        logp_Kn, entropy_n = logp_KN[:, chunk], None if entropy_N is None else entropy_N[chunk]
+        if triton_serves(stats_RWn):
+            from nemo_uecr.scoring.triton_kernels import finish_with_triton  # noqa: PLC0415 (needs Triton)
+
+            with torch.cuda.device_of(stats_RWn):
+                merged_Wn, sound_n = finish_with_triton(stats_RWn, layout, logp_Kn, entropy_n)
+        else:
+            merged_Wn, sound_n = _finish(stats_RWn, layout, logp_Kn, entropy_n)
         if kept_WN is not None:
             kept_WN[:, chunk] = merged_Wn
-        if entropy_N is not None:
-            sum_n = merged_Wn[layout.sum_row(1.0)]
-            entropy_N[chunk] = sum_n.log() - merged_Wn[layout.weighted_row] / sum_n
         if dropped_N is not None:
             kept_n = merged_Wn[MAX_ROW] + merged_Wn[layout.sum_row(1.0)].log()
-            dropped_N[chunk] = (merged_Wn[-1] - kept_n).sigmoid()
-            merged_Wn = merged_Wn[:-1]  # -inf where there is no padding
-        # Last, because only this waits for a GPU.
-        check_statistics(merged_Wn, logp_KN[:, chunk], target_N[chunk], chunk.start, vocab)
+            dropped_N[chunk] = (stats_RWn[:, -1].double().logsumexp(0) - kept_n).sigmoid()
+        check = partial(check_statistics, merged_Wn, sound_n, target_N[chunk], chunk.start, vocab)
+        if _postponed is None:  # last, because only this waits for a GPU
+            check()
+        else:
+            _postponed.append((sound_n, check))
     return TokenScores(logp_KN, entropy_N, dropped_N)
+
+
+def _finish(
+    stats_RWN: Tensor, layout: StatisticsLayout, logp_KN: Tensor, entropy_N: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Write the scores, and return the merged statistics and `[N]` whether all of it is finite."""
+    merged_WN = merge_shards(stats_RWN, layout)
+    gap_N = merged_WN[TARGET_ROW] - merged_WN[MAX_ROW]
+    for row, temperature in enumerate(layout.temperatures):
+        logp_KN[row] = gap_N / temperature - merged_WN[layout.sum_row(temperature)].log()
+    if entropy_N is not None:
+        sum_N = merged_WN[layout.sum_row(1.0)]
+        torch.sub(sum_N.log(), merged_WN[layout.weighted_row] / sum_N, out=entropy_N)
+    return merged_WN, merged_WN.isfinite().all(0) & logp_KN.isfinite().all(0)
+
+
+@contextmanager
+def checked_together() -> Iterator[None]:
+    """Check the scores of all calls within at its end: one wait for a GPU in place of one a call.
+
+    Until then a call may return scores that are not finite. The error is that of the first call that would raise.
+    """
+    global _postponed  # noqa: PLW0603 (a stack of one: threads of autograd must see it too)
+    before, _postponed = _postponed, []
+    try:
+        yield
+        checks = _postponed
+    finally:
+        _postponed = before
+    if checks and not bool(torch.cat([sound_n for sound_n, _ in checks]).all()):
+        for _, check in checks:
+            check()
 
 
 def merge_shards(stats_RWN: Tensor, layout: StatisticsLayout) -> Tensor:
@@ -99,7 +139,7 @@ def merge_shards(stats_RWN: Tensor, layout: StatisticsLayout) -> Tensor:
     A shard without a real column has m_r = -inf and s_r = t_r = 0 and adds exactly nothing. `[W, N]` float64.
     """
     stats = stats_RWN.double()
-    merged = stats.new_empty(stats.shape[1:])
+    merged = stats.new_empty((layout.weighted_row + int(layout.entropy), stats.shape[2]))
     merged[MAX_ROW] = stats[:, MAX_ROW].amax(0)
     merged[TARGET_ROW] = stats[:, TARGET_ROW].amax(0)
     max_RN = stats[:, MAX_ROW]
@@ -111,17 +151,15 @@ def merge_shards(stats_RWN: Tensor, layout: StatisticsLayout) -> Tensor:
         sum_RN = stats[:, layout.sum_row(1.0)]
         moved_RN = torch.where(sum_RN == 0.0, 0.0, stats[:, layout.weighted_row] + shift_RN * sum_RN)
         merged[layout.weighted_row] = (moved_RN * shift_RN.exp()).sum(0)
-    if layout.dropped:
-        merged[-1] = stats[:, -1].logsumexp(0)
     return merged
 
 
-def check_statistics(merged_WN: Tensor, logp_KN: Tensor, target_N: Tensor, first_token: int, vocab: int | None) -> None:
+def check_statistics(merged_WN: Tensor, sound_N: Tensor, target_N: Tensor, first_token: int, vocab: int | None) -> None:
     """Refuse targets outside the vocabulary, and tokens with non-finite logits or scores.
 
     ``first_token`` is the number of the first of them in the call; ``vocab`` None where no rank knows it.
     """
-    if bool(merged_WN.isfinite().all() & logp_KN.isfinite().all()):  # asked once, because it waits for a GPU
+    if bool(sound_N.all()):  # waits for a GPU
         return
     outside_N = (target_N < 0) | (target_N >= (torch.inf if vocab is None else vocab))
     if bool(outside_N.any()):
@@ -130,7 +168,7 @@ def check_statistics(merged_WN: Tensor, logp_KN: Tensor, target_N: Tensor, first
             f"target of token {first_token + token} of those scored is {int(target_N[token])}, expected a token id of "
             f"the vocabulary of {vocab} columns; check tokenizer, vocabulary size and valid_vocab"
         )
-    token = int((~merged_WN.isfinite().all(0) | ~logp_KN.isfinite().all(0)).nonzero()[0])
+    token = int((~sound_N).nonzero()[0])
     raise NonFiniteScoreError(
         f"logits of token {first_token + token} of those scored give no finite score: the largest is "
         f"{float(merged_WN[MAX_ROW, token])}, that of target {int(target_N[token])} is "
