@@ -290,7 +290,11 @@ class TolerancesConfig(Section):
     decomposition: Positive = 1e-6  # |A^U - (A^task|U + alpha A^T|U)|, relative to max(1, |A^task|U| + |alpha A^T|U|).
     residual_bound: Positive = 1e-6  # Excess of |q| over 1.
     log_weight: Positive = 1e-6  # |mean log weight| of distilled_rl where the advantage is positive.
-    first_ratio: Positive = 1e-5  # |ratio - 1| at the first optimizer step of a batch.
+    # Mean of |ratio - 1| over the tokens of a batch's first optimizer step. 1e-5 is for bits that agree; the local back
+    # end takes 0.05 where `student.dtype=bfloat16` meets a `device` other than cpu, unless another value is given.
+    first_ratio: Positive = 1e-5
+    # |ratio - 1| that at most 1 % of these tokens may exceed; 0.9 where `first_ratio` is 0.05.
+    first_ratio_p99: Positive = 1e-5
 
 
 class LocalTolerancesConfig(TolerancesConfig):
@@ -299,6 +303,10 @@ class LocalTolerancesConfig(TolerancesConfig):
     rollout_gap: Positive = 0.05  # Mean |log pi - log pi_vLLM| of a step's tokens, nats, with rollout.engine=vllm.
     # Mean |change| of a URL teacher's scores of fixed tokens since the run began, and between two requests, nats.
     teacher_probe: Positive = 0.05
+
+
+#: Bounds of the first ratio for bfloat16 on a GPU: docs/nemo-rl.md says why.
+ROUNDED = {"first_ratio": 0.05, "first_ratio_p99": 0.9}
 
 
 def check_batch(config: AnyConfig) -> None:
@@ -446,6 +454,9 @@ class TrainConfig(OptimizerConfig):
     optimizer: Literal["adamw", "adamw8bit", "adamw8bit_sr"] = "adamw"
     # Whether the backward pass recomputes each layer's activations instead of keeping them; the numbers are the same.
     activation_checkpointing: bool = False
+    # Whether scoring and update take torch's deterministic algorithms, so that a GPU repeats a run bit for bit. Costs
+    # time, most of it in the attention's backward pass; an operation that has no such algorithm ends the run.
+    deterministic: bool = False
     # Responses per forward and backward pass; gradients accumulate, so the result is the same.
     microbatch_responses: Count
     warmup_steps: NonNegativeInt  # Optimizer steps of linear warm-up.
@@ -511,6 +522,17 @@ class Config(Section):
             elif isinstance(teacher, SelfTeacherConfig | UrlTeacherConfig):
                 found[key] = teacher
         return found if self.method.entry.needs_teacher else {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_room_for_rounding(cls, values: object) -> object:
+        """Fill in the bounds of the first ratio that are not given where a GPU may compute in bfloat16."""
+        if not isinstance(values, dict) or not isinstance(values.get("tolerances", {}), dict):
+            return values
+        match values.get("device"), values.get("student"):
+            case "auto" | "cuda", {"dtype": "bfloat16"}:
+                return {**values, "tolerances": {**ROUNDED, **values.get("tolerances", {})}}
+        return values
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:

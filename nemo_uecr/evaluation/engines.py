@@ -182,6 +182,8 @@ def load_module(model: str, dtype: str) -> Any:
     """The causal model of a folder or hub name, a saved adapter on its base; safetensors only, no remote code."""
     import torch
 
+    # On Hopper torch would choose cuDNN's attention, which plans anew for every shape: in decoding for every token.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     local = models.only_here(model)
     module, report = adapter.load_causal_lm(model, local_files_only=local, dtype=getattr(torch, dtype))
     if missing := report["missing_keys"]:

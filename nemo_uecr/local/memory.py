@@ -6,7 +6,7 @@ Recomputed activations and weights that wait in host memory change no number; a 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,6 +23,19 @@ TRAINED = frozenset({"student", "optimizer"})
 def moves(policy: Policy, member: str) -> bool:
     """Whether a member waits in host memory: every teacher and the reference under `teacher`."""
     return policy == "all" or (policy == "teacher" and member not in TRAINED)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy of a small tensor there, without waiting for what a GPU still computes."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of all of them on the CPU, with one wait."""
+    copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+    if any(tensor.is_cuda for tensor in tensors):
+        torch.cuda.current_stream().synchronize()
+    return copies
 
 
 class Placement:
@@ -44,10 +57,13 @@ class Placement:
     @torch.no_grad()
     def need(self, *names: str) -> None:
         """Make room, then bring these onto the device."""
-        for name in self._moved - self._away - set(names):
+        leaving = self._moved - self._away - set(names)
+        for name in leaving:
             for tensor in plain_tensors(self._members[name]()):
                 tensor.data = self._host_copy(tensor, frozen=name not in TRAINED)
-            self._away.add(name)
+        if leaving and self._device.type == "cuda":  # the copies above have only been asked for
+            torch.cuda.current_stream(self._device).synchronize()
+        self._away |= leaving
         for name in self._away & set(names):
             for tensor in plain_tensors(self._members[name]()):
                 tensor.data = torch.empty_like(tensor, device=self._device).copy_(tensor, non_blocking=True)
@@ -57,10 +73,10 @@ class Placement:
         host = self._host.get(id(tensor))
         if host is None or host.shape != tensor.shape:
             pinned = self._device.type == "cuda"
-            self._host[id(tensor)] = host = torch.empty_like(tensor, device="cpu", pin_memory=pinned).copy_(tensor)
-        elif not frozen:
-            host.copy_(tensor)
-        return host
+            self._host[id(tensor)] = host = torch.empty_like(tensor, device="cpu", pin_memory=pinned)
+        elif frozen:
+            return host
+        return host.copy_(tensor, non_blocking=True)
 
 
 def plain_tensors(tensors: Iterable[Any]) -> Iterator[Tensor]:
@@ -77,9 +93,10 @@ def plain_tensors(tensors: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Moments and whatever else an optimizer keeps on the device."""
+    """Moments and whatever else an optimizer keeps on the device: a fused one its counts of steps, too."""
+    fused = any(group.get("fused") for group in optimizer.param_groups)
     for values in optimizer.state.values():
-        yield from (value for value in values.values() if isinstance(value, Tensor) and value.dim())
+        yield from (value for value in values.values() if isinstance(value, Tensor) and (fused or value.dim()))
 
 
 def quantize_layers(module: Any, quantize: Quantize) -> None:
@@ -142,3 +159,17 @@ def recomputing(layers: Iterable[torch.nn.Module]) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.training = False
+
+
+@contextlib.contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Torch's deterministic algorithms where ``wanted``; not while drawing, whose float64 cumsum has none on a GPU."""
+    if not wanted:
+        yield
+        return
+    before = torch.get_deterministic_debug_mode()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)

@@ -6,13 +6,14 @@ Shape legend: b x t = one micro-batch, N = tokens, F = features before the outpu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.data.adapter import without_adapter
@@ -97,19 +98,43 @@ class TokenModel:
 
     def features(self, ids_bt: Tensor) -> Tensor:
         """[b, t, F] what the output layer reads, for right-padded sequences."""
-        features_btF: Tensor = (
-            self.module.base_model(input_ids=ids_bt, use_cache=False).last_hidden_state
-            if self.splits
-            else self.module(input_ids=ids_bt, use_cache=False).logits
-        )
+        with _unpacked():
+            features_btF: Tensor = (
+                self.module.base_model(input_ids=ids_bt, use_cache=False).last_hidden_state
+                if self.splits
+                else self.module(input_ids=ids_bt, use_cache=False).logits
+            )
         return features_btF
 
-    def head(self, features_NF: Tensor) -> Tensor:
-        """[N, V] logits."""
+    def head_parameters(self) -> list[torch.nn.Parameter]:
+        """The output layer's own, none where the features are the logits."""
+        return list(self.module.get_output_embeddings().parameters()) if self.splits else []
+
+    def head_weights(self) -> dict[str, Tensor]:
+        """The same by name, in the type of the computation: cast once for all chunks of a micro-batch."""
+        own = self.module.get_output_embeddings().named_parameters() if self.splits else ()
+        return {name: weight if self.compute is None else weight.to(self.compute) for name, weight in own}
+
+    def head(self, features_NF: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+        """[N, V] logits, the output layer's weights given."""
         if not self.splits:
             return features_NF
-        logits_NV: Tensor = self.module.get_output_embeddings()(features_NF)
+        logits_NV: Tensor = functional_call(self.module.get_output_embeddings(), dict(weights), (features_NF,))
         return logits_NV
+
+
+@contextlib.contextmanager
+def _unpacked() -> Iterator[None]:
+    """Spare transformers the search for several sequences in one row: each forward would wait for a GPU's answer."""
+    from transformers import masking_utils
+
+    name = "find_packed_sequence_indices"
+    search = getattr(masking_utils, name, None)
+    setattr(masking_utils, name, lambda _: None)
+    try:
+        yield
+    finally:
+        setattr(masking_utils, name, search)
 
 
 def load_model(

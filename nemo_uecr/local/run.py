@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -58,6 +59,8 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: L
     folder = Path(config.run.folder)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    if config.train.deterministic:  # read when the GPU first multiplies
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
         with closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)) as rewards, locked(folder):
             check_engine(config.rollout.engine)

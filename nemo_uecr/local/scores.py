@@ -9,23 +9,21 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from nemo_uecr.core.agreement import Places
 from nemo_uecr.data.models import check_sampled
+from nemo_uecr.local import CHUNK_BYTES
+from nemo_uecr.local.memory import to_device, to_host
 from nemo_uecr.local.sequences import MicroBatch, Prompt, Sequences
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.records import NonFiniteScoreError, TokenScores
 
 if TYPE_CHECKING:
     from nemo_uecr.local.models import TokenModel
-
-#: Logits of one output-layer chunk, float32 bytes. Bounds memory whatever the response length.
-CHUNK_BYTES = 134_217_728
 
 
 @dataclass(frozen=True)
@@ -101,45 +99,48 @@ def score(
     for rows in micro_rows:
         micro = sequences.micro_batch(rows)
         row_N, column_N = micro.mask_bT.nonzero(as_tuple=True)
-        for start, logits_NV, found in _finite_scores(model, micro, scorer):
-            tokens = slice(start, start + found.logp.shape[1])
+        scored: list[tuple[Tensor, Any, Tensor]] = []  # what to fill, where, and the values, still on the device
+        for start, logits_NV, target_N, found in _finite_scores(model, micro, scorer):
+            tokens = slice(start, start + target_N.numel())
             place = (rows[row_N[tokens]], column_N[tokens])
-            for target_BT, values_N in zip(logp, found.logp, strict=True):
-                target_BT[place] = values_N.cpu()
-            for name, target_BT in others.items():
-                target_BT[place] = getattr(found, name).cpu()
+            scored += [(target_BT, place, values_N) for target_BT, values_N in zip(logp, found.logp, strict=True)]
+            scored += [(target_BT, place, getattr(found, name)) for name, target_BT in others.items()]
             if rank_BT is not None:  # of equal logits every one has the better rank
-                own_N1 = logits_NV.gather(1, micro.target_N[tokens].to(model.device).unsqueeze(1))
-                above_N = (logits_NV[:, : model.shared] > own_N1).sum(dim=1, dtype=torch.int32)
-                rank_BT[place] = 1 + above_N.cpu()
+                above_NV = logits_NV[:, : model.shared] > logits_NV.gather(1, target_N.unsqueeze(1))
+                scored.append((rank_BT, place, 1 + above_NV.sum(dim=1, dtype=torch.int32)))
             if places is not None and top_NK is not None:
                 number_n = places.number_BT[place]
                 own_n = (number_n >= 0).nonzero().squeeze(1)
-                top_NK[number_n[own_n]] = places.top_ids(logits_NV[own_n.to(logits_NV.device)]).cpu()
+                top_ids_nK = places.top_ids(logits_NV[to_device(own_n, logits_NV.device)])
+                scored.append((top_NK, number_n[own_n], top_ids_nK))
+        values = to_host([value for *_, value in scored])
+        for (target, place, _), value in zip(scored, values, strict=True):
+            target[place] = value
     return Scores(logp, others.get("entropy"), rank_BT, others.get("dropped"), top_NK)
 
 
 def _finite_scores(
     model: TokenModel, micro: MicroBatch, scorer: Callable[[Tensor, Tensor], TokenScores]
-) -> Iterator[tuple[int, Tensor, TokenScores]]:
-    """Logits and scores with the place of their first token. Tokens without a score are left out: the caller knows."""
+) -> Iterator[tuple[int, Tensor, Tensor, TokenScores]]:
+    """Logits, ids and scores with the place of their first token; tokens without a score are left out."""
     for tokens, logits_NV, target_N in token_logits(model, micro):
         try:
-            yield tokens.start, logits_NV, scorer(logits_NV, target_N)
+            yield tokens.start, logits_NV, target_N, scorer(logits_NV, target_N)
         except NonFiniteScoreError:  # one token at a time, to tell which
             for n in range(target_N.numel()):
                 with contextlib.suppress(NonFiniteScoreError):
                     one = slice(n, n + 1)
-                    yield tokens.start + n, logits_NV[one], scorer(logits_NV[one], target_N[one])
+                    yield tokens.start + n, logits_NV[one], target_N[one], scorer(logits_NV[one], target_N[one])
 
 
 def token_logits(model: TokenModel, micro: MicroBatch) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Logits [N, V] of a bounded number of response tokens at a time, with their place and the sampled ids [N]."""
-    features_NF = _features(model, micro)
-    for tokens in _chunks(features_NF.shape[0], model.vocabulary):
+    features_NF, weights = _features(model, micro), model.head_weights()
+    target_N = to_device(micro.target_N, model.device)
+    for tokens in _chunks(model, target_N.numel()):
         with model.forward_context():
-            logits_NV = model.head(features_NF[tokens])
-        yield tokens, logits_NV, micro.target_N[tokens].to(model.device)
+            logits_NV = model.head(features_NF[tokens], weights)
+        yield tokens, logits_NV, target_N[tokens]
 
 
 def training_logp(model: TokenModel, micro: MicroBatch, *, temperature: float) -> Tensor:
@@ -148,33 +149,66 @@ def training_logp(model: TokenModel, micro: MicroBatch, *, temperature: float) -
     The same forward, chunks and arithmetic as `score`: before any update the two agree bit for bit on a CPU.
     """
     features_NF = _features(model, micro)
-    target_N = micro.target_N.to(model.device)
-    chunks = list(_chunks(features_NF.shape[0], model.vocabulary))
-    parts = []
-    for tokens in chunks:
-        if len(chunks) == 1:
-            parts.append(_chunk_logp(model, features_NF[tokens], target_N[tokens], temperature))
-        else:  # recompute each chunk's logits in the backward pass instead of keeping all of them
-            parts.append(
-                checkpoint(_chunk_logp, model, features_NF[tokens], target_N[tokens], temperature, use_reentrant=False)
-            )
-    logp_bT = torch.zeros(micro.mask_bT.shape, device=model.device)
-    return logp_bT.masked_scatter(micro.mask_bT.to(model.device), torch.cat(parts))
+    target_N = to_device(micro.target_N, model.device)
+    if len(_chunks(model, target_N.numel())) == 1:
+        logp_N = _chunk_logp(model, features_NF, model.head_weights(), target_N, temperature)
+    else:
+        logp_N = _ChunkedLogp.apply(features_NF, target_N, model, temperature, *model.head_parameters())  # type: ignore[no-untyped-call]
+    place_N = to_device(micro.mask_bT.flatten().nonzero().squeeze(1), model.device)
+    logp = logp_N.new_zeros(micro.mask_bT.numel()).index_put((place_N,), logp_N)
+    return logp.view(micro.mask_bT.shape)
 
 
-def _chunk_logp(model: TokenModel, features_NF: Tensor, target_N: Tensor, temperature: float) -> Tensor:
+class _ChunkedLogp(torch.autograd.Function):
+    """`_chunk_logp` of all chunks; the backward computes each one's logits again instead of keeping those of all.
+
+    The weights' gradients are added up in float32, each chunk's to the sum of those before.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, features_NF: Tensor, target_N: Tensor, model: TokenModel, temperature: float, *parameters: Tensor
+    ) -> Tensor:
+        weights = model.head_weights()
+        ctx.save_for_backward(features_NF, target_N, *weights.values())
+        ctx.model, ctx.temperature, ctx.names = model, temperature, list(weights)
+        chunks = _chunks(model, target_N.numel())
+        return torch.cat([_chunk_logp(model, features_NF[c], weights, target_N[c], temperature) for c in chunks])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        features_NF, target_N, *weights = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[4:]
+        leaves = [weight.detach().requires_grad_(own) for weight, own in zip(weights, wanted, strict=True)]
+        trained = [leaf for leaf in leaves if leaf.requires_grad]
+        gradient_NF, sums = torch.empty_like(features_NF), list[Tensor]()
+        for tokens in reversed(_chunks(ctx.model, target_N.numel())):
+            chunk_NF = features_NF[tokens].detach().requires_grad_()
+            with torch.enable_grad():
+                named = dict(zip(ctx.names, leaves, strict=True))
+                logp_N = _chunk_logp(ctx.model, chunk_NF, named, target_N[tokens], ctx.temperature)
+            gradient_NF[tokens], *found = torch.autograd.grad(logp_N, [chunk_NF, *trained], grads[0][tokens])
+            sums = [a.add_(b) for a, b in zip(sums, found, strict=True)] if sums else [b.float() for b in found]
+            del found  # each is of the output layer's size
+        of_weights = iter(sums)
+        return gradient_NF, None, None, None, *(next(of_weights) if own else None for own in wanted)
+
+
+def _chunk_logp(
+    model: TokenModel, features_NF: Tensor, weights: Mapping[str, Tensor], target_N: Tensor, temperature: float
+) -> Tensor:
     with model.forward_context():
-        logits_NV = model.head(features_NF)
+        logits_NV = model.head(features_NF, weights)
     return token_logp(logits_NV, target_N, temperature=temperature)
 
 
 def _features(model: TokenModel, micro: MicroBatch) -> Tensor:
+    ids_bS, position_N = (to_device(each, model.device) for each in (micro.ids_bS, micro.position_N))
     with model.forward_context():
-        features_bSF = model.features(micro.ids_bS.to(model.device))
-    return features_bSF.flatten(0, 1)[micro.position_N.to(model.device)]
+        features_bSF = model.features(ids_bS)
+    return features_bSF.flatten(0, 1)[position_N]
 
 
-def _chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
-    size = max(1, CHUNK_BYTES // (4 * vocabulary))
-    for start in range(0, tokens, size):
-        yield slice(start, min(start + size, tokens))
+def _chunks(model: TokenModel, tokens: int) -> list[slice]:
+    size = max(1, CHUNK_BYTES[model.device.type] // (4 * model.vocabulary))
+    return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]

@@ -20,7 +20,7 @@ from nemo_uecr.evaluation.engines import Decoding
 from nemo_uecr.local.batch import StepBatch, leave_failure, leave_responses, method_settings, samples_of
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.manifest import GROWING, checkpoint_entry, list_files
-from nemo_uecr.local.memory import Placement
+from nemo_uecr.local.memory import Placement, deterministic
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.rollout import Fault, Sampler, evaluate
 from nemo_uecr.local.scores import score
@@ -95,7 +95,8 @@ class Rollouts:
             except RewardError as error:
                 leave_responses(self.folder, step, samples, error)
                 raise
-        return self._score(step, sequences, outcomes, watch), fault
+        with deterministic(config.train.deterministic):
+            return self._score(step, sequences, outcomes, watch), fault
 
     def _score(self, step: int, sequences: Sequences, outcomes: list[Outcome], watch: Stopwatch) -> StepBatch:
         config, models = self.config, self.models
@@ -188,7 +189,8 @@ class Trainer(Rollouts):
                 residuals = check_identities(self.method, batch.scored, settings, advantages, tolerances.model_dump())
             with watch.phase("update"):
                 self.placement.need("student", "optimizer")
-                outcome = self._update(batch, advantages)
+                with deterministic(self.config.train.deterministic):
+                    outcome = self._update(batch, advantages)
                 self.optimizer.zero_grad(set_to_none=True)  # the other phases have the memory
             with watch.phase("advantage"):
                 check_ratios(outcome, batch.sample_ids, tolerances)

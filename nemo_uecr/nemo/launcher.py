@@ -135,6 +135,7 @@ def training_loss(config: NemoConfig) -> UecrLoss:
         native = upstream.native("ClippedPGLossFn")(settings)
     return UecrLoss(
         loss,
+        far=config.tolerances.first_ratio_p99,
         opd_coef=method.opd_coef if "opd_coef" in METHODS[method.name].settings else None,
         loss_type=upstream.native("LossType").TOKEN_LEVEL,
         input_type=upstream.native("LossInputType").LOGPROB,

@@ -55,12 +55,20 @@ class UecrLoss:
     """
 
     def __init__(
-        self, loss: LossConfig, *, opd_coef: float | None, loss_type: Any, input_type: Any, native: Any | None
+        self,
+        loss: LossConfig,
+        *,
+        opd_coef: float | None,
+        far: float,
+        loss_type: Any,
+        input_type: Any,
+        native: Any | None,
     ) -> None:
         """Fix the objective.
 
-        ``opd_coef`` is the second surrogate's coefficient, None for a method without one; the types are NeMo-RL's
-        markers; ``native`` is its own loss where ``conventions.kl`` asks for its form.
+        ``opd_coef`` is the second surrogate's coefficient, None for a method without one; ``far`` is
+        `tolerances.first_ratio_p99`; the types are NeMo-RL's markers; ``native`` is its own loss where
+        ``conventions.kl`` asks for its form.
         """
         self.loss_type = loss_type
         self.input_type = input_type
@@ -68,6 +76,7 @@ class UecrLoss:
         self.reference_policy_kl_penalty = loss.reference_kl
         self._clip = loss.clip_low, loss.clip_high
         self._opd_coef = opd_coef
+        self._far = far
         self._native = native
 
     def __call__(
@@ -114,7 +123,7 @@ class UecrLoss:
         low, high = 1.0 - self._clip[0], 1.0 + self._clip[1]
         ratio = loss.ratio.double()
         clamped = ratio.clamp(low, high)
-        off_first = (ratio - 1.0).abs()[mask & (data[FIRST_STEP_COLUMN] > 0).unsqueeze(1)]
+        off_first = torch.where((data[FIRST_STEP_COLUMN] > 0).unsqueeze(1), (ratio - 1.0).abs(), 0.0)
         # How far the generator's log-probabilities are from the old policy's; both at T_r.
         u = torch.where(mask, predicting(data["prev_logprobs"]) - predicting(data["generation_logprobs"]), 0.0)
 
@@ -137,7 +146,9 @@ class UecrLoss:
             f"{PREFIX}clip_low_share": mean(ratio < low),
             f"{PREFIX}clip_high_share": mean(ratio > high),
             f"{PREFIX}approx_kl": mean(ratio - 1.0 - ratio.log()),
-            f"{PREFIX}first_ratio_error_max": Largest(off_first.max() if off_first.numel() else 0.0),
+            f"{PREFIX}first_ratio_error_max": Largest(off_first.max()),
+            f"{PREFIX}first_ratio_mean": mean(off_first),
+            f"{PREFIX}first_ratio_far_share": mean(~(off_first <= self._far)),
             f"{PREFIX}trained_tokens": float(mask.sum()),
         }
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, TeacherConfig, UrlTeacherConfig, url_teachers
+from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import mismatches_of
 from nemo_uecr.plan.nemo import DECODE_STEP, PROCESS_BYTES, VLLM_BYTES, cache_faults, engine_seconds, response_lengths
@@ -18,7 +19,6 @@ from nemo_uecr.plan.shapes import BF16, FP32, ModelShape
 
 Sizes = Callable[[str, str], ModelShape]  # from a model's name and its role to its sizes
 
-CHUNK_BYTES = 134_217_728  # float32 logits that the back end reduces at once; a test compares
 # Python and kernel launches of one layer in one decoding step of transformers, whatever the model's size.
 LAYER_SECONDS = {"CPU": 4e-4, "GPU": 1e-3}
 SLOW = "; on a CPU bfloat16 and micro-batches of one each take two to four times that"
@@ -42,9 +42,9 @@ def kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
     return tokens * values + BF16 * matrices
 
 
-def logits_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
+def logits_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool, gpu: bool) -> int:
     """Logits in training, a chunk at a time: logits and gradient, with float32 rows beside bfloat16."""
-    logits = min(CHUNK_BYTES, FP32 * tokens * shape.vocabulary)
+    logits = min(CHUNK_BYTES["cuda" if gpu else "cpu"], FP32 * tokens * shape.vocabulary)
     return logits + logits // 2 if bfloat16 else 2 * logits
 
 
@@ -336,7 +336,7 @@ def _scoring(run: _Run, name: str, shape: ModelShape, member: str, parts: int) -
     """A model's turn; of several teachers each has an equal part of the responses, whatever the problems' routing."""
     tokens, flops = run.tokens, run.forward(shape) / parts
     widest = FP32 * tokens * (3 * shape.hidden + max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward))
-    logits = 2 * min(CHUNK_BYTES, FP32 * tokens * shape.vocabulary)
+    logits = 2 * min(CHUNK_BYTES["cuda" if run.gpu else "cpu"], FP32 * tokens * shape.vocabulary)
     logits += 0 if member in run.shapes else run.copied * shape.vocabulary * shape.hidden
     items = (
         *_resident(run, member),
@@ -356,7 +356,7 @@ def _update(run: _Run) -> Phase:
         layer += FP32 * run.tokens * sum(inputs + run.lora for _, inputs in _matrices(shape))
     kept, said = shape.layers * layer, f"{shape.layers} layers, {run.tokens} tokens, all of them kept"
     # One after the other, so the largest counts: the logits, the layer, and what autograd sums over the chunks.
-    work = [(logits_bytes(shape, run.tokens, bfloat16=low), "logits", "one chunk and its gradient")]
+    work = [(logits_bytes(shape, run.tokens, bfloat16=low, gpu=run.gpu), "logits", "one chunk and its gradient")]
     if again:
         kept = (shape.layers + 5) * run.tokens * shape.hidden * run.weight
         said = f"{shape.layers} layers' inputs, the features and their gradients, {run.tokens} tokens"

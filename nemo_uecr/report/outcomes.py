@@ -24,7 +24,7 @@ AVERAGE = "Average"
 HOLDS, VIOLATED, MONITORED, UNMEASURED = "holds", "violated", "monitored", "not measured"
 #: A change whose p-value is above has an interval with zero in it; the seed is that of the test's sign changes.
 UNCLEAR, SEED = 0.05, 42
-FIRST_RATIO = "first_ratio", "the importance ratio of a batch's first update is 1", "policy/first_ratio_error"
+FIRST_RATIO = "first_ratio", "the importance ratio of a batch's first update is 1", "policy/first_ratio_mean"
 
 
 # Accuracy

@@ -13,13 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from nemo_uecr.config.schema import TolerancesConfig
 from nemo_uecr.core.agreement import agreement
 from nemo_uecr.core.groups import Groups
 from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
+from nemo_uecr.errors import InvariantError
 from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, identity_name, metric_of
 
 #: The teacher tells the responses of a group apart when their rewards R^T range over more than this, nats (the paper).
 TEACHER_RANGE = 0.05
+#: Largest share of the first update's tokens whose ratio may be further from 1 than `tolerances.first_ratio_p99`.
+FAR_SHARE = 0.01
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": Tensor.mean,
     "std": lambda value: value.std(correction=0),
@@ -204,7 +208,7 @@ def quarter(mask_BT: Tensor) -> Tensor:
     return (4 * place_BT // length_B1).clamp_(0, 3)
 
 
-def ratio_metrics(ratio_N: Tensor, first_ratio_N: Tensor, *, clip_low: float, clip_high: float) -> dict[str, float]:
+def ratio_metrics(ratio_N: Tensor, *, clip_low: float, clip_high: float) -> dict[str, float]:
     """PPO ratio, clipping and an estimate of KL(old, new) over every trained token of the batch."""
     ratio_N = ratio_N.double()
     return {
@@ -212,8 +216,37 @@ def ratio_metrics(ratio_N: Tensor, first_ratio_N: Tensor, *, clip_low: float, cl
         "policy/clip_low_share": _share(ratio_N < 1.0 - clip_low),
         "policy/clip_high_share": _share(ratio_N > 1.0 + clip_high),
         "policy/approx_kl": float((ratio_N - 1.0 - ratio_N.log()).mean()),
-        "policy/first_ratio_error": float((first_ratio_N.double() - 1.0).abs().max()),
     }
+
+
+def first_ratio_metrics(ratio_N: Tensor, far: float) -> dict[str, float]:
+    """How far ``r = pi_theta / pi_old`` is from 1 at the tokens of a batch's first optimizer step, before any update.
+
+    ``far`` is `tolerances.first_ratio_p99`.
+    """
+    off_N = (ratio_N.double() - 1.0).abs()
+    return {
+        "policy/first_ratio_error": float(off_N.max()),
+        "policy/first_ratio_mean": float(off_N.mean()),
+        "policy/first_ratio_far_share": _share(~(off_N <= far)),  # NaN is far
+    }
+
+
+def check_first_ratio(metrics: Mapping[str, float], tolerances: TolerancesConfig, where: str = "") -> None:
+    """Refuse a first ratio that rounding does not explain; ``where`` is the place of the largest error, for messages.
+
+    mean |r - 1| <= `first_ratio`, and the 99 % quantile of |r - 1| <= `first_ratio_p99`. Among millions of tokens in
+    bfloat16 one may be off by any amount, so the largest error is a metric alone.
+    """
+    largest, mean, share = (metrics[f"policy/first_ratio_{name}"] for name in ("error", "mean", "far_share"))
+    if mean <= tolerances.first_ratio and share <= FAR_SHARE:
+        return
+    raise InvariantError(
+        f"the PPO ratio of the first update is off 1 by {largest:.3g}{where}, on average by {mean:.3g} (expected at "
+        f"most tolerances.first_ratio={tolerances.first_ratio:g}), at {share:.2%} of the tokens by more than "
+        f"tolerances.first_ratio_p99={tolerances.first_ratio_p99:g} (expected at most {FAR_SHARE:.0%}). Nothing was "
+        "updated yet: scoring and training differ in tokens, weights, temperature or arithmetic"
+    )
 
 
 def _share(chosen: Tensor) -> float:

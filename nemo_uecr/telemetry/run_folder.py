@@ -145,6 +145,6 @@ def worst_residuals(path: Path) -> dict[str, float]:
     worst: dict[str, float] = {}
     for record in read_records(path / STEPS)[0]:
         for name, value in record.items():
-            if name.startswith("identity/") or name == "policy/first_ratio_error":
+            if name.startswith(("identity/", "policy/first_ratio_")):
                 worst[name] = max(worst.get(name, 0.0), value)
     return worst

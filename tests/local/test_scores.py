@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from nemo_uecr.core.agreement import Places, agreement
-from nemo_uecr.local import scores as scores_module
+from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.scores import score, training_logp
 from nemo_uecr.local.sequences import Sequences
@@ -90,10 +90,10 @@ def worst(found: Tensor, expected: Tensor, mask_BT: Tensor) -> float:
     return float((found.double() - expected)[mask_BT].abs().max())
 
 
-@pytest.mark.parametrize("chunk_bytes", [scores_module.CHUNK_BYTES, 4 * 283 * 3])
+@pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES["cpu"], 4 * 283 * 3])
 def test_scores_equal_a_float64_forward(model: TokenModel, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
     """Whatever the padding, and also where the output layer is walked three tokens at a time."""
-    monkeypatch.setattr(scores_module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", chunk_bytes)
     sequences = ragged()
     mask_BT = sequences.mask_BT
     found = score(model, sequences, WHOLE, temperatures=(0.7, 1.0), entropy=True)
@@ -159,10 +159,10 @@ def test_low_precision_scores_are_close_and_float32() -> None:
         assert 0 < worst(found.logp[0], exact.logp[0].double(), ragged().mask_BT) < 0.5
 
 
-@pytest.mark.parametrize("chunk_bytes", [scores_module.CHUNK_BYTES, 4 * 283 * 3])
+@pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES["cpu"], 4 * 283 * 3])
 def test_most_likely_ids_are_those_of_a_plain_forward(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
     """Of both models, hence also their agreement; the scores beside them keep their bits."""
-    monkeypatch.setattr(scores_module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", chunk_bytes)
     sequences, rows, asked = ragged(), list(torch.arange(8).split(3)), {"temperatures": (1.0,), "entropy": True}
     places = Places.of(sequences.mask_BT, columns=40, seed=0)
     top, plain = [], []

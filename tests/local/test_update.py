@@ -15,7 +15,7 @@ from torch import Tensor
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import InvariantError
-from nemo_uecr.local import scores as scores_module
+from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
@@ -150,7 +150,7 @@ def test_first_ratio_is_exactly_one(
     student: TokenModel, monkeypatch: pytest.MonkeyPatch, microbatch: int, chunk_bytes: int
 ) -> None:
     """For every micro-batch split, and when the output layer is walked in chunks of 5000 / (4 * 283) = 4 tokens."""
-    monkeypatch.setattr(scores_module, "CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", chunk_bytes)
     config = config_of(f"train.microbatch_responses={microbatch}")
     outcome, _ = updated(student, inputs_for(student, config, ragged()), config)
     assert bool((outcome.first_ratio_N == 1.0).all())

@@ -67,7 +67,7 @@ def test_the_folder_says_what_the_run_is(tmp_path: Path) -> None:
     origins, tolerances, record = (
         json.loads((tmp_path / f"{name}.json").read_text()) for name in ("origins", "tolerances", "provenance")
     )
-    assert (origins["run.folder"], tolerances["first_ratio"]) == ("override", 0.5)
+    assert (origins["run.folder"], tolerances["first_ratio"]) == ("override", 0.05)
     assert record["objective"].startswith("loss = PG(A; ")
     assert record["versions"]["nemo_rl"] == "0.7.0"
 

@@ -18,7 +18,7 @@ from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, Largest, 
 def loss_of(*, kl_coef: float = 0.0, opd_coef: float | None = None) -> UecrLoss:
     """Of ``grpo``, or with a coefficient of ``grpo_plus_opd``."""
     loss: Any = SimpleNamespace(clip_low=0.2, clip_high=0.2, reference_kl=kl_coef)
-    return UecrLoss(loss, opd_coef=opd_coef, loss_type=None, input_type=None, native=None)
+    return UecrLoss(loss, opd_coef=opd_coef, far=0.1, loss_type=None, input_type=None, native=None)
 
 
 def data_of(rows: int = 2, width: int = 5, **changes: Tensor) -> dict[str, Tensor]:
@@ -53,6 +53,8 @@ def test_one_token_by_hand() -> None:
     assert float(total) == pytest.approx(-2.21034, abs=1e-5)
     assert metrics["probs_ratio_max"] == pytest.approx(math.exp(0.1), abs=1e-6)
     assert metrics[f"{PREFIX}first_ratio_error_max"] == pytest.approx(math.exp(0.1) - 1, abs=1e-6)
+    assert metrics[f"{PREFIX}first_ratio_mean"] == metrics[f"{PREFIX}first_ratio_error_max"]
+    assert metrics[f"{PREFIX}first_ratio_far_share"] == 1.0  # 0.105 is beyond 0.1
 
 
 def test_it_is_cores_loss() -> None:

@@ -117,7 +117,7 @@ def _metrics(story: Story, step: int, dice: random.Random) -> dict[str, float]:
         "advantage/abs_mean": 0.76 + dice.gauss(0, 0.03), "advantage/task_abs_mean": 0.8 * mixed,
         "policy/entropy": 0.42 * math.exp(-step / 30) + 0.08 + dice.gauss(0, 0.008),
         "policy/grad_norm": 0.9 + abs(dice.gauss(0, 0.25)), "policy/loss": dice.gauss(0, 0.02),
-        "policy/first_ratio_error": 0.0, "response/length_mean": 36 + dice.gauss(0, 0.8),
+        "policy/first_ratio_mean": 0.0, "response/length_mean": 36 + dice.gauss(0, 0.8),
         "response/truncated_share": max(0.0, 0.03 * (1 - level) + dice.gauss(0, 0.004)),
         "identity/finite": 0.0, "time/step_s": 0.71 + dice.random() / 10,
     }  # fmt: skip
