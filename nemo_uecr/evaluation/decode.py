@@ -1,86 +1,242 @@
 """The decode loop of every Hugging Face causal model: rollouts and evaluation draw their tokens here.
 
-Shape legend: P = different prompts, B = responses still growing, S = tokens so far (prompts are padded on the left),
-T = response tokens, V = vocabulary, K = candidates, most probable first.
+On a CPU ended rows leave at each token. To look at a token makes a GPU wait: there rows are looked at every `LOOK`
+tokens, and where the model allows it a step is a CUDA graph over keys and values that stay in place.
+
+Shape legend: P = different prompts, B = responses in the batch, S = tokens so far or slots for them (prompts are padded
+on the left), T = response tokens, V = vocabulary, K = candidates, most probable first. 1 is a dimension of size one.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
+from nemo_uecr.data.models import one_line
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import Decoding, Tokens
+
+log = logging.getLogger(__name__)
 
 #: Stands for a token that could not be drawn, because the logits were not finite.
 NOT_FINITE = -1
 #: Types of models that take a cache but keep no keys and values in it, or state beside it.
 OTHER_STATE = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "xlstm"}
+#: Tokens of a row between two looks at what was drawn, by type of device.
+LOOK = {"cpu": 1, "cuda": 16}
+#: Slots by which keys and values in place grow. Attention reads all of them; each growth needs a new graph.
+GROWTH = 256
+#: How steps run: over a cache that grows, with a mask always or where there is padding; over keys and values in place;
+#: and that as a CUDA graph.
+Way = Literal["masked", "eager", "fixed", "graph"]
+
+#: Models that torch could not capture.
+_NOT_CAPTURED: WeakSet[Any] = WeakSet()
 
 
 @torch.inference_mode()
 def decode(
-    module: Any, tokens: Tokens, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int], decoding: Decoding
+    module: Any,
+    tokens: Tokens,
+    prompts: Sequence[tuple[int, ...]],
+    seeds: Sequence[int],
+    decoding: Decoding,
+    way: Way | None = None,
 ) -> list[list[int]]:
     """One response for each prompt, up to where it is finished or has ``decoding.max_tokens``.
 
     Every response has a random stream of its own: what else is in the batch plays no part but for rounding. Equal
-    prompts are read once. Returns token ids with the end token; the last is `NOT_FINITE` where the logits were not.
+    prompts are read once. ``way`` is for measurements and tests; None takes what suits the model and its device.
+    Returns token ids with the end token; the last is `NOT_FINITE` where the logits were not.
     """
-    device, different = module.device, list(dict.fromkeys(prompts))
-    width = max(len(prompt) for prompt in different)
-    ids_PS = torch.zeros(len(different), width, dtype=torch.long)
-    mask_PS = torch.ones(len(different), width + decoding.max_tokens, dtype=torch.long)
-    for row, prompt in enumerate(different):
-        ids_PS[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask_PS[row, : width - len(prompt)] = 0
-    place_PS = (mask_PS.cumsum(dim=1) - 1).clamp(min=0)
-    accepted = inspect.signature(module.forward).parameters
-    # Its name since transformers 5.24, and before.
-    key = next((name for name in ("cache", "past_key_values") if name in accepted), None)
-    if key is None or module.config.model_type in OTHER_STATE:
-        raise DataError(f"models of type {module.config.model_type!r} have no key-value cache; expected one that has")
-    cache = DynamicCache(config=module.config)
-    options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+    batch = _Batch(module, prompts, seeds, decoding, way)
+    responses: list[list[int]] = [[] for _ in prompts]
+    growing: list[list[int] | None] = [*responses]
+    drawn_BT = batch.drawn_BT[:, :1]
+    while True:
+        for row, (response, drawn) in enumerate(zip(growing, drawn_BT.tolist(), strict=True)):
+            if response is None:
+                continue
+            for token in drawn:
+                response.append(token)
+                if token == NOT_FINITE or tokens.finished(response, decoding.stop):
+                    growing[row] = None
+                    break
+        going = [row for row, response in enumerate(growing) if response is not None]
+        count = min(LOOK[module.device.type], decoding.max_tokens - batch.drawn)
+        if not going or not count:
+            return responses
+        if batch.should_change(len(going), count):
+            growing = [growing[row] for row in going]
+            batch.keep(going)
+        drawn_BT = batch.draw(count)
 
-    def next_logits(ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
-        own = options | ({"position_ids": places.to(device)} if "position_ids" in accepted else {})
-        out = module(ids.to(device), attention_mask=mask.to(device), use_cache=True, **{key: cache}, **own)
-        logits_BV: Tensor = out.logits[:, -1]
+
+class _Batch:
+    """Responses that grow in step, on the model's device, ended ones among them until they are dropped."""
+
+    def __init__(
+        self, module: Any, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int], decoding: Decoding, way: Way | None
+    ) -> None:
+        """Read the prompts and draw the first tokens."""
+        self.module, self.decoding, self.device = module, decoding, module.device
+        accepted = inspect.signature(module.forward).parameters
+        # Its name since transformers 5.24, and before.
+        key = next((name for name in ("cache", "past_key_values") if name in accepted), None)
+        if key is None or module.config.model_type in OTHER_STATE:
+            raise DataError(
+                f"models of type {module.config.model_type!r} have no key-value cache; expected one that has"
+            )
+        self.cache = DynamicCache(config=module.config)
+        self.options = {key: self.cache, "use_cache": True}
+        self.options |= {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self.has_positions = "position_ids" in accepted
+        if way is None:
+            graph = self.device.type == "cuda" and module not in _NOT_CAPTURED and _can_be_fixed(module, self.cache)
+            way = "graph" if graph else "eager"
+        self.way, self.in_place = way, way in ("fixed", "graph")
+        different = list(dict.fromkeys(prompts))
+        self.width = max(len(prompt) for prompt in different)
+        self.pads = [self.width - len(prompt) for prompt in different]
+        ids = [[0] * pad + list(prompt) for pad, prompt in zip(self.pads, different, strict=True)]
+        slots_S, pad_P1 = torch.arange(self.width, device=self.device), self._here(self.pads).unsqueeze(1)
+        mask_PS = (slots_S >= pad_P1).long() if way == "masked" or any(self.pads) else None
+        logits_PV = self._logits(self._here(ids), mask_PS, (slots_S - pad_P1).clamp(min=0))
+        streams = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.uniform_BT = torch.stack([torch.rand(decoding.max_tokens, generator=each) for each in streams])
+        self.uniform_BT = self.uniform_BT.to(self.device)
+        number = {prompt: row for row, prompt in enumerate(different)}
+        rows = [number[prompt] for prompt in prompts]
+        self.drawn, self.drawn_BT = 1, torch.zeros_like(self.uniform_BT, dtype=torch.long)
+        self.drawn_BT[:, 0] = choose(logits_PV[self._here(rows)], decoding, self.uniform_BT[:, 0])
+        self.slot_1 = self._here([self.width])  # of the next input, the token drawn last
+        self._move(rows)
+
+    def _here(self, numbers: Sequence[Any]) -> Tensor:
+        return torch.tensor(numbers).to(self.device)
+
+    def _logits(self, ids_BS: Tensor, mask: Tensor | None, places_BS: Tensor) -> Tensor:
+        places = {"position_ids": places_BS} if self.has_positions else {}
+        logits_BV: Tensor = self.module(ids_BS, attention_mask=mask, **self.options, **places).logits[:, -1]
         return logits_BV
 
-    logits_PV = next_logits(ids_PS, mask_PS[:, :width], place_PS[:, :width])
-    number = {prompt: row for row, prompt in enumerate(different)}
-    rows_B = torch.tensor([number[prompt] for prompt in prompts])
-    cache.reorder_cache(rows_B.to(device))
-    logits_BV, mask_BS, place_BS = logits_PV[rows_B.to(device)], mask_PS[rows_B], place_PS[rows_B]
-    uniform_BT = torch.stack(
-        [torch.rand(decoding.max_tokens, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    def should_change(self, going: int, count: int) -> bool:
+        """Whether to drop the rows that are not ``going`` on, or make room, before ``count`` tokens more."""
+        if self.in_place:
+            return 2 * going <= len(self.pads) or self.width + self.drawn - 1 + count > self.slots_S.numel()
+        return going < len(self.pads)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Go on with these rows alone, with room for more tokens."""
+        rows_B = self._here(rows)
+        self.uniform_BT, self.drawn_BT = self.uniform_BT[rows_B], self.drawn_BT[rows_B]
+        self._move(rows)
+
+    def draw(self, count: int) -> Tensor:
+        """The next ``count`` tokens of each row [B, count]; behind the end of a row they mean nothing."""
+        for _ in range(count):
+            self._step()
+            self.drawn += 1
+        return self.drawn_BT[:, self.drawn - count : self.drawn]
+
+    def _move(self, rows: Sequence[int]) -> None:
+        """Put keys and values of these rows together, in the ways in place with room, and prepare the step."""
+        self._step = self._advance  # a graph is freed before what it works on
+        self.pads = [self.pads[row] for row in rows]
+        self.pad_B1, rows_B = self._here(self.pads).unsqueeze(1), self._here(rows)
+        if not self.in_place:
+            self.cache.reorder_cache(rows_B)
+            return
+        filled = self.width + self.drawn - 1
+        capacity = GROWTH * math.ceil((filled + LOOK[self.device.type]) / GROWTH)
+        self.slots_S = torch.arange(capacity, device=self.device)
+        # Under autocast attention would round them at each step.
+        low = torch.get_autocast_dtype(self.device.type) if torch.is_autocast_enabled(self.device.type) else None
+
+        def moved(old: Tensor) -> Tensor:
+            # Zeros: attention multiplies what is in the closed slots by 0.
+            new = torch.zeros(
+                len(rows), old.shape[1], capacity, old.shape[3], dtype=low or old.dtype, device=old.device
+            )
+            new[:, :, :filled] = old[rows_B, :, :filled]
+            return new
+
+        for number, layer in enumerate(self.cache.layers):
+            self.cache.layers[number] = _LayerInPlace(moved(layer.keys), moved(layer.values), self.slot_1)
+        if self.way == "graph":
+            self._step = self._captured()
+
+    def _advance(self) -> None:
+        self._draw_one()
+        self.slot_1.add_(1)
+
+    def _draw_one(self) -> None:
+        """Draw the token behind the one in ``slot_1``; once more, it is the same."""
+        number_1, mask = self.slot_1 - self.width, None
+        if self.in_place:
+            closed_BS = (self.slots_S < self.pad_B1) | (self.slots_S > self.slot_1)
+            mask = torch.zeros_like(closed_BS, dtype=self.cache.layers[0].keys.dtype)
+            mask = mask.masked_fill_(closed_BS, -math.inf)[:, None, None]
+        elif self.way == "masked" or any(self.pads):
+            mask = (torch.arange(self.width + self.drawn, device=self.device) >= self.pad_B1).long()
+        # An ended row may feed a token that could not be drawn.
+        token_B1 = self.drawn_BT.index_select(1, number_1).clamp(min=0)
+        logits_BV = self._logits(token_B1, mask, self.slot_1 - self.pad_B1)
+        uniform_B = self.uniform_BT.index_select(1, number_1 + 1)[:, 0]
+        self.drawn_BT.index_copy_(1, number_1 + 1, choose(logits_BV, self.decoding, uniform_B).unsqueeze(1))
+
+    def _captured(self) -> Callable[[], None]:
+        """The step as a CUDA graph; as it is where torch cannot capture it."""
+        self._draw_one()  # loads kernels, and casts weights under autocast: cast in the graph, they were cast each time
+        mode = torch.cuda.get_sync_debug_mode()
+        try:
+            torch.cuda.set_sync_debug_mode("error")  # a wait is found before a capture that it would spoil
+            self._draw_one()
+            torch.cuda.set_sync_debug_mode(mode)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self._advance()
+        except RuntimeError as error:
+            _NOT_CAPTURED.add(self.module)
+            kind = self.module.config.model_type
+            log.warning("rollouts of %s models run without a CUDA graph, more slowly: %s", kind, one_line(error))
+            return self._advance
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+        return graph.replay
+
+
+class _LayerInPlace(DynamicLayer):  # type: ignore[misc]
+    """One layer's keys and values in slots that stay where they are; a token's go to ``slot_1``."""
+
+    def __init__(self, keys: Tensor, values: Tensor, slot_1: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.slot_1, self.is_initialized = keys, values, slot_1, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write those of one token per row; attention reads all slots."""
+        self.keys.index_copy_(2, self.slot_1, key_states.to(self.keys.dtype))
+        self.values.index_copy_(2, self.slot_1, value_states.to(self.values.dtype))
+        return self.keys, self.values
+
+
+def _can_be_fixed(module: Any, cache: DynamicCache) -> bool:
+    """Whether the cache holds the keys and values of all tokens and nothing else, and a prepared mask is taken."""
+    return (
+        all(type(layer) is DynamicLayer for layer in cache.layers)
+        and module.config._attn_implementation in ("sdpa", "eager")
+        and getattr(module, "_can_compile_fullgraph", False)
+        and not hasattr(module, "create_masks_for_generate")  # Bloom computes with the mask of the tokens itself
     )
-    responses: list[list[int]] = [[] for _ in prompts]
-    growing = responses
-    for length in range(width, width + decoding.max_tokens):
-        chosen_B = choose(logits_BV, decoding, uniform_BT[:, length - width].to(device)).cpu()
-        for response, token in zip(growing, chosen_B.tolist(), strict=True):
-            response.append(token)
-        going = [
-            row for row, ids in enumerate(growing) if ids[-1] != NOT_FINITE and not tokens.finished(ids, decoding.stop)
-        ]
-        if not going or length + 1 == width + decoding.max_tokens:
-            break
-        if len(going) < len(growing):
-            growing, rows_B = [growing[row] for row in going], torch.tensor(going)
-            cache.reorder_cache(rows_B.to(device))
-            chosen_B, mask_BS, place_BS = chosen_B[rows_B], mask_BS[rows_B], place_BS[rows_B]
-            uniform_BT = uniform_BT[rows_B]
-        logits_BV = next_logits(chosen_B.unsqueeze(1), mask_BS[:, : length + 1], place_BS[:, length : length + 1])
-    return responses
 
 
 def choose(logits_BV: Tensor, decoding: Decoding, uniform_B: Tensor) -> Tensor:
@@ -92,7 +248,7 @@ def choose(logits_BV: Tensor, decoding: Decoding, uniform_B: Tensor) -> Tensor:
     """
     if decoding.temperature == 0:
         top_B, chosen_B = logits_BV.max(dim=-1)
-        return torch.where(top_B.isfinite(), chosen_B, NOT_FINITE)
+        return chosen_B.masked_fill(~top_B.isfinite(), NOT_FINITE)
     order_BK = None
     if decoding.top_k > 0 or decoding.top_p < 1:
         vocabulary = logits_BV.shape[-1]
@@ -105,4 +261,4 @@ def choose(logits_BV: Tensor, decoding: Decoding, uniform_B: Tensor) -> Tensor:
     chosen_B1 = (mass_BK <= uniform_B.unsqueeze(1) * total_B1).sum(dim=-1, keepdim=True)
     if order_BK is not None:
         chosen_B1 = order_BK.gather(-1, chosen_B1)
-    return torch.where(total_B1.isfinite(), chosen_B1, NOT_FINITE)[:, 0]
+    return chosen_B1.masked_fill(~total_B1.isfinite(), NOT_FINITE)[:, 0]

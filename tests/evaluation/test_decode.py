@@ -15,8 +15,11 @@ transformers = pytest.importorskip("transformers")
 from torch import Tensor  # noqa: E402
 
 from nemo_uecr.errors import DataError  # noqa: E402
+from nemo_uecr.evaluation import decode as loop  # noqa: E402
 from nemo_uecr.evaluation.decode import NOT_FINITE, choose, decode  # noqa: E402
-from nemo_uecr.evaluation.engines import Decoding, Tokens  # noqa: E402
+from nemo_uecr.evaluation.engines import Decoding, Tokens, load_tokens  # noqa: E402
+from tests.evaluation.tiny import save_tokenizer  # noqa: E402
+from tests.gpu.pretend_cuda import pretend, to_cuda  # noqa: E402
 
 VOCABULARY, LENGTH = 64, 24
 ENDS = frozenset(range(1, 5))
@@ -42,6 +45,15 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "GPT-2, learned positions": lambda: transformers.GPT2Config(**GPT2),
     "Bloom, no positions": lambda: transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=2, n_head=2),
     "Qwen3-Next, linear attention": lambda: transformers.Qwen3NextConfig(**SIZES, **LINEAR),
+}
+
+
+#: Those whose keys and values can stay in place; attention by SDPA, and by transformers' own product.
+IN_PLACE: dict[str, Callable[[], Any]] = {
+    "Qwen3": CONFIGS["Qwen3"],
+    "Qwen3, eager attention": lambda: transformers.Qwen3Config(**SIZES, attn_implementation="eager"),
+    "Llama": CONFIGS["Llama"],
+    "GPT-2, learned positions": CONFIGS["GPT-2, learned positions"],
 }
 
 
@@ -83,6 +95,88 @@ def by_hugging_face(module: Any) -> list[list[int]]:
 def test_greedy_is_hugging_faces_token_for_token(kind: str) -> None:
     module = built(CONFIGS[kind]())
     assert decode(module, TOKENS, prompts(), [0] * 8, GREEDY) == by_hugging_face(module)
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: rows are looked at every three tokens, and room grows by eight."""
+    monkeypatch.setitem(loop.LOOK, "cpu", 3)
+    monkeypatch.setattr(loop, "GROWTH", 8)
+
+
+@pytest.mark.parametrize("way", ["eager", "fixed"])
+@pytest.mark.parametrize("kind", list(IN_PLACE))
+def test_a_gpus_way_gives_hugging_faces_tokens(kind: str, way: Any, small_steps: None) -> None:
+    module = built(IN_PLACE[kind]())
+    assert decode(module, TOKENS, prompts(), [0] * 8, GREEDY, way) == by_hugging_face(module)
+
+
+@pytest.mark.parametrize("kind", list(CONFIGS))
+def test_only_caches_of_all_keys_and_values_can_stay_in_place(kind: str) -> None:
+    module = built(CONFIGS[kind]())
+    cache = transformers.DynamicCache(config=module.config)
+    assert loop._can_be_fixed(module, cache) == (kind in IN_PLACE)
+
+
+@pytest.mark.parametrize("decoding", [PLAIN, Decoding(0.7, 0.9, 12, LENGTH), Decoding(1.0, 0.9, 0, LENGTH)])
+@pytest.mark.parametrize("way", ["eager", "fixed"])
+def test_looking_less_often_changes_no_draw(
+    qwen: Any, way: Any, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = decode(qwen, TOKENS, prompts(), range(8), decoding)
+    monkeypatch.setattr(loop, "GROWTH", 8)
+    for look in (1, 3, 7):
+        monkeypatch.setitem(loop.LOOK, "cpu", look)
+        assert decode(qwen, TOKENS, prompts(), range(8), decoding, way) == expected
+
+
+@pytest.mark.parametrize("way", ["eager", "fixed"])
+def test_a_stop_string_between_two_looks_cuts_where_it_ends(qwen: Any, way: Any, tmp_path: Any) -> None:
+    save_tokenizer(tmp_path)
+    tokens = Tokens(load_tokens(str(tmp_path)).tokenizer, frozenset())
+    decoding = Decoding(1.0, 1.0, 0, LENGTH, stop=("A", "K", "0", "T", "+", ":"))
+    expected = decode(qwen, tokens, prompts(), range(8), decoding)
+    assert len({len(response) for response in expected}) > 3
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(loop.LOOK, "cpu", 5)
+        assert decode(qwen, tokens, prompts(), range(8), decoding, way) == expected
+
+
+def test_ended_rows_leave_fixed_room_when_half_have_ended(qwen: Any, small_steps: None) -> None:
+    sizes: list[int] = []
+    hook = qwen.register_forward_hook(lambda *given: sizes.append(given[-1].logits.shape[0]))
+    lengths = [len(response) for response in decode(qwen, TOKENS, prompts(), range(8), PLAIN, "fixed")]
+    hook.remove()
+    assert sizes[:2] == [6, 8]
+    assert sizes == sorted(sizes[:1]) + sorted(sizes[1:], reverse=True)
+    longest = max(lengths)
+    assert sum(size < 8 for size in sizes) > longest / 3
+    assert all(size < 2 * sum(length > 3 * (place // 3) for length in lengths) for place, size in enumerate(sizes[1:]))
+
+
+@pytest.mark.parametrize("way", ["eager", "fixed"])
+def test_bfloat16_by_autocast_is_kept_in_place_as_attention_rounds_it(qwen: Any, way: Any) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = decode(qwen, ENDLESS, prompts(), range(8), PLAIN, "masked")
+        found = decode(qwen, ENDLESS, prompts(), range(8), PLAIN, way)
+    assert [response[:4] for response in found] == [response[:4] for response in expected]
+
+
+@pytest.mark.parametrize(("way", "padded"), [("fixed", True), ("fixed", False), ("eager", False)])
+def test_a_gpu_is_waited_for_once_a_look(way: Any, padded: bool) -> None:
+    """A batch costs some waits of its own; each look is one. Nothing mixes devices."""
+    given = prompts() if padded else [prompts()[1]] * 8
+    seeds, again = range(8), inspect.unwrap(decode)  # inference mode does not dispatch to what pretends
+    waits = []
+    for decoding in (Decoding(1.0, 0.9, 12, 17), Decoding(1.0, 0.9, 12, 49)):
+        module = built(CONFIGS["Qwen3"]())
+        expected = decode(module, ENDLESS, given, seeds, decoding, way)
+        with pretend() as found, torch.no_grad():
+            to_cuda(module)
+            assert again(module, ENDLESS, given, seeds, decoding, way) == expected
+        waits.append(sum(found.values()))
+    assert waits[0] <= 20
+    assert waits[1] - waits[0] == 2  # for 32 tokens
 
 
 def test_the_cache_goes_under_either_name(qwen: Any) -> None:
@@ -177,17 +271,24 @@ def test_drawn_tokens_follow_the_distribution(qwen: Any) -> None:
         assert statistic < 33  # the 99.95 % point at 11 degrees of freedom is 33
 
 
-def test_logits_that_are_not_finite_end_their_row_alone(qwen: Any) -> None:
+@pytest.mark.parametrize(("way", "look"), [("eager", 1), ("eager", 3), ("fixed", 3)])
+def test_logits_that_are_not_finite_end_their_row_alone(
+    qwen: Any, way: Any, look: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loop.LOOK, "cpu", look)
     clean = decode(qwen, TOKENS, prompts(), range(8), PLAIN)
 
+    steps: list[int] = []
+
     def damage(_: Any, __: Any, output: Any) -> Any:
-        if output.logits.shape[0] == 8:  # the second token of the batch, before any row left
+        steps.append(1)
+        if len(steps) == 2:  # the second token of the batch, before any row left
             output.logits[2, :, 7] = float("nan")
         return output
 
     assert min(map(len, clean)) > 1
     hook = qwen.register_forward_hook(damage)
-    found = decode(qwen, TOKENS, prompts(), range(8), PLAIN)
+    found = decode(qwen, TOKENS, prompts(), range(8), PLAIN, way)
     hook.remove()
     assert found == [*clean[:2], [clean[2][0], NOT_FINITE], *clean[3:]]
     for bad in (float("nan"), float("inf")):
