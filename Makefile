@@ -27,10 +27,11 @@ ARGS ?=
 NEMO_TREES ?= $(or $(NEMO_RL_SOURCE),$(wildcard ../shared/nemo_rl/*/))
 NEMO := .venv-nemo
 GUESTS := .venv-guests
+REHEARSAL := .venv-gpu-rehearsal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo study test test-slow test-real test-nemo nemo-source lint typecheck bench oracle clean test-slurm test-wheel docs pages \
-	environments real-megatron real-guests real-vllm
+	environments real-megatron real-guests real-vllm gpu-rehearsal
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -191,6 +192,9 @@ bench: $(STAMP) ## time and memory of the advantages and of token scoring
 
 oracle: $(STAMP) ## compare with the frozen numbers of version 0.1.0; ARGS names parts
 	$(ONE_THREAD) $(BIN)/python tools/oracle.py check $(ARGS)
+
+gpu-rehearsal: ## tools/gpu_quarter.sh without a GPU, as a machine with one would run it; needs Python 3.12, a network, 3 GB
+	bash tools/gpu_rehearsal.sh $(REHEARSAL)
 
 clean: ## remove caches and build products; keeps .venv and runs
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
