@@ -111,16 +111,15 @@ def _fit(
     """Say with which keys a local run fits a GPU of so many GB; the rates are the device's, or those of the nearest."""
     from nemo_uecr.config.load import load_config
     from nemo_uecr.plan.faults import refuse
-    from nemo_uecr.plan.fit import climb, fit_text, typed
-    from nemo_uecr.plan.records import GPUS, as_json
+    from nemo_uecr.plan.fit import SOLD, card, climb, fit_text, typed
+    from nemo_uecr.plan.records import GIB, GPUS, as_json
 
     if run.backend != "local":
         raise ConfigError(f"--fit: got backend: {run.backend}, expected local; without --fit, plan says what would fit")
     if "cpu" in (device, run.device) or memory is not None:
         raise ConfigError(f"--fit {size:g} plans for a GPU: leave out --memory and --device cpu, set device=cuda")
-    room = int(size * 1e9)  # as cards are sold; in GiB some have more
-    gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - room))
-    gpu = replace(gpu, name=f"GPU of {size:g} GB with the rates of the {gpu.name}", memory=room)
+    gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - size * SOLD))
+    gpu = card(gpu, size)
     tried = climb(lambda more: load_config(config, [*overrides, *more]).config, gpu, lengths, sizes=sizes)
     refuse(tried[0].plan.mismatches)  # which no rung cures
     say(fit_text(tried, ["nemo-uecr", "train", config, *overrides]))
@@ -130,8 +129,8 @@ def _fit(
         largest = max(best.fullest.device, key=lambda item: item.size)
         raise ConfigError(
             f"nothing that was tried fits {size:g} GB: {best.fullest.name} needs at least "
-            f"{best.fullest.size / 1e9:.1f} GB, {largest.size / 1e9:.1f} of them for {largest.name}; take smaller "
-            "models, or lower rollout.max_response_tokens"
+            f"{best.fullest.size / GIB:.1f} of {gpu.offered / GIB:.1f} GiB, {largest.size / GIB:.1f} of them for "
+            f"{largest.name}; take smaller models, or lower rollout.max_response_tokens"
         )
 
 

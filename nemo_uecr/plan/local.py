@@ -22,7 +22,7 @@ Sizes = Callable[[str, str], ModelShape]  # from a model's name and its role to 
 # Python and kernel launches of one layer in one decoding step of transformers, whatever the model's size.
 LAYER_SECONDS = {"CPU": 4e-4, "GPU": 1e-3}
 SLOW = "; on a CPU bfloat16 and micro-batches of one each take two to four times that"
-VLLM_ASLEEP = 7 * GIB // 10  # of a vLLM engine that sleeps, on the GPU: CUDA graphs, compiled kernels; assumed
+VLLM_ASLEEP = 8 * GIB // 10  # of a vLLM engine that sleeps: 0.76 GiB on an H100, its process included (NeMo-RL 223)
 SMALL_MOMENTS = 2.03  # bytes a parameter: two moments of 8 bits, and a scale for each 256
 
 
@@ -125,13 +125,13 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
             phases[place] = replace(phase, seconds=phase.seconds + size / device.host_link, how=how)
     mismatches = mismatches_of(config, student, run.shapes)
     steps = responses // train.minibatch_responses
-    memory = "" if device.memory is None else f", {device.memory / GIB:.1f} GiB that can be allocated"
+    memory = f", {device.offered / GIB:.1f} GiB" if device.offered else ""
     slow = not run.gpu and (config.student.dtype != "float32" or train.microbatch_responses == 1)
     threads = f"{config.threads} thread(s)" if config.threads else "threads: torch's choice (times: of one)"
     return Plan(
         title=f"{title}, local back end",
         hardware=f"one {device.name}{f', {threads}' if device.name == 'CPU' else ''}{memory}",
-        capacity=device.memory,
+        capacity=device.offered or None,
         layout=(
             records.RankLine(0, 0, f"whole, {responses} responses", "whole" if run.teachers else "-", drawn.engine),
         ),
@@ -152,8 +152,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
         assumptions=(
             f"{lengths.said(drawn.max_response_tokens)}; memory takes the longest, {run.longest}",
             f"{device.name}: {device.flops * run.threads / 1e9:,.0f} GFLOP/s, {device.bandwidth / 1e9:,.0f} GB/s; "
-            f"reached: {records.DECODE_SHARE:.0%} of bandwidth while generating, {records.FORWARD_SHARE:.0%} of FLOP/s "
-            f"while scoring, {records.TRAIN_SHARE:.0%} while training",
+            f"{records.REACHED}",
             f"{DECODE_STEP * 1e3:g} ms a decoding step of vLLM besides; {PROCESS_BYTES / GIB:.1f} GiB of CUDA's own, "
             f"{VLLM_BYTES / GIB:.0f} GiB of vLLM's besides weights and cache, {VLLM_ASLEEP / GIB:.1f} asleep"
             if run.vllm
@@ -309,6 +308,8 @@ def _vllm(run: _Run, ends: list[float]) -> Phase:
     seconds = engine_seconds(
         run.device, ends, at_once, lengths.prompt, weights=run.engine, cached=run.token, flops=flops
     )
+    prefill = lengths.prompt * shapes.forward_flops(run.student, lengths.prompt)  # the prefix cache has a group's rest
+    seconds += run.device.forward_s(run.config.rollout.prompts_per_step * prefill, 1)
     return Phase("rollout", "the device", items, seconds, f"{run.responses} responses, {at_once} at once")
 
 
@@ -324,9 +325,12 @@ def _batches(run: _Run, ends: list[float]) -> Phase:
         items.append(Item("bfloat16 weights", run.copied * run.count, "kept by autocast from token to token"))
     waves = [max(ends[first : first + at_once]) for first in range(0, run.responses, at_once)]
     weights = (run.copied or run.weight) * run.count
-    read = sum(length * (weights + at_once * (lengths.prompt + length / 2) * token) for length in waves)
+    cached = at_once * token * sum(length * (lengths.prompt + length / 2) for length in waves)
     flops = at_once * sum(waves) * shapes.forward_flops(shape, lengths.whole)
-    work, waited = run.device.decode_s(read, flops, run.threads), sum(waves) * shape.layers * run.launches
+    work = run.device.decode_s(sum(waves) * weights, cached, flops, run.threads)
+    prefill = run.responses * lengths.prompt * shapes.forward_flops(shape, lengths.prompt)
+    work += run.device.forward_s(prefill, run.threads)
+    waited = sum(waves) * shape.layers * run.launches
     mean = sum(waves) / len(waves)
     how = f"{len(waves)} x {mean:.0f} decoding steps: {work:.1f} s of work, {waited:.1f} s of launches"
     return Phase("rollout", "the device", tuple(items), work + waited, how)
@@ -385,12 +389,12 @@ def _asleep(run: _Run) -> list[Item]:
 def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:
     """The phase that needs the most where the device offers less, and a KV cache too small for one sequence."""
     device, fullest = run.device, max(phases, key=lambda phase: phase.size)
-    if device.memory is not None and fullest.size > device.memory:
+    if device.memory is not None and fullest.size > device.offered:
         lever = f"{'rollout' if fullest.name == 'rollout' else 'train'}.microbatch_responses"
         if run.vllm and fullest.name == "rollout":
             lever = "rollout.gpu_memory"
         yield (
-            f"{fullest.name} needs {fullest.size / GIB:.1f} GiB, the {device.name} offers {device.memory / GIB:.1f}; "
+            f"{fullest.name} needs {fullest.size / GIB:.1f} GiB, the {device.name} offers {device.offered / GIB:.1f}; "
             f"lower {lever} or take smaller models{'; plan --fit GB finds keys' * run.gpu}"
         )
     if run.vllm:

@@ -24,9 +24,14 @@ from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
 from nemo_uecr.plan.records import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.shapes import BF16, FP32, Sharded
 
-DECODE_STEP = 0.003  # seconds of a decoding step besides what it reads: vLLM's scheduler, launches, sampling; assumed
+# Seconds that no FLOP and no byte explains, each measured by others; tests/plan/test_published.py has their runs.
+DECODE_STEP = 0.002  # of a decoding step besides what it reads: vLLM's scheduler, launches, sampling
+REFIT_S, REFIT_RATE = 3.0, 12e9  # of a refit, and the bytes/s of all weights through every rank (NeMo-RL issue 959)
+STEP_S, STEP_SHARE = 3.0, 0.02  # between phases, and their share: 3 to 14 s (NeMo-RL issue 959), 4 of 67 (pull 1052)
 PROCESS_BYTES = 3 * GIB // 2  # of each GPU process besides its tensors: CUDA context, libraries, NCCL; assumed
-VLLM_BYTES = 3 * GIB  # of vLLM besides weights and KV cache: activations of its largest batch, CUDA graphs; assumed
+VLLM_BYTES = 3 * GIB  # of vLLM besides weights and KV cache: 3.05 GiB measured for 8B on an H100 (vLLM issue 10511)
+# Of an engine of several ranks asleep, besides its process: 2.4 to 7.2 GiB with it measured (NeMo-RL issue 223).
+VLLM_SHARED = 11 * GIB // 2
 DEALS = 16  # seeded deals of a batch's responses to the engines, over which the slowest engine is averaged
 SUGGESTIONS = 3  # at most, of changes after which a run fits
 ABSENT = "-"  # in the layout, where a GPU holds nothing of a model
@@ -39,7 +44,7 @@ class Setting:
         """Look up the models' sizes and lay them out; ConfigError where they cannot be placed or cut as configured."""
         self.config, self.device, self.lengths = config, device, lengths
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
-        tensor, capacity = config.rollout.tensor, device.memory or 0
+        tensor = config.rollout.tensor
         shape = shapes.shape_of(config.student.model_name, role="student")
         self.scorers = {key: shapes.shape_of(name, role=key) for key, name in teacher_models(config).items()}
         # Of several, the largest stands for all, and for every response.
@@ -57,11 +62,14 @@ class Setting:
             limit = config.teacher.offload_limit_mebi
             how = f"at most, teacher.offload_limit_mebi = {limit}{f' each of {self.turns}' if self.turns > 1 else ''}"
             self.processes.append(Item("teacher asleep", self.turns * limit * GIB // 1024, how))
+        self.awake = [*self.processes]  # while vLLM generates
+        if tensor > 1:
+            self.processes.append(Item("vLLM asleep", VLLM_SHARED, "CUDA graphs and NCCL of several ranks; at most"))
         self.engines = student.grid.ranks // tensor  # of vLLM, independent ones
         self.vllm_bytes = BF16 * shapes.parameters(shape) // tensor  # the student's weights on each rank of an engine
         self.vllm_weights = Item("vLLM weights", self.vllm_bytes, f"2 bytes a parameter over {tensor} ranks")
         # What vLLM's share of the device leaves for keys and values, and those of one token on a rank of an engine.
-        self.cache_bytes = max(0, int(config.rollout.gpu_memory * capacity) - self.vllm_bytes - VLLM_BYTES)
+        self.cache_bytes = max(0, int(config.rollout.gpu_memory * (device.memory or 0)) - self.vllm_bytes - VLLM_BYTES)
         self.token_bytes = shapes.kv_token_bytes(shape, tensor, BF16)
         # On a rank of the stage that has most of it.
         self.optimizer_bytes = max(map(student.optimizer_bytes, range(student.grid.pipeline)))
@@ -72,6 +80,9 @@ def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
     setting = Setting(config, device, lengths)
     student, teacher = setting.student, setting.teacher
     phases = [refit(setting), rollout(setting), *scoring(setting), train(setting)]
+    seconds = STEP_S + STEP_SHARE * sum(phase.seconds for phase in phases)
+    how = f"{STEP_S:g} s and {STEP_SHARE:.0%}: verification, the driver's data, metrics"
+    phases.append(Phase("between phases", setting.where, tuple(setting.processes), seconds, how))
     mismatches = mismatches_of(config, student.shape, setting.scorers)
     count, title = shapes.parameters(student.shape), f"{config.method.name}: student {config.student.model_name}"
     if teacher is not None:
@@ -82,8 +93,8 @@ def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
     return Plan(
         title=title,
         hardware=f"{config.cluster.nodes} x {config.cluster.gpus_per_node} {device.name}, "
-        f"{(device.memory or 0) / GIB:.0f} GiB each that can be allocated",
-        capacity=device.memory,
+        f"{device.offered / GIB:.1f} GiB each",
+        capacity=device.offered,
         layout=tuple(_layout(setting)),
         phases=tuple(phases),
         host=tuple(_host(setting)),
@@ -99,7 +110,7 @@ def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
 
 
 def refit(setting: Setting) -> Phase:
-    """The optimizer leaves, vLLM's weights wake, and the student's are sent to them tensor by tensor."""
+    """The optimizer leaves, vLLM's weights wake, and every rank gathers the student's whole, tensor by tensor."""
     student, device, vllm = setting.student, setting.device, setting.vllm_bytes
     table = BF16 * student.shape.vocabulary * student.shape.hidden
     items = (
@@ -108,16 +119,17 @@ def refit(setting: Setting) -> Phase:
         setting.vllm_weights,
         Item("largest tensor on its way", table, "the embedding, gathered whole, 2 bytes a value"),
     )
-    moved = setting.optimizer_bytes + student.weight_bytes + vllm
-    seconds = moved / device.host_link + vllm / device.peer_link
-    return Phase("refit", setting.where, items, seconds, f"{_gib(moved)} over the host link, {_gib(vllm)} between GPUs")
+    moved, sent = setting.optimizer_bytes + student.weight_bytes + vllm, BF16 * shapes.parameters(student.shape)
+    seconds = REFIT_S + moved / device.host_link + sent / REFIT_RATE
+    how = f"{_gib(moved)} over the host link, {_gib(sent)} through every rank at {REFIT_RATE / 1e9:.0f} GB/s, and "
+    return Phase("refit", setting.where, items, seconds, f"{how}{REFIT_S:g} s")
 
 
 def rollout(setting: Setting) -> Phase:
     """The share of the device that vLLM takes; the slowest engine ends the phase, and the average one waits for it."""
     share = f"rest of rollout.gpu_memory = {setting.config.rollout.gpu_memory} of the device"
     items = (
-        *setting.processes,
+        *setting.awake,
         setting.vllm_weights,
         Item("vLLM activations and graphs", VLLM_BYTES, "assumed"),
         Item("KV cache", setting.cache_bytes, share),
@@ -128,6 +140,8 @@ def rollout(setting: Setting) -> Phase:
     prompt, weights, cached = setting.lengths.prompt, setting.vllm_bytes, setting.token_bytes
     flops = shapes.forward_flops(setting.student.shape, 2 * prompt + setting.lengths.response)
     flops /= setting.config.rollout.tensor
+    # A group's prompt is computed once: vLLM's prefix cache has it for the other responses.
+    prefill = setting.config.rollout.prompts_per_step * prompt * shapes.forward_flops(setting.student.shape, prompt)
     dealer, slowest, average = random.Random(0), 0.0, 0.0
     for _ in range(DEALS):
         dealer.shuffle(drawn)
@@ -138,7 +152,8 @@ def rollout(setting: Setting) -> Phase:
         slowest += max(ends) / DEALS
         average += sum(ends) / engines / DEALS
     how = f"{each} responses an engine, {at_once} at once; {average:,.1f} s on the average one, which then waits"
-    seconds = slowest + setting.vllm_bytes / setting.device.host_link
+    seconds = slowest + setting.device.forward_s(prefill, setting.student.grid.ranks)
+    seconds += setting.vllm_bytes / setting.device.host_link
     return Phase("rollout", setting.where, items, seconds, how, slowest - average)
 
 
@@ -171,8 +186,8 @@ def engine_seconds(
     ends = [0.0] * at_once  # a response begins in the place that is free first
     for length in drawn:
         heapreplace(ends, ends[0] + length)
-    read = max(ends) * weights + cached * sum(length * (prompt + length / 2) for length in drawn)
-    return device.decode_s(read, sum(drawn) * flops, 1) + max(ends) * DECODE_STEP
+    context = sum(length * (prompt + length / 2) for length in drawn)
+    return device.decode_s(max(ends) * weights, cached * context, sum(drawn) * flops, 1) + max(ends) * DECODE_STEP
 
 
 def scoring(setting: Setting) -> list[Phase]:
@@ -186,14 +201,14 @@ def scoring(setting: Setting) -> list[Phase]:
         tokens, flops = config.scoring.tokens_per_microbatch // teacher.grid.context, _flops(setting, teacher)
         logits = teacher.scoring_logits_bytes(tokens, chunk, divided=False)
         held = Item("logits", logits, "bfloat16 over all tokens, one chunk again")
-        seconds = setting.device.forward_s(flops, teacher.grid.ranks)
-        where, how, workers = "teacher GPUs", "the student's GPUs wait", _workers(1)
+        seconds, more = _forward_s(setting, teacher, flops)
+        where, how, workers = "teacher GPUs", "the student's GPUs wait", [_workers(1)]
         if setting.beside is not None:  # awake; a frozen model is not copied back
             seconds += teacher.weight_bytes / link
-            where, workers = setting.where, setting.processes[0]
+            where, workers = setting.where, [one for one in setting.processes if one.name != "teacher asleep"]
             how = f"{_gib(teacher.weight_bytes)} over the host link"
-        how = f"{_peta(flops)} on {teacher.grid.ranks} GPUs at {records.FORWARD_SHARE:.0%}; {how}"
-        items = (workers, *_forward_items("teacher", teacher, tokens), held)
+        how = f"{_peta(flops)} on {teacher.grid.ranks} GPUs at {records.FORWARD_SHARE:.0%}{more}; {how}"
+        items = (*workers, *_forward_items("teacher", teacher, tokens), held)
         phases.append(Phase("score teacher", where, items, seconds, how))
     tokens, flops = config.scoring.tokens_per_microbatch // student.grid.context, _flops(setting, student)
     reference, weights = config.loss.reference_kl > 0, student.weight_bytes
@@ -203,8 +218,8 @@ def scoring(setting: Setting) -> list[Phase]:
         logits = max(logits, student.reference_logits_bytes(tokens, chunk))
         how = "bfloat16 over all tokens, three float32 buffers of a chunk (reference)"
     items = (*setting.processes, *_forward_items("student", student, tokens), Item("logits", logits, how))
-    seconds = setting.device.forward_s(flops, student.grid.ranks)
-    how = f"{_peta(flops)} at {records.FORWARD_SHARE:.0%}"
+    seconds, more = _forward_s(setting, student, flops)
+    how = f"{_peta(flops)} at {records.FORWARD_SHARE:.0%}{more}"
     phases.append(Phase("score student", setting.where, items, seconds + weights / link, how))
     if reference:
         how = f"{_peta(flops)}; {_gib(2 * weights)} of weights swapped over the host link"
@@ -215,26 +230,44 @@ def scoring(setting: Setting) -> list[Phase]:
 def train(setting: Setting) -> Phase:
     """Forward, backward twice as dear, the layers once more with checkpointing; then gradients and weights travel."""
     device, student, config = setting.device, setting.student, setting.config
-    shape, grid, lengths = student.shape, student.grid, setting.lengths
+    shape, grid = student.shape, student.grid
     stages = [_train_items(setting, stage) for stage in range(grid.pipeline)]
     items = max(stages, key=lambda items: sum(item.size for item in items))
     forward = _flops(setting, student)
-    flops = 3 * forward
-    if config.student.activation_checkpointing:
+    flops, passes, again = 3 * forward, 3, config.student.activation_checkpointing
+    if again:
         head = 2.0 * shape.vocabulary * shape.hidden
-        flops += forward - head * setting.responses * lengths.whole
-    compute = device.train_s(flops, grid.ranks)
+        flops += forward - head * setting.responses * setting.lengths.whole
+    sizes = (config.train.minibatch_responses, config.train.tokens_per_microbatch)
+    compute, more = _in_parallel(setting, student, device.train_s(flops, grid.ranks), passes + again, *sizes)
     steps, sharing = setting.responses // config.train.minibatch_responses, grid.data * grid.context
     travelling = steps * (FP32 + BF16) * student.most_parameters * (sharing - 1) / sharing
     link = device.peer_link if config.cluster.nodes == 1 else device.network
     seconds = compute + travelling / link + setting.optimizer_bytes / device.host_link
-    how = f"{_peta(flops)} at {records.TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}"
-    if grid.pipeline > 1:
-        # A 1F1B pipeline is longer than its work by (stages - 1) / micro-batches.
-        tokens = config.train.minibatch_responses / grid.data * lengths.whole
-        bubble = (grid.pipeline - 1) / max(1.0, tokens / config.train.tokens_per_microbatch)
-        seconds, how = seconds + bubble * compute, f"{how}; pipeline bubble {bubble:.0%}"
+    how = f"{_peta(flops)} at {records.TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}{more}"
     return Phase("train", setting.where, tuple(items), seconds, how)
+
+
+def _forward_s(setting: Setting, model: Sharded, flops: float) -> tuple[float, str]:
+    compute, tokens = setting.device.forward_s(flops, model.grid.ranks), setting.config.scoring.tokens_per_microbatch
+    return _in_parallel(setting, model, compute, 1, setting.responses, tokens)
+
+
+def _in_parallel(
+    setting: Setting, model: Sharded, compute: float, passes: int, responses: int, microbatch: int
+) -> tuple[float, str]:
+    """Seconds of so much computing with what tensor ranks sum and a pipeline waits, and these in words.
+
+    A tensor rank sends `Sharded.summed_bytes` in each of the ``passes``; a pipeline is longer than its work by
+    (stages - 1) / micro-batches, those of a rank's share of ``responses``.
+    """
+    grid, length, device = model.grid, setting.lengths.whole, setting.device
+    link = device.network if setting.config.cluster.gpus_per_node % grid.tensor else device.peer_link
+    tokens = setting.responses * length // (grid.data * grid.context)
+    sums = passes * model.summed_bytes(tokens) / link
+    bubble = (grid.pipeline - 1) / max(1.0, responses / grid.data * length / microbatch)
+    words = f"; tensor sums {sums:.1f} s" * (sums > 0) + f"; pipeline bubble {bubble:.0%}" * (bubble > 0)
+    return (compute + sums) * (1 + bubble), words
 
 
 def _flops(setting: Setting, model: Sharded) -> float:
@@ -263,7 +296,7 @@ def _train_items(setting: Setting, stage: int) -> list[Item]:
         *setting.processes,
         Item("student weights", BF16 * held, f"{held:,} parameters of stage {stage}, 2 bytes"),
         Item("gradients", FP32 * held, "float32 buffer, 4 bytes a parameter, on every data-parallel rank"),
-        Item("optimizer", optimizer, f"12 bytes a parameter over {grid.data * grid.context} ranks"),
+        Item("optimizer", optimizer, f"10 bytes a parameter over {grid.data * grid.context} ranks"),
         Item("activations", kept, how),
         *(_gathered(student, tokens) if last else []),
         working,
@@ -293,7 +326,7 @@ def _host(setting: Setting) -> Iterator[Item]:
     student = setting.student
     ranks = min(student.grid.ranks, setting.config.cluster.gpus_per_node)
     yield Item("student weights", ranks * student.weight_bytes, f"{ranks} ranks, 2 bytes a parameter")
-    yield Item("optimizer", ranks * setting.optimizer_bytes, f"{ranks} ranks, 12 bytes a parameter, sharded")
+    yield Item("optimizer", ranks * setting.optimizer_bytes, f"{ranks} ranks, 10 bytes a parameter, sharded")
     yield Item("vLLM weights", ranks * setting.vllm_bytes, "copy of its sleep level 1")
     if setting.config.loss.reference_kl > 0:
         yield Item("reference weights", ranks * student.weight_bytes, "initial student, always in host memory")
@@ -372,7 +405,7 @@ def _facts(setting: Setting) -> Iterator[str]:
         if config.cluster.gpus_per_node % count:
             yield (
                 f"warning: {key}={count} does not stay within a node of {config.cluster.gpus_per_node} GPUs; every "
-                "layer sums over the network, and the times leave these sums out"
+                "layer sums over the network"
             )
 
 
@@ -383,25 +416,22 @@ def _assumptions(setting: Setting) -> tuple[str, ...]:
         f"{device.name}: {device.flops / 1e12:.0f} TFLOP/s bfloat16, {device.bandwidth / 1e12:.1f} TB/s, "
         f"{device.host_link / 1e9:.0f} GB/s to host memory, {device.peer_link / 1e9:.0f} GB/s between GPUs, "
         f"{device.network / 1e9:.0f} GB/s between nodes",
-        f"reached: {records.DECODE_SHARE:.0%} of bandwidth while generating, with {DECODE_STEP * 1e3:g} ms a "
-        f"decoding step besides, {records.FORWARD_SHARE:.0%} of FLOP/s while scoring, {records.TRAIN_SHARE:.0%} while "
-        "training",
+        f"{records.REACHED}, with {DECODE_STEP * 1e3:g} ms a decoding step besides",
         f"besides tensors: {PROCESS_BYTES / GIB:.1f} GiB a worker process, "
         f"{VLLM_BYTES / GIB:.0f} GiB for vLLM's activations and graphs",
-        "not counted: verification, the advantages (0.1 s for 1008 x 16,384 on one CPU thread), start-up, "
-        "fragmentation",
+        "not counted: start-up, checkpoints, evaluation, fragmentation",
     )
 
 
 def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> Iterator[str]:
     """Phases that need more than a device offers, and a KV cache too small for one sequence."""
-    capacity = setting.device.memory or 0
+    capacity = setting.device.offered
     for phase in phases:
         if phase.size > capacity:
             largest = max(phase.device, key=lambda item: item.size)
             yield (
                 f"{phase.name} needs {phase.size / GIB:.1f} GiB on each device ({phase.where}), the "
-                f"{setting.device.name} offers {capacity / GIB:.0f}; the largest part is {largest.name} with "
+                f"{setting.device.name} offers {capacity / GIB:.1f}; the largest part is {largest.name} with "
                 f"{largest.size / GIB:.1f} GiB"
             )
     yield from cache_faults(setting.config, setting.cache_bytes // setting.token_bytes)

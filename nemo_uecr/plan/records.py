@@ -8,10 +8,16 @@ from typing import Any
 
 GIB, MEBI = 2**30, 2**20
 
-# Shares of a device's limits that are reached: assumed, as a device's limits are, until they are measured.
-DECODE_SHARE = 0.50  # of memory bandwidth while generating
-FORWARD_SHARE = 0.45  # of FLOP/s while scoring
-TRAIN_SHARE = 0.40  # of FLOP/s while training
+# Shares of a device's limits that are reached, chosen on others' runs: tests/plan/test_published.py has each with its
+# source. Scoring and training are NeMo-RL's "get logprobs" and "policy training" of an 8B model (NeMo-RL issue 959).
+WEIGHTS_SHARE = 0.70  # of memory bandwidth while a decoding step reads the weights: few sequences on one GPU show it
+CACHE_SHARE = 0.50  # of memory bandwidth while it reads keys and values: NeMo-RL's rollouts of 2048 responses
+FORWARD_SHARE = 0.50  # of FLOP/s while scoring
+TRAIN_SHARE = 0.45  # of FLOP/s while training
+REACHED = (
+    f"reached: {WEIGHTS_SHARE:.0%} of bandwidth for weights and {CACHE_SHARE:.0%} for keys and values while "
+    f"generating, {FORWARD_SHARE:.0%} of FLOP/s while scoring, {TRAIN_SHARE:.0%} while training"
+)
 
 LAYOUT_LINES = 16  # that are printed; of a larger cluster the first and the last
 
@@ -21,12 +27,18 @@ class Device:
     """What one device sustains."""
 
     name: str
-    memory: int | None  # bytes that a process can allocate; None: not known beforehand
+    memory: int | None  # bytes that CUDA reports, of which vLLM takes its share; None: not known beforehand
     flops: float  # dense FLOP/s in bfloat16 that large matrix products sustain; on a CPU, float32 of one thread
     bandwidth: float  # bytes/s of its memory that a streaming kernel sustains
     host_link: float  # bytes/s to and from host memory
     peer_link: float  # bytes/s between devices of a node, each direction
     network: float  # bytes/s between nodes for each device
+    spare: int = 0  # bytes of the memory that no phase may take
+
+    @property
+    def offered(self) -> int:
+        """Bytes that a phase may take; 0 where they are not known."""
+        return (self.memory or 0) - self.spare
 
     def forward_s(self, flops: float, devices: int) -> float:
         """Seconds of a forward pass; on a CPU the devices are threads."""
@@ -36,18 +48,19 @@ class Device:
         """Seconds of training."""
         return flops / (devices * self.flops * TRAIN_SHARE)
 
-    def decode_s(self, read: float, flops: float, devices: int) -> float:
-        """Seconds of generation: reading `read` bytes or computing, whichever takes longer."""
-        return max(read / (self.bandwidth * DECODE_SHARE), self.forward_s(flops, devices))
+    def decode_s(self, weights: float, cached: float, flops: float, devices: int) -> float:
+        """Seconds of generation: reading so many bytes of weights, keys and values, or computing if that is longer."""
+        read = weights / (self.bandwidth * WEIGHTS_SHARE) + cached / (self.bandwidth * CACHE_SHARE)
+        return max(read, self.forward_s(flops, devices))
 
 
 # Matrix and memory rates of the others take the share of the vendor's peak that the H200's have: 0.8 and 0.9.
 GPUS: dict[str, Device] = {
-    "h200": Device("H200", 139 * GIB, 790e12, 4.3e12, 25e9, 300e9, 40e9),
-    "h100": Device("H100 80 GB", 79 * GIB, 790e12, 3.0e12, 25e9, 300e9, 40e9),
-    "a100": Device("A100 80 GB", 79 * GIB, 250e12, 1.8e12, 12e9, 200e9, 20e9),
-    "l40s": Device("L40S", 44 * GIB, 290e12, 0.78e12, 25e9, 25e9, 20e9),
-    "rtx4090": Device("RTX 4090", 23 * GIB, 130e12, 0.9e12, 25e9, 25e9, 20e9),
+    "h200": Device("H200", int(139.8 * GIB), 790e12, 4.3e12, 25e9, 300e9, 40e9),
+    "h100": Device("H100 80 GB", int(79.1 * GIB), 790e12, 3.0e12, 25e9, 300e9, 40e9),
+    "a100": Device("A100 80 GB", int(79.1 * GIB), 250e12, 1.8e12, 12e9, 200e9, 20e9),
+    "l40s": Device("L40S", int(44.4 * GIB), 290e12, 0.78e12, 25e9, 25e9, 20e9),
+    "rtx4090": Device("RTX 4090", int(23.6 * GIB), 130e12, 0.9e12, 25e9, 25e9, 20e9),
 }
 ASSUMED = replace(GPUS["h200"], name="H200 (assumed: plan --device names another)")
 CPU = Device("CPU", None, 40e9, 10e9, 10e9, 10e9, 1e9)

@@ -21,7 +21,7 @@ from nemo_uecr.files import read_object
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # dense decoders whose parameters the formulas below count
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of a config.json that is not dense
 BF16, FP32, INT64 = 2, 4, 8
-ADAM = 3 * FP32  # master weights and Adam's two moments; TE's FusedAdam keeps 16-bit remainders of the weights: 2 less
+ADAM = 2 * FP32 + BF16  # Adam's two moments, and what bfloat16 weights lack of float32: the precision-aware FusedAdam
 
 
 @dataclass(frozen=True)
@@ -187,8 +187,13 @@ class Sharded:
         return BF16 * self.most_parameters
 
     def optimizer_bytes(self, stage: int) -> int:
-        """Megatron's distributed optimizer: 12 bytes a parameter, shared by the data- and context-parallel ranks."""
+        """The precision-aware optimizer: 10 bytes a parameter, shared by the data- and context-parallel ranks."""
         return ADAM * self.parameters(stage) // (self.grid.data * self.grid.context)
+
+    def summed_bytes(self, tokens: int) -> float:
+        """What a tensor rank sends in a forward of a stage: 2 H (tensor - 1) / tensor, four times a layer and token."""
+        layers, tensor = self.shape.layers // self.grid.pipeline, self.grid.tensor
+        return 4.0 * layers * BF16 * self.shape.hidden * tokens * (tensor - 1) / tensor
 
     def residual_bytes(self, tokens: int) -> int:
         """The hidden states between two layers; sequence parallelism cuts them over the tensor ranks."""

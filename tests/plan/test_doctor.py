@@ -87,15 +87,15 @@ def fit(run: AnyConfig, *, gpu: int = 139, host: int = 512) -> dict[str, tuple[s
 
 
 def test_the_plan_is_held_against_this_machine(tmp_path: Path) -> None:
-    """Rollout takes 88.0 GiB of each GPU at the shipped share, training 53.2; the 4B run puts 347.5 GiB into a host."""
+    """Rollout takes 88.0 GiB of each GPU at the shipped share, training 52.3; the 4B run puts 340.0 GiB into a host."""
     folder = f"run.folder={tmp_path}"
     found = fit(nemo(folder))
     assert (found["plan"][0], "rollout takes the most, 88.0 GiB" in found["plan"][1]) == ("ok", True)
     assert found["host memory"][0] == "ok"
     assert "4 checkpoints of 52.45 GiB need 209.8" in found["disk"][1]
     found = fit(nemo(folder, "checkpoint.keep_last=1000000"), gpu=40, host=64)
-    assert (found["plan"][0], "train needs 53.2 GiB" in found["plan"][1]) == ("fail", True)
-    assert found["host memory"][1].startswith("64.0 GiB, the run needs 347.5")
+    assert (found["plan"][0], "train needs 52.3 GiB" in found["plan"][1]) == ("fail", True)
+    assert found["host memory"][1].startswith("64.0 GiB, the run needs 340.0")
     assert {found["host memory"][0], found["disk"][0]} == {"fail"}
     assert {status for status, _ in fit(local()).values()} == {"ok"}
     assert "update needs" in fit(local("device=cuda"), gpu=0)["plan"][1]

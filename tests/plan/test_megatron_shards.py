@@ -41,7 +41,11 @@ def built() -> dict[str, Any]:
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[str(list(case.values())[:4]) for case in CASES])
 def test_every_rank_holds_what_the_plan_says(index: int, built: dict[str, Any]) -> None:
-    """Gradients: 4 bytes a parameter and the padding. Optimizer: 12 bytes a parameter over the data-parallel ranks."""
+    """Gradients: 4 bytes a parameter and the padding. Optimizer: 12 bytes a parameter over the data-parallel ranks.
+
+    The plan counts 10: the precision-aware optimizer, which needs Transformer Engine and a GPU, leaves out the half of
+    the float32 weights that the bfloat16 ones have.
+    """
     case, ranks = CASES[index], built["ranks"][index]
     grid = Grid(case["tensor"], 1, case["data"], case["pipeline"], False)
     model = Sharded(tiny_shape(tied=case["tied"]), grid)
@@ -54,7 +58,7 @@ def test_every_rank_holds_what_the_plan_says(index: int, built: dict[str, Any]) 
         group = [found for found in ranks if found["pipeline"] == stage and found["tensor"] == 0]
         assert len(group) == case["data"]
         assert sum(found["optimizer"] for found in group) == 12 * model.parameters(stage)
-        assert abs(group[0]["optimizer"] - model.optimizer_bytes(stage)) <= 12 * 64
+        assert abs(group[0]["optimizer"] - 12 * model.optimizer_bytes(stage) / 10) <= 12 * 64
         assert 0 <= group[0]["gradients"] - 4 * model.parameters(stage) <= BUFFER_PADDING
 
 

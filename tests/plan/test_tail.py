@@ -11,7 +11,8 @@ from scipy.optimize import brentq
 
 from nemo_uecr.plan import nemo
 from nemo_uecr.plan.nemo import DECODE_STEP, Setting, response_lengths
-from nemo_uecr.plan.records import DECODE_SHARE, GPUS, Lengths
+from nemo_uecr.plan.records import CACHE_SHARE, FORWARD_SHARE, GPUS, WEIGHTS_SHARE, Lengths
+from nemo_uecr.plan.shapes import forward_flops
 from tests.plan.subjects import nemo as config_of
 
 NORMAL = NormalDist()
@@ -46,9 +47,10 @@ def test_lengths_without_spread_or_room_are_all_the_same() -> None:
 def simulated(setting: Setting, at_once: int, batches: int) -> float:
     """Seconds of the slowest engine, each token of each engine in turn, over random batches."""
     draws, mu = random.Random(1), mu_of(MEAN, setting.lengths.sigma, CUT)
-    rate = setting.device.bandwidth * DECODE_SHARE
-    weights = setting.vllm_bytes
-    token = setting.token_bytes
+    weights = setting.vllm_bytes / (setting.device.bandwidth * WEIGHTS_SHARE)
+    token = setting.token_bytes / (setting.device.bandwidth * CACHE_SHARE)
+    prompt = setting.lengths.prompt
+    prefill = prompt * forward_flops(setting.student.shape, prompt) / (setting.device.flops * FORWARD_SHARE)
     each = setting.responses // setting.engines
     ends = []
     for _ in range(batches):
@@ -56,11 +58,10 @@ def simulated(setting: Setting, at_once: int, batches: int) -> float:
         for _ in range(setting.engines):
             queue = [min(math.exp(draws.gauss(mu, setting.lengths.sigma)), CUT) for _ in range(each)]
             active: list[tuple[float, int]] = []
-            passed = 0.0
+            passed = prefill * each / setting.config.rollout.responses_per_prompt
             while queue or active:
                 active += [(queue.pop(0), 0) for _ in range(min(at_once - len(active), len(queue)))]
-                read = weights + token * sum(setting.lengths.prompt + place for _, place in active)
-                passed += read / rate + DECODE_STEP
+                passed += weights + token * sum(prompt + place for _, place in active) + DECODE_STEP
                 active = [(length, place + 1) for length, place in active if length > place + 1]
             engines.append(passed)
         ends.append(max(engines))
