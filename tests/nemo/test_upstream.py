@@ -34,6 +34,7 @@ def test_shipped_configurations_fit_nemo_rls_schema(nemo_rl: str, scale: str) ->
     made = upstream.native("MasterConfig")(**master_config(config))
     assert dict(made.grpo)["use_leave_one_out_baseline"] is False
     assert made.loss_fn.force_on_policy_ratio is False
+    assert made.policy["megatron_cfg"]["distributed_data_parallel_config"]["overlap_param_gather"] is False
 
 
 @pytest.fixture

@@ -15,12 +15,15 @@ KEPT = contextlib.ExitStack()
 
 
 class Moves(TorchFunctionMode):
-    """``tensor.to("cuda")``, which a conversion never calls."""
+    """``tensor.to("cuda")`` and ``tensor.type()``, which a conversion never calls: as on a GPU."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.to:
             args = (args[0], *("cpu" if str(value).startswith("cuda") else value for value in args[1:]))
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.type and isinstance(found, str):
+            found = found.replace("torch.", "torch.cuda.")  # Megatron's optimizer asks for it
+        return found
 
 
 def plain_norm(cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **options: Any) -> torch.nn.Module:

@@ -171,3 +171,37 @@ def offload_after_forwards(rank: int, *, tensor: int, lengths: tuple[int, ...]) 
     scored = on_gpu()
     WorkerMethods.move_model(worker, model, "cpu")
     return {"before": before, "loaded": loaded, "scored": scored, "off": on_gpu()}
+
+
+def weights_after_an_update(rank: int, *, overlap: dict[str, bool]) -> tuple[float, Tensor]:
+    """The share of weights that an optimizer step of Megatron's has changed, and the weights, as a refit reads them.
+
+    ``overlap`` are the settings of the data-parallel wrapper that say what overlaps with what.
+    """
+    tiny_qwen3.start(1, 1)
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    precision: Any = {"bf16": True, "params_dtype": torch.bfloat16}
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, **precision)
+    wrapper = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True, **overlap)
+    gather = overlap["overlap_param_gather"]
+    settings = OptimizerConfig(
+        optimizer="adam", lr=1e-2, use_distributed_optimizer=True, overlap_param_gather=gather, **precision
+    )
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).bfloat16()
+    model = DistributedDataParallel(config, wrapper, layers)
+    optimizer = get_megatron_optimizer(settings, [model])
+
+    def weights() -> Tensor:
+        return torch.cat([parameter.detach().float().flatten() for parameter in layers.parameters()])
+
+    before = weights()
+    model.zero_grad_buffer()
+    optimizer.zero_grad()
+    model(torch.randn(4, 64, dtype=torch.bfloat16)).float().square().mean().backward()
+    model.finish_grad_sync()
+    optimizer.step()
+    return float((weights() != before).float().mean()), weights()

@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo.contract import verified
+from nemo_uecr.nemo.translate import master_config
 from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
+from tests.config.test_nemo import CONFIGS, GIVEN
 from tests.nemo_backend.on_ranks import (
     TEMPERATURES,
     batch,
@@ -18,6 +21,7 @@ from tests.nemo_backend.on_ranks import (
     score_context_parallel,
     score_wider_teacher,
     score_with_megatron,
+    weights_after_an_update,
 )
 from tests.nemo_backend.ranks import run_ranks
 from tests.nemo_backend.tiny_qwen3 import VOCABULARY, whole_model
@@ -95,3 +99,15 @@ def test_a_teacher_of_megatron_leaves_nothing_behind(tensor: int, lengths: tuple
         assert found["loaded"] - found["before"] > 20_000, "the model itself"
         assert found["scored"] - found["loaded"] > 20_000, "what the forwards left"
         assert found["off"] - found["before"] < 1_000, "a few bytes of random state"
+
+
+@pytest.mark.real
+def test_a_refit_reads_new_weights_that_are_the_same_on_all_ranks() -> None:
+    """Where the gather waits for the next forward, a rank has its own half of a step and the old other half."""
+    pytest.importorskip("megatron.core")
+    native = master_config(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GIVEN["1p7b"]))
+    given = native["policy"]["megatron_cfg"]["distributed_data_parallel_config"]
+    overlap = {name: value for name, value in given.items() if name.startswith("overlap_")}
+    (first, ours), (second, theirs) = run_ranks(2, weights_after_an_update, overlap=overlap)
+    assert min(first, second) > 0.99
+    assert torch.equal(ours, theirs)
