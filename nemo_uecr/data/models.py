@@ -285,18 +285,20 @@ def only_here(name: str) -> bool:
     """Whether the files of a folder or hub name can come from this machine alone: the hub is not needed or is silent.
 
     Told so, transformers looks once, where without a network it would ask for every file of the model six times and
-    wait in between, a minute in all. One question answers it, without such waits.
+    wait in between, a minute in all. One question answers it, without such waits. A silence is also told to vLLM, which
+    ends where it cannot ask for a file that the model lacks, here and in every process that begins later.
     """
     if Path(name).exists():
         return True
     import huggingface_hub
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     try:
         huggingface_hub.HfApi().model_info(name, timeout=HUB_SECONDS)
     except (errors.HfHubHTTPError, ValueError):
         return False  # it answered, or the name is none: transformers has the words for it
     except (errors.HTTPError, OSError):  # the HTTP client's own error, under whichever name this version imports it
+        os.environ["HF_HUB_OFFLINE"], constants.HF_HUB_OFFLINE = "1", True
         return True
     return False
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +50,7 @@ def _point_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(hub.constants, "ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(transformers_hub, "is_offline_mode", lambda: False)
@@ -78,6 +81,19 @@ def test_a_model_in_the_cache_is_read_without_waiting(tmp_path: Path) -> None:
     assert only_here("owner/small")
     vectors = load_encoder("owner/small").encode(["a text", "another one"])
     assert torch.allclose(vectors.norm(dim=-1), torch.ones(2))
+
+
+ASKS = "import huggingface_hub as hub; hub.HfApi().file_exists('owner/small', 'hf_quant_config.json')"
+
+
+@pytest.mark.usefixtures("_no_hub")
+def test_a_silent_hub_is_asked_by_nobody_again() -> None:
+    """What vLLM asks of a model, in this process and in one that begins later; it can do without the answer."""
+    assert only_here("owner/small")
+    with pytest.raises(hub.errors.OfflineModeIsEnabled):
+        exec(ASKS)
+    done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=False)
+    assert "OfflineModeIsEnabled" in done.stderr.splitlines()[-1]
 
 
 CONFIG = {
