@@ -182,7 +182,7 @@ def _data(config: NemoConfig, dropped: Sequence[int]) -> dict[str, Any]:
         "data.train.seed": config.run.seed,
         "data.train.processor": upstream.PROCESSOR,
         "data.train.env_name": environment,
-        "env": {environment: settings},
+        f"env.{environment}": settings,
     }
 
 

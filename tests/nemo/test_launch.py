@@ -237,6 +237,8 @@ def test_a_run_from_its_configuration_file(
     assert all("within \\boxed{}." in prompt for prompt in Answering.prompts)
     check_evaluations(tmp_path / "run", config)
     assert len(list((tmp_path / "run" / "batches").iterdir())) == STEPS
+    # NeMo-RL would write each step's batch a second time, as text: 0.6 GB of 1,008 responses.
+    assert list((tmp_path / "run").rglob("*train_data*")) == []
     # Engine, student and a colocated teacher share the policy's GPU; a dedicated teacher is alone on another.
     own = [("uecr_teacher_cluster", [1], 1)] if dedicated else []
     keys = ("name", "bundle_ct_per_node_list", "max_colocated_worker_groups")

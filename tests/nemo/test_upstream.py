@@ -76,6 +76,7 @@ def test_every_translated_key_is_one_that_nemo_rl_ships(shipped: list[str], tran
         "policy.uecr.vocabulary", "policy.megatron_cfg.use_linear_ce_fusion_loss",
         "grpo.skip_reference_policy_logprobs_calculation",
         *(f"env.nemo_uecr.{key}" for key in ("num_workers", "reward", "correct_at", "dataset")),
+        "env.should_log_nemo_gym_responses",  # read by the loop, and set in recipes of another environment
         # Handed to Megatron-Bridge's SchedulerConfig as it is; one of NeMo-RL's own recipes sets it.
         "policy.megatron_cfg.scheduler.override_opt_param_scheduler",
     }  # fmt: skip
