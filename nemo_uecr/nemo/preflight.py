@@ -143,19 +143,28 @@ def check_teacher_alone(config: NemoConfig, *, longest: int) -> None:
 
 
 def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) -> None:
-    """Refuse Megatron weights that NeMo-RL made of a model folder which holds other weights by now.
+    """Refuse Megatron weights of a conversion that did not end, or of a model folder which holds other ones by now.
 
-    NeMo-RL finds its conversions by the folder's name alone. The sha256 of the weight files stands beside each.
+    NeMo-RL finds its conversions by the model's name and takes any that has begun; without a tracker file Megatron
+    would load none of its weights. The sha256 of a folder's weight files stands beside each.
     """
     name = model.model_name
-    if name is None or model.megatron_checkpoint is not None or not Path(name).is_dir():
+    if name is None or model.megatron_checkpoint is not None:
         return
     folder, converted = Path(name), upstream.conversion_folder(name)
+    begun = (converted / "iter_0000000").exists()
+    if begun and not all(any(converted.glob(last)) for last in ("iter_0000000/run_config.yaml", "latest_*")):
+        raise DataError(
+            f"{role}.model_name: NeMo-RL's conversion {converted} was interrupted; remove it, and the run makes it "
+            "again, unless another run is making it now"
+        )
+    if not folder.is_dir():
+        return
     log.info("%s: hashing the weight files of %s", role, folder)
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.bin"))]
     found = {path.name: file_sha256(path) for path in files}
     record = converted.with_name(f"{converted.name}.sha256.json")
-    if not (converted / "iter_0000000").exists():
+    if not begun:
         record.parent.mkdir(parents=True, exist_ok=True)
         replace_file(record, json.dumps(found, indent=1).encode())
     elif not record.is_file() or json.loads(record.read_bytes()) != found:

@@ -168,8 +168,9 @@ def teacher_cluster(gpus_of_nodes: list[int]) -> Any:
 
 
 def conversion_folder(model: str) -> Path:
-    """Where NeMo-RL keeps the Megatron weights that it makes of a Hugging Face folder: by the folder's name alone."""
-    return Path(native("get_megatron_checkpoint_dir")()) / f"model_{model.replace('/', '_')}"
+    """Where NeMo-RL keeps the Megatron weights that it makes of a Hugging Face folder or hub name: by the name alone."""
+    name = f"model_{model.replace('/', '_')}" if Path(model).exists() else model
+    return Path(native("get_megatron_checkpoint_dir")()) / name
 
 
 def start(config: Any) -> Any:

@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from nemo_uecr.checkpoint.bridge import Bridge
+from nemo_uecr.config.nemo_schema import NemoTeacherConfig
+from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.preflight import check_conversion
 from tests.checkpoint.folders import hf_model
 from tests.checkpoint.real import ROOT, converted, marks, refused, tensors, transformers_logp
 from tests.checkpoint.trained import load_and_score
@@ -65,6 +68,13 @@ def test_the_trainer_gets_a_configuration_of_its_own(whole: Path, megatron: Path
     assert "rotary_base: 1000000.0" in text
     assert ".tmp" not in text
     assert json.loads((megatron / "conversion.json").read_text())["direction"] == "huggingface to megatron"
+
+
+def test_a_run_takes_what_the_bridge_has_finished(megatron: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NeMo-RL converts with the same function of the bridge."""
+    monkeypatch.setattr(upstream, "conversion_folder", lambda name: megatron)
+    teacher = NemoTeacherConfig.model_construct(model_name="owner/name", megatron_checkpoint=None)
+    check_conversion("teacher", teacher)
 
 
 def test_a_lost_rope_base_is_found(megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,33 @@ def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> No
     assert all(problem in kept for problem in drawn[0])
 
 
+def finished(made: Path) -> None:
+    """As Megatron-Bridge writes it: the shards, its two trackers, and run_config.yaml last."""
+    (made / "iter_0000000").mkdir(parents=True)
+    for name in ("latest_train_state.pt", "latest_checkpointed_iteration.txt", "iter_0000000/run_config.yaml"):
+        (made / name).touch()
+
+
+@pytest.mark.parametrize("kind", ["folder", "hub"])
+def test_an_interrupted_conversion_is_never_used(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NeMo-RL looks whether iter_0000000 is there, which it makes first."""
+    monkeypatch.setattr(upstream, "native", lambda name: lambda: str(tmp_path / "cache"))
+    teacher = load_nemo_config(BASE, world(tmp_path)).teacher
+    if kind == "hub":
+        teacher = teacher.model_copy(update={"model_name": "owner/name"})
+    named = "owner/name" if kind == "hub" else f"model_{str(tmp_path / 'teacher').replace('/', '_')}"
+    made = tmp_path / "cache" / named
+    check_conversion("teacher", teacher)
+    finished(made)
+    check_conversion("teacher", teacher)
+    for part in ("iter_0000000/run_config.yaml", "latest_*"):
+        for path in made.glob(part):
+            path.unlink()
+        with pytest.raises(DataError, match=rf"^teacher\.model_name: .*{named} .*interrupted.* remove it.*$"):
+            check_conversion("teacher", teacher)
+        (made / "iter_0000000/run_config.yaml").touch()
+
+
 def test_converted_weights_of_another_model_are_never_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The teacher is made again in its folder, with the sizes and times of the old one."""
     teacher = load_nemo_config(BASE, world(tmp_path)).teacher
@@ -211,7 +238,7 @@ def test_converted_weights_of_another_model_are_never_used(tmp_path: Path, monke
     weights = tmp_path / "teacher" / "model-00001-of-00001.safetensors"
     weights.write_bytes(b"old weights")
     check_conversion("teacher", teacher)
-    (made / "iter_0000000").mkdir(parents=True)
+    finished(made)
     check_conversion("teacher", teacher)
     before = weights.stat()
     weights.write_bytes(b"new weights")
