@@ -80,18 +80,21 @@ class WorkerMethods:
                 f"at most {limit_mebi} MiB. It would take the memory that the student and the generator need"
             )
 
-    def assert_room(self, *, share: float) -> None:
-        """Refuse to wake vLLM where this share of the GPU is not free, whoever holds the rest.
+    def assert_room(self, *, share: float, awake: bool) -> None:
+        """Refuse to wake vLLM, or to score after its sleep, where this share of the GPU is not free.
 
-        The student's weights do not count: they leave before vLLM's cache wakes.
+        Whoever holds the rest; the student's weights do not count: they leave before vLLM's cache wakes.
         """
         free, total = torch.cuda.mem_get_info()
         room = free + torch.cuda.memory_allocated()
         if room < share * total:
+            least = math.floor(100 * room / total) / 100
+            does, remedy = "is about to wake and take", f"take rollout.gpu_memory={least:g} or"
+            if not awake:  # NeMo-RL goes on where vLLM's sleep fails, and a teacher would run out of memory
+                does, remedy = "was put to sleep and should have given back", "look for an error in vLLM's log, or"
             raise GpuMemoryError(
-                f"vLLM is about to wake and take {share * total / GIB:.1f} GiB (rollout.gpu_memory={share:g} of "
-                f"{total / GIB:.1f}), but the GPU has {room / GIB:.1f} GiB for it; take rollout.gpu_memory="
-                f"{math.floor(100 * room / total) / 100:g} or end what else runs on this GPU"
+                f"vLLM {does} {share * total / GIB:.1f} GiB (rollout.gpu_memory={share:g} of {total / GIB:.1f}), but "
+                f"the GPU has {room / GIB:.1f} GiB for it; {remedy} end what else runs on this GPU"
             )
 
     def _mask_padded_vocabulary(self, vocabulary: int) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +22,7 @@ from nemo_uecr.nemo.contract import check_same, score, with_masked_rows
 from nemo_uecr.nemo.estimator import StepContext, StepScores
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
 from nemo_uecr.nemo.teacher import RayTeacher, score_by_turns
-from nemo_uecr.nemo.telemetry import check_facts, save_state, save_step, step_metrics
+from nemo_uecr.nemo.telemetry import check_facts, save_state, save_step, scored_metrics, step_metrics
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 
 
@@ -39,7 +40,7 @@ class PolicyMethods:
         self._context = context
         self._seconds = context.config.scoring.timeout_s
         self._teachers = teachers
-        self._student_waits = False
+        self._student_waits = self._refits = False
         super().__init__(*args, **kwargs)
 
     def prepare_for_lp_inference(self, *args: Any, **kwargs: Any) -> None:
@@ -51,6 +52,7 @@ class PolicyMethods:
         context, teacher_scores, names = self._context, None, list[str]()
         if context.routes is not None:
             names = context.routes.names(data["input_ids"], data["token_mask"])
+        self.assert_room(awake=False)
         if self._teachers:
             if {teacher.columns for teacher in self._teachers.values()} != {context.config.student.vocabulary}:
                 check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
@@ -94,10 +96,22 @@ class PolicyMethods:
         return super().prepare_for_training(*args, **kwargs)  # type: ignore[misc]
 
     def offload_before_refit(self) -> None:
-        """NeMo-RL's own, the last thing before vLLM wakes; an error where the GPU has too little room for it."""
+        """NeMo-RL's own, the last thing before vLLM wakes for new weights."""
         super().offload_before_refit()  # type: ignore[misc]
-        share = self.cfg["generation"]["vllm_cfg"]["gpu_memory_utilization"]
-        upstream.call_all(self, "assert_room", seconds=self._seconds, share=share)
+        self.assert_room(awake=True)
+        self._refits = True
+
+    def offload_after_refit(self) -> None:
+        """NeMo-RL's own; where no refit came before it, as after an evaluation, the last thing before vLLM wakes."""
+        super().offload_after_refit()  # type: ignore[misc]
+        if not self._refits:
+            self.assert_room(awake=True)
+        self._refits = False
+
+    def assert_room(self, *, awake: bool) -> None:
+        """An error where a GPU has too little room for vLLM, which is about to wake or must have gone to sleep."""
+        share = self._context.config.rollout.gpu_memory
+        upstream.call_all(self, "assert_room", seconds=self._seconds, share=share, awake=awake)
 
     def train(self, data: Any, loss_fn: Any, *args: Any, timer: Any = None, **kwargs: Any) -> Any:
         """Train on the columns that were scored, audit what was trained, and add the step's telemetry."""
@@ -113,10 +127,13 @@ class PolicyMethods:
         packed = self.cfg["sequence_packing"]["enabled"] or self.cfg["dynamic_batching"]["enabled"]
         rounding = self.data_parallel_size * (1 if packed else self.cfg["train_micro_batch_size"])
         batch, padded = padded_minibatches(columns, context.config.train.minibatch_responses, rounding)
-        with self._timed("update"):
-            result = super().train(type(data)(batch), loss_fn, *args, gbs=padded, timer=timer, **kwargs)  # type: ignore[misc]
+        with ThreadPoolExecutor(1) as aside:  # the workers update meanwhile
+            scored = aside.submit(scored_metrics, context, data)
+            with self._timed("update"):
+                result = super().train(type(data)(batch), loss_fn, *args, gbs=padded, timer=timer, **kwargs)  # type: ignore[misc]
         check_facts(context, data, result)
-        named = {name: [value] for name, value in step_metrics(context, data, result).items()}
+        metrics = scored.result() | step_metrics(context, data, result)
+        named = {name: [value] for name, value in metrics.items()}
         save_step(context, data)
         native = {name: v for name, v in result["all_mb_metrics"].items() if not name.startswith(PREFIX)}
         result["all_mb_metrics"] = native | named

@@ -62,8 +62,8 @@ def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -
             )
 
 
-def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) -> dict[str, float]:
-    """The step's numbers under the names of the local back end; NeMo-RL's logger puts ``train/`` before them."""
+def scored_metrics(context: StepContext, data: Mapping[str, Tensor]) -> dict[str, float]:
+    """The numbers of a step's rewards, scores and advantages, under the names of the local back end."""
     outcome, batch = context.outcome, context.outcome.batch
     teacher, dropped = context.scores.teacher, {}
     if teacher is not None and teacher.dropped_BS is not None:
@@ -82,6 +82,13 @@ def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) 
         ),
         **teacher_metrics(batch, outcome.advantages, context.scores.teachers),
         **_agreement(context, data["input_lengths"]),
+    }
+
+
+def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) -> dict[str, float]:
+    """The step's other numbers, once it is trained; NeMo-RL's logger puts ``train/`` before all of them."""
+    outcome, batch = context.outcome, context.outcome.batch
+    return {
         **_policy(context, result),
         **context.components(),
         "count/prompts": float(_groups(context)),

@@ -168,7 +168,7 @@ def teacher_cluster(gpus_of_nodes: list[int]) -> Any:
 
 
 def conversion_folder(model: str) -> Path:
-    """Where NeMo-RL keeps the Megatron weights that it makes of a Hugging Face folder or hub name: by the name alone."""
+    """Where NeMo-RL keeps the Megatron weights that it makes of a model: by its folder's or hub name alone."""
     name = f"model_{model.replace('/', '_')}" if Path(model).exists() else model
     return Path(native("get_megatron_checkpoint_dir")()) / name
 

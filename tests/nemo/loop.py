@@ -55,6 +55,9 @@ class OurTinyPolicy(PolicyMethods, TinyPolicy):
 
     score_tokens = TinyPolicy.score_tokens
 
+    def assert_room(self, *, awake: bool) -> None:
+        self.events.append("room to wake" if awake else "room to score")
+
 
 def train_ours(
     config: NemoConfig,

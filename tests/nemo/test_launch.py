@@ -98,6 +98,8 @@ def ways(answer: int) -> list[str]:
 
 
 ASKED: list[tuple[list[Request], Decoding]] = []
+#: Whether room was looked for because vLLM wakes, else because it has slept; refits, which look too, are stood in for.
+ROOM: list[bool] = []
 
 
 def examined(workers: Any, requests: Sequence[Request], decoding: Decoding, *given: Any, seconds: float) -> Any:
@@ -143,6 +145,9 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def score_here(policy: Any, data: Any, request: Any, *, seconds: float) -> Any:
         return TinyPolicy.score_tokens(policy, data, request)
 
+    def call_here(policy: Any, method: str, *, seconds: float, share: float, awake: bool) -> None:
+        ROOM.append(awake)
+
     checked, native = upstream.check(), upstream.native  # before the stand-ins, which it would refuse
     monkeypatch.setattr(upstream, "check", lambda: checked)
     monkeypatch.setattr(grpo, "RayVirtualCluster", cluster)
@@ -153,12 +158,14 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(upstream, "native", lambda name: ours.get(name) or native(name))
     monkeypatch.setattr(upstream, "register_worker", lambda: None)
     monkeypatch.setattr(upstream, "score_on_workers", score_here)
+    monkeypatch.setattr(upstream, "call_all", call_here)
     monkeypatch.setattr(preflight, "check_models", lambda config: load_tokenizer(config.student.model_name))
     monkeypatch.setattr(preflight, "check_conversion", lambda role, model: None)
     monkeypatch.setattr(preflight, "long_prompts", lambda config, tokenizer: [])
     monkeypatch.setattr(upstream, "generation_leaders", lambda generation: [])
     monkeypatch.setattr(evaluation, "answers_of", examined)
     ASKED.clear()
+    ROOM.clear()
     return asked
 
 
@@ -239,6 +246,8 @@ def test_a_run_from_its_configuration_file(
     assert len(list((tmp_path / "run" / "batches").iterdir())) == STEPS
     # NeMo-RL would write each step's batch a second time, as text: 0.6 GB of 1,008 responses.
     assert list((tmp_path / "run").rglob("*train_data*")) == []
+    # The evaluation before the first step has refitted the engine, which wakes again without a refit.
+    assert ROOM == [True, False, False]
     # Engine, student and a colocated teacher share the policy's GPU; a dedicated teacher is alone on another.
     own = [("uecr_teacher_cluster", [1], 1)] if dedicated else []
     keys = ("name", "bundle_ct_per_node_list", "max_colocated_worker_groups")

@@ -90,8 +90,8 @@ def test_a_request_ends_the_real_loop_after_the_step() -> None:
 def test_order_of_a_step() -> None:
     run = train_ours(config_of("uecr"))
     assert run.events == [
-        "generation sleeps", "teacher on", "teacher scores", "teacher off", "student on", "student scores",
-        "student trains",
+        "generation sleeps", "room to score", "teacher on", "teacher scores", "teacher off", "student on",
+        "student scores", "student trains",
     ]  # fmt: skip
     asked = run._teachers["teacher"].asked
     assert [(request.temperatures, request.entropy) for _, request in asked] == [((1.0,), True)]

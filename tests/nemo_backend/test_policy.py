@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -107,7 +108,9 @@ class Base:
 
 
 class Policy(PolicyMethods, Base):
-    """Ours over it."""
+    """Ours over it, with room on every GPU."""
+
+    def assert_room(self, *, awake: bool) -> None: ...
 
 
 def scores_of(data: Any, request: ScoreRequest, logits: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -177,6 +180,20 @@ def test_columns_that_changed_before_training_stop_it(name: str) -> None:
     data[name][1] += 1
     with pytest.raises(ContractError, match=f"^{name} changed"):
         policy.train(data, None)
+
+
+def test_the_numbers_of_the_scores_are_made_while_the_workers_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = threading.Event()
+
+    def train(self: Any, data: Any, loss_fn: Any, **given: Any) -> Any:
+        assert made.wait(10)
+        raise LookupError("it trained")
+
+    monkeypatch.setattr(Base, "train", train)
+    monkeypatch.setattr("nemo_uecr.nemo.telemetry.method_metrics", lambda *given, **named: made.set() or {})
+    context, data = scored_step()
+    with pytest.raises(LookupError, match="it trained"):
+        Policy(context=context, teachers={}).train(estimate(context, data), None)
 
 
 def test_a_methods_mask_reaches_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:

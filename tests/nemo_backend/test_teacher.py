@@ -20,11 +20,11 @@ REQUEST = ScoreRequest((1.0,), False, 8, 8)
 class Policy:
     """NeMo-RL's, as far as the calls of workers need it."""
 
-    cfg = {"generation": {"vllm_cfg": {"gpu_memory_utilization": 0.6}}}  # noqa: RUF012
-
     def __init__(self, **given: object) -> None: ...
 
     def offload_before_refit(self) -> None: ...
+
+    def offload_after_refit(self) -> None: ...
 
 
 class UecrPolicy(PolicyMethods, Policy):
@@ -71,7 +71,11 @@ def test_a_dedicated_teacher_stays_where_it_is(config: Any, calls: list[str]) ->
 
 
 def test_the_student_looks_for_room_before_vllm_wakes(config: Any, calls: list[str]) -> None:
+    """Once a refit, whose second half finds vLLM awake; and where an evaluation has made the refit."""
     policy = UecrPolicy(context=StepContext(config, None, completed_steps=0), teachers={})
     policy.score_tokens({}, REQUEST)
     policy.offload_before_refit()
+    policy.offload_after_refit()
     assert calls == ["score_tokens", "assert_room"]
+    policy.offload_after_refit()
+    assert calls == ["score_tokens", "assert_room", "assert_room"]

@@ -151,6 +151,14 @@ def test_a_container_gets_what_the_image_lacks_and_each_command_its_worker_s_pyt
     assert ran("evaluate").startswith(f"{shell} ")
 
 
+def test_a_container_can_be_written(tmp_path: Path) -> None:
+    """Ray's folder and vLLM's cache lie in it; pyxis makes it read-only on some clusters."""
+    given = f"CPUS=8 GRACE_S=60 SUBMIT_DIR={tmp_path} ROOT={ROOT} LOGS={tmp_path} MOUNTS='' CONTAINER=x.sqsh"
+    step = f'{given}; source slurm/step.sh; build_step 2; printf "%s\\n" "${{STEP[@]}}"'
+    words = run(["bash", "-c", step]).stdout.split()
+    assert {"--nodes=2", "--container-image=x.sqsh", "--container-writable"} <= {*words}
+
+
 @pytest.mark.parametrize(
     ("given", "gpus"),
     [
