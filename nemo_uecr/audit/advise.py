@@ -110,7 +110,7 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stat
             asks = [prompt for prompt in batch.sequences.prompts[::each] for _ in range(size // 2)]
             own = own_responses(rollouts, models.teachers, asks)
             if own is not None:
-                judged = rewards.judge(samples_of(0, Sequences(asks, own), config.data), step=0)
+                judged = rewards.judge(samples_of(0, Sequences(asks, own), config.data, models.student.tokens), step=0)
                 teacher_B = np.asarray([outcome.correct for outcome in judged])
                 numbers["teacher/truncated_share"] = float(np.mean([response.truncated for response in own]))
             if batch.student.top_NK is not None and batch.teacher.top_NK is not None:

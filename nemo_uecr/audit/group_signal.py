@@ -19,7 +19,7 @@ from nemo_uecr.core.puu import unified_advantage
 from nemo_uecr.core.records import GAP_CLIP
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap
-from nemo_uecr.verifier.extract import last_boxed
+from nemo_uecr.verifier.extract import final_answer
 
 ALPHA = 1.0
 #: A pseudo-group has signal when Std(R^U) exceeds this, nats, or the range of R^T `GAP_RANGE`.
@@ -142,7 +142,7 @@ def exact_integer_rewards(scores: Scores) -> Array:
     if None in expected:
         name = scores.responses.ids[expected.index(None)]
         raise DataError(f"the reference answer of {name!r} is not an integer; leave out --integer-verdicts")
-    found = [_integer(last_boxed(response)) for response in scores.column("response")]
+    found = [_integer(final_answer(response, thinking=False)) for response in scores.column("response")]
     return np.asarray([float(own == right) for own, right in zip(found, expected, strict=True)])
 
 

@@ -13,6 +13,7 @@ from nemo_uecr.data import adapter, models
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.files import read_object
+from nemo_uecr.verifier.extract import opens_thought
 
 #: The record of its run in a checkpoint, and in what `export` makes of one.
 STATE = "state.json"
@@ -102,6 +103,10 @@ class Tokens:
         """The response without special tokens."""
         decoded: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return decoded
+
+    def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether the prompt ends in an opened thought; a mark is a few tokens."""
+        return opens_thought(self.tokenizer.decode(list(prompt_ids[-20:])))
 
     def finished(self, token_ids: Sequence[int], stop: Sequence[str]) -> bool:
         """Whether the last token is an end token, or completes a stop string."""

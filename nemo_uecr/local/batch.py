@@ -31,6 +31,8 @@ from nemo_uecr.verifier.rewards import Outcome, Sample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from nemo_uecr.evaluation.engines import Tokens
+
 log = logging.getLogger(__name__)
 
 #: Where a failed step or evaluation leaves what was drawn.
@@ -164,7 +166,7 @@ def sample_ids(step: int, sequences: Sequences) -> tuple[str, ...]:
     return tuple(f"step {step}, problem {prompt.problem.id}, row {row}" for row, prompt in enumerate(sequences.prompts))
 
 
-def samples_of(step: int, sequences: Sequences, data: DataConfig) -> list[Sample]:
+def samples_of(step: int, sequences: Sequences, data: DataConfig, tokens: Tokens) -> list[Sample]:
     """What the rewards read of each response."""
     return [
         Sample(
@@ -175,6 +177,7 @@ def samples_of(step: int, sequences: Sequences, data: DataConfig) -> list[Sample
             answer=prompt.problem.answer,
             columns=prompt.problem.columns,
             dataset=data.train,
+            thinking=tokens.opens_thought(prompt.token_ids),
         )
         for name, prompt, response in zip(
             sample_ids(step, sequences), sequences.prompts, sequences.responses, strict=True

@@ -17,6 +17,7 @@ from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.config.schema import CallReward, VerifierReward
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.preflight import chosen_problems
+from nemo_uecr.verifier.extract import opens_thought
 from nemo_uecr.verifier.pool import ComparisonPool
 from nemo_uecr.verifier.rewards import Outcome, Rewards, Sample, component_metrics
 
@@ -89,6 +90,7 @@ class RewardEnvironmentImpl:
                 answer=str(about["ground_truth"]),
                 columns=about["columns"],
                 dataset=self._dataset,
+                thinking=opens_thought("".join(str(turn["content"]) for turn in turns if turn["role"] == "user")),
             )
             for row, (turns, about) in enumerate(zip(message_log_batch, metadata, strict=True))
         ]

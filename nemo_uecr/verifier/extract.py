@@ -1,4 +1,4 @@
-r"""The answer of a response: the content of its last complete ``\boxed{...}``, and the verdict on it."""
+r"""The answer of a response: the content of its last ``\boxed{...}`` behind any thinking, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from dataclasses import dataclass
 
 #: No real answer is longer.
 MAX_ANSWER_CHARS = 2_000
+#: What opens or closes a thought: `<think>`, `</thinking>`, `<seed:think>`, `[THINK]`, `◁/think▷`.
+_THOUGHT = re.compile(r"<(/?)(?:\w+:)?(?:think(?:ing)?|thought|reasoning)>|\[(/?)THINK\]|◁(/?)think▷")
 #: A run of backslashes, perhaps with the rest of the marker, or a brace. Models over-escape, so any number of
 #: backslashes may stand before "boxed". The run is one match, so a megabyte of backslashes is read once.
-_PIECE = re.compile(r"(?P<escape>\\+)(?P<marker>boxed\{)?|[{}]")
+_PIECE = re.compile(r"(?P<escape>\\+)(?P<marker>(?:[Bb]oxed|fbox|framebox)(?![A-Za-z])\s*(?P<brace>\{)?)?|[{}]")
+#: What a box without braces holds: a group in brackets, or what stands up to a blank or the end of the sentence.
+_BARE = re.compile(
+    r"\$?\s*(?P<content>\([^()\n]*\)|\[[^\[\]\n]*\]|\\\{[^{}\n]*\\\}"
+    r"|(?=[-+−\w.\\√])(?![A-Za-z]{2}|[A-Za-z]\s+[a-z])"
+    r"(?:\{(?:[^{}\n]|\{[^{}\n]*\})*\}|\\(?!(?:[Bb]oxed|fbox|framebox))[A-Za-z]+|\\[%$]|[^\s{}$.,;:!?*\\]|[.,](?=\d)){1,99})"
+)
+#: Between boxes: what makes no difference, the names of the values, and the words that join them into one answer.
+_SILENT = re.compile(r"[$}]|\\[()\[\],;:! ]|\\q?quad(?![A-Za-z])|\\(?:text|mbox|textbf)\s*\{|[A-Za-z](?:_\{?\w)?\s*=")
+_JOINED = re.compile(r"(?:\s|[,;&/]|\b(?:and|or|either|also|maybe|perhaps|possibly)\b)*", re.IGNORECASE)
+_JOINT_CHARS = 60
 
 
 class Verdict(enum.StrEnum):
@@ -36,20 +48,72 @@ class Checked:
         return 1.0 if self.verdict is Verdict.CORRECT else 0.0
 
 
-def last_boxed(text: str) -> str | None:
-    r"""Content of the last ``\boxed{...}`` whose braces close; None when there is none.
+@dataclass(frozen=True)
+class _Box:
+    start: int
+    end: int
+    content: str
 
-    Braces nest, and an escaped brace (``\{``) does not count. An unclosed last box is skipped in favour of an earlier
-    complete one: a response cut off while it repeats its answer has already given it. A box that holds only another
-    has that one's content; with something beside it, the inner box is part of the outer answer. One pass, linear in
-    the length of the text.
+
+def final_answer(response: str, *, thinking: bool) -> str | None:
+    """The answer behind a response's thoughts; None where a thought never ends or no box is there.
+
+    Args:
+        response: the sampled text.
+        thinking: whether the prompt opened a thought, so that the response begins within one.
     """
+    *_, last = [None, *_THOUGHT.finditer(response)]
+    if last is None:
+        return None if thinking else last_boxed(response)
+    return last_boxed(response[last.end() :]) if any(last.groups()) else None
+
+
+def opens_thought(prompt: str) -> bool:
+    """Whether a rendered prompt ends in an opened thought; tags in the question do not count."""
+    *_, last = [None, *_THOUGHT.finditer(prompt)]
+    return last is not None and not any(last.groups()) and not prompt[last.end() :].strip()
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last box, ``\boxed{...}``, ``\fbox{...}`` or ``\boxed 7``; None when there is none.
+
+    Braces nest, and an escaped brace (``\{``) does not count. A box that holds only another has that one's content;
+    with something beside it, the inner box is part of the outer answer. Boxes joined by commas, "and" or "or" are one
+    answer. Where the last box never closes, the response was cut off: the one before counts if it begins with the same
+    text. One pass, linear in the length of the text.
+    """
+    boxes, unfinished = _boxes(text)
+    if not boxes:
+        return None
+    if unfinished > boxes[-1].start:
+        so_far = "".join(text[text.index("{", unfinished) + 1 :].split())
+        return boxes[-1].content if "".join(boxes[-1].content.split()).startswith(so_far) else None
+    joined, either = [boxes[-1]], False
+    for box in reversed(boxes[-MAX_ANSWER_CHARS:-1]):
+        if joined[-1].start - box.end > _JOINT_CHARS:
+            break
+        between = _SILENT.sub(" ", text[box.end : joined[-1].start])
+        if not between.strip() or _JOINED.fullmatch(between) is None:
+            break
+        joined.append(box)
+        either = either or re.search(r"or|/|maybe|perhaps|possibly", between, re.IGNORECASE) is not None
+    contents = [box.content for box in reversed(joined)]
+    same = len(set(contents)) == 1 or not contents[-1]
+    return contents[-1] if same else (r" \text{ or } " if either else ", ").join(contents)
+
+
+def _boxes(text: str) -> tuple[list[_Box], int]:
+    """The outermost complete boxes, in order, and where the last box that never closes begins; -1 for none."""
     open_braces: list[tuple[int, int] | None] = []  # start of an open box and of its content; None for a plain brace
-    outer = inner = (-1, -1)  # spans of the last box and of its content
+    boxes: list[_Box] = []
     escaped = -1  # position of a character that a backslash escapes
     for piece in _PIECE.finditer(text):
-        if piece["marker"] is not None:
+        if piece["brace"] is not None:
             open_braces.append((piece.start(), piece.end()))
+        elif piece["marker"] is not None:
+            bare = _BARE.match(text, piece.end())
+            if bare is not None:
+                boxes.append(_Box(piece.start(), bare.end(), bare["content"]))
         elif piece["escape"] is not None:
             escaped = piece.end() if len(piece["escape"]) % 2 else -1
         elif piece.start() == escaped:
@@ -58,10 +122,14 @@ def last_boxed(text: str) -> str | None:
             open_braces.append(None)
         elif open_braces and (opened := open_braces.pop()) is not None:
             start, end = opened[1], piece.start()
+            inner = None
+            while boxes and boxes[-1].start >= start:
+                inner = boxes.pop()
             if end - start <= MAX_ANSWER_CHARS:
-                alone = outer[0] >= start and not (text[start : outer[0]] + text[outer[1] : end]).strip()
-                outer, inner = (opened[0], end + 1), inner if alone else (start, end)
-    return None if inner[0] < 0 else text[slice(*inner)].strip()
+                alone = inner is not None and not (text[start : inner.start] + text[inner.end : end]).strip()
+                content = inner.content if inner is not None and alone else text[start:end].strip()
+                boxes.append(_Box(opened[0], end + 1, content))
+    return boxes, max((opened[0] for opened in open_braces if opened is not None), default=-1)
 
 
 def reference_answer(answer: str) -> str:

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from nemo_uecr.errors import DependencyError
 from nemo_uecr.verifier import process
 from nemo_uecr.verifier.compare import compare, judge_plain
-from nemo_uecr.verifier.extract import Checked, Verdict, last_boxed, reference_answer
+from nemo_uecr.verifier.extract import Checked, Verdict, final_answer, reference_answer
 from nemo_uecr.verifier.process import ChildProcess
 
 #: Seconds one comparison may take.
@@ -28,29 +28,34 @@ MEMORY_BYTES = 4 << 30
 ORPHAN_LIMIT = 120
 
 
-def check_response(response: str, answer: str) -> Checked:
-    r"""Judge a response by the content of its last ``\boxed{...}``.
+def check_response(response: str, answer: str, *, thinking: bool = False) -> Checked:
+    r"""Judge a response by the content of its last ``\boxed{...}`` behind any thinking.
 
     Args:
         response: the sampled text, without the prompt.
         answer: the reference answer, bare or boxed.
+        thinking: whether the prompt opened a thought.
     """
-    extracted = last_boxed(response)
+    extracted = final_answer(response, thinking=thinking)
     return Checked(judge(extracted, reference_answer(answer)) if extracted else Verdict.NO_ANSWER, extracted)
 
 
-def check_responses(responses: Sequence[str], answers: Sequence[str], pool: ComparisonPool) -> list[Checked]:
+def check_responses(
+    responses: Sequence[str], answers: Sequence[str], pool: ComparisonPool, *, thinking: Sequence[bool] = ()
+) -> list[Checked]:
     """Judge many responses as `check_response` judges one, each distinct pair once.
 
     Args:
         responses: sampled texts, without the prompts.
         answers: reference answers, bare or boxed.
         pool: where mathematics is compared.
+        thinking: whether each prompt opened a thought; none did where it is left out.
 
     Returns:
         One verdict a response, in order.
     """
-    given = [last_boxed(response) for response in responses]
+    within = thinking or [False] * len(responses)
+    given = [final_answer(text, thinking=opened) for text, opened in zip(responses, within, strict=True)]
     pairs = [(text, reference_answer(answer)) for text, answer in zip(given, answers, strict=True)]
     distinct = [(text, reference) for text, reference in dict.fromkeys(pairs) if text]
     verdicts = dict(zip(distinct, pool.judge_all(distinct), strict=True))

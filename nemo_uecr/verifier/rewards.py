@@ -39,6 +39,7 @@ class Sample:
     answer: str  # the reference answer
     columns: Mapping[str, object]  # the problem's whole row
     dataset: str  # name of the training data
+    thinking: bool = False  # whether the prompt opened a thought, so that the response begins within one
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,8 @@ class Rewards:
                 found[each.label] = self._functions[each.label].judge(samples, step=step)
             else:
                 texts, answers = [sample.text for sample in samples], [sample.answer for sample in samples]
-                checked = check_responses(texts, answers, self._pool)
+                within = [sample.thinking for sample in samples]
+                checked = check_responses(texts, answers, self._pool, thinking=within)
                 found[each.label], verdicts = [c.reward for c in checked], [c.verdict for c in checked]
         return [
             self._outcome(sample, verdict, dict(zip(found, values, strict=True)))

@@ -106,6 +106,13 @@ def test_numbers_by_hand(run: Run) -> None:
     assert result["average"]["avg"] == pytest.approx((means["x"] + means["y"]) / 2)
 
 
+def test_a_thought_of_the_prompt_that_never_ends_has_no_answer(run: Run, tmp_path: Path) -> None:
+    template = tmp_path / "model" / "chat_template.jinja"
+    template.write_text(template.read_text() + "<think>\n")
+    result, _ = run("out")
+    assert result["average"]["avg"] == 0.0
+
+
 def test_other_settings_or_problems_in_the_same_folder_are_refused(run: Run, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run("out", stop_after=7)

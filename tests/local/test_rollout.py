@@ -11,17 +11,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.benchmarks import load_benchmarks
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.evaluation import runner
-from nemo_uecr.evaluation.engines import ChatSettings
+from nemo_uecr.evaluation.engines import ChatSettings, Tokens
 from nemo_uecr.evaluation.runner import Settings
+from nemo_uecr.local.batch import samples_of
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.rollout import Decoding, draw
-from nemo_uecr.local.sequences import Prompt, Response, encode_prompts
+from nemo_uecr.local.sequences import Prompt, Response, Sequences, encode_prompts
 from nemo_uecr.study.task import build_tokenizer
+from tests.evaluation.tiny import save_tokenizer
 from tests.local import tiny
 
 CPU = torch.device("cpu")
@@ -62,6 +65,15 @@ def fixed_logits(model: TokenModel, logits: dict[int, float], rest: float = -50.
         module.lm_head.weight.zero_()
         module.lm_head.bias.copy_(weight[:, 0])
     return replace(model, module=module)
+
+
+def test_a_response_to_a_prompt_that_opens_a_thought_begins_within_it(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    tokens = Tokens(AutoTokenizer.from_pretrained(tmp_path), frozenset())
+    ends = ("assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n", "What does <think> mean?")
+    prompts = [prompt(*tokens.tokenizer(text)["input_ids"]) for text in ends]
+    sequences = Sequences(prompts, [Response((1,), truncated=False, text=r"\boxed{5}")] * len(ends))
+    assert [each.thinking for each in samples_of(1, sequences, data(), tokens)] == [True, False, False]
 
 
 def test_micro_batches_change_no_draw(student: TokenModel) -> None:

@@ -91,9 +91,11 @@ def test_rewards_are_those_of_the_local_back_end(tmp_path: Path) -> None:
     about = {"ground_truth": "5", "prompt": prompt["content"], "columns": {"level": 2}}
     returned = environment.step(logs, [about] * 5)
     metrics = environment.components()
-    environment.shutdown()
     assert returned.rewards.tolist() == [1.25, 1.25, 0.25, 0.25, 0.25]
     assert returned.rewards.tolist() == [check_response(text, "5").reward + 0.25 for text in responses]
+    thinking = environment.step([[prompt | {"content": "2+3?<think>\n"}, logs[0][1]]], [about])
+    environment.shutdown()
+    assert thinking.rewards.tolist() == [0.25]
     assert returned.terminateds.tolist() == [1.0] * 5
     assert returned.observations[0] == {"role": "environment", "content": "Environment: correct"}
     assert (metrics["reward/verifier/mean"], metrics["reward/bonus/mean"]) == (pytest.approx(0.4), 0.5)

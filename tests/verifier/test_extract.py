@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_uecr.verifier.extract import MAX_ANSWER_CHARS, last_boxed
+from nemo_uecr.verifier.extract import MAX_ANSWER_CHARS, final_answer, last_boxed, opens_thought
 
 
 @pytest.mark.parametrize(
@@ -22,8 +22,11 @@ from nemo_uecr.verifier.extract import MAX_ANSWER_CHARS, last_boxed
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),  # escaped braces do not count
         (r"\boxed{\}}", r"\}"),
         (r"\boxed{a\\}", r"a\\"),  # a line break before the closing brace
-        (r"\boxed{1} and \boxed{2", "1"),  # cut off: the earlier one was given
-        (r"\boxed{1} and \boxed{\frac{2}{3}", "1"),
+        (r"\boxed{1} and \boxed{2", None),  # cut off while it changes its answer
+        (r"\boxed{1} and \boxed{\frac{2}{3}", None),
+        (r"\boxed{12}. Yes: \boxed{1", "12"),  # cut off while it repeats its answer
+        (r"\boxed{\frac{1}{2}} and \boxed{\frac{1} {", r"\frac{1}{2}"),
+        (r"\boxed{1} and \boxed{", "1"),
         (r"\boxed{\boxed{7}}", "7"),
         (r"\boxed{ \boxed{7} }", "7"),
         (r"\boxed{6 \boxed{7}}", r"6 \boxed{7}"),  # two answers
@@ -36,7 +39,27 @@ from nemo_uecr.verifier.extract import MAX_ANSWER_CHARS, last_boxed
         (r"\\boxed{3}", "3"),  # over-escaped
         (r"\boxed{}", ""),
         (r"\boxed{1} \boxed{}", ""),  # the last complete one is empty
-        (r"\boxed5", None),
+        (r"we get \boxed{42}, and in the end $\boxed {3}$", "3"),
+        ("\\boxed{1}, so \\boxed\n{42}", "42"),
+        (r"\boxed{1}, so \fbox{42}", "42"),
+        (r"\fbox{\boxed {42}}", "42"),
+        (r"\boxed{1}, so \boxed 7.", "7"),
+        (r"\boxed{1}, so $\boxed7$", "7"),
+        (r"\boxed{1}, so \boxed -1,000.5, as said", "-1,000.5"),
+        (r"\boxed{1}, so \boxed \frac{1}{2}$", r"\frac{1}{2}"),
+        (r"\boxed{1}, so \boxed (3, 4).", "(3, 4)"),
+        (r"\boxed{1}, so $\boxed 2\sqrt{3}$", r"2\sqrt{3}"),
+        (r"\boxed{7} is in a \boxed as asked; I used \boxed.", "7"),  # a word, no box
+        (r"\boxed{3} or \boxed{7}", r"3 \text{ or } 7"),
+        (r"either $\boxed{3}$ or $\boxed{7}$", r"3 \text{ or } 7"),
+        (r"x=\boxed{3} \text{ or } x=\boxed{7}", r"3 \text{ or } 7"),
+        (r"\boxed{3}, perhaps \boxed{7}", r"3 \text{ or } 7"),
+        (r"\boxed{3}, \boxed{5} and \boxed{7}", "3, 5, 7"),
+        (r"the roots are $\boxed{3}$ and $\boxed{5}$.", "3, 5"),
+        (r"\boxed{3}\;\text{and}\;\boxed{5}", "3, 5"),
+        (r"\boxed{3} and \boxed{3}", "3"),
+        (r"\boxed{3}, so \boxed{5}", "5"),
+        (r"\[\boxed{3}\] \[\boxed{5}\]", "5"),
         ("boxed{5}", None),
         (r"\boxed", None),
         (r"\boxed{", None),
@@ -54,16 +77,44 @@ def test_extraction(text: str, answer: str | None) -> None:
 @pytest.mark.parametrize(
     "text",
     [r"\boxed{" * 150_000, "{" * 1_000_000, "}" * 1_000_000, r"\boxed{" + "{" * 1_000_000, "\\" * 1_000_000,
-     r"\boxed{1}" * 110_000, r"\boxed{" * 70_000 + "}" * 70_000, "\\" * 999_994 + "boxed{"],
+     r"\boxed{1}" * 110_000, r"\boxed{1}, " * 90_000, r"\boxed1" * 140_000, r"\boxed" + " " * 1_000_000,
+     r"\boxed(" * 140_000, r"\boxed \frac{" * 70_000, r"\boxed{1}" + " and" * 250_000 + r"\boxed{2}", "<think>" * 140_000, r"\boxed{" * 70_000 + "}" * 70_000, "\\" * 999_994 + "boxed{"],
 )  # fmt: skip
 def test_a_megabyte_is_quick(text: str) -> None:
     started = time.process_time()
-    last_boxed(text)
+    final_answer(text, thinking=False)
     assert time.process_time() - started < 3.0  # linear: about 0.5 s; quadratic would be minutes
 
 
+@pytest.mark.parametrize(
+    ("text", "thinking", "answer"),
+    [
+        (r"<think> perhaps \boxed{12}; that fails, so", False, None),
+        (r"<think>\boxed{12}</think> It is \boxed{13}.", False, "13"),
+        (r"<think>\boxed{12}</think> I am sure.", False, None),
+        (r"<think>1</think>\boxed{12}<think>2</think>\boxed{13}", False, "13"),
+        (r"<think>1</think>\boxed{12}<think>no, \boxed{13}", False, None),
+        (r"\boxed{12}</think>\boxed{13}", True, "13"),
+        (r"perhaps \boxed{12}", True, None),
+        (r"perhaps \boxed{12}", False, "12"),
+        (r"[THINK]\boxed{12}", False, None),
+        (r"◁think▷\boxed{12}◁/think▷\boxed{13}", False, "13"),
+        (r"<reasoning>\boxed{12}</reasoning> <answer>\boxed{13}</answer>", False, "13"),
+    ],
+)
+def test_only_what_follows_a_finished_thought_counts(text: str, thinking: bool, answer: str | None) -> None:
+    assert final_answer(text, thinking=thinking) == answer
+
+
+def test_a_prompt_that_ends_in_an_opened_thought() -> None:
+    assert opens_thought("<|im_start|>user\nWhat is 2+3?<|im_end|>\n<|im_start|>assistant\n<think>\n")
+    assert not opens_thought("<|im_start|>assistant\n<think>\n\n</think>\n\n")  # the mode without thinking
+    assert not opens_thought("Think between <think> and </think>, then answer.")
+    assert not opens_thought("")
+
+
 def by_definition(text: str) -> str | None:
-    """The definition, read off slowly: the last marker whose braces close."""
+    """The definition, read off slowly: the last marker whose braces close, if none opens behind it."""
     found = None
     for start in range(len(text)):
         if not text.startswith("\\boxed{", start):
@@ -78,6 +129,10 @@ def by_definition(text: str) -> str | None:
                 found = text[start + 7 : place].strip()
                 break
             place += 1
+        else:
+            so_far = "".join(text[start + 7 :].split())
+            if found is not None and not "".join(found.split()).startswith(so_far):
+                return None
     return found
 
 
