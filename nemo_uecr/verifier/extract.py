@@ -16,7 +16,7 @@ _PIECE = re.compile(r"(?P<escape>\\+)(?P<marker>(?:[Bb]oxed|fbox|framebox)(?![A-
 #: What a box without braces holds: a group in brackets, or what stands up to a blank or the end of the sentence.
 _BARE = re.compile(
     r"\$?\s*(?P<content>\([^()\n]*\)|\[[^\[\]\n]*\]|\\\{[^{}\n]*\\\}"
-    r"|(?=[-+−\w.\\√])(?![A-Za-z]{2}|[A-Za-z]\s+[a-z])"
+    r"|(?=[-+\u2212\w.\\√])(?![A-Za-z]{2}|[A-Za-z]\s+[a-z])"
     r"(?:\{(?:[^{}\n]|\{[^{}\n]*\})*\}|\\(?!(?:[Bb]oxed|fbox|framebox))[A-Za-z]+|\\[%$]|[^\s{}$.,;:!?*\\]|[.,](?=\d)){1,99})"
 )
 #: Between boxes: what makes no difference, the names of the values, and the words that join them into one answer.
@@ -121,15 +121,19 @@ def _boxes(text: str) -> tuple[list[_Box], int]:
         elif piece[0] == "{":
             open_braces.append(None)
         elif open_braces and (opened := open_braces.pop()) is not None:
-            start, end = opened[1], piece.start()
-            inner = None
-            while boxes and boxes[-1].start >= start:
-                inner = boxes.pop()
-            if end - start <= MAX_ANSWER_CHARS:
-                alone = inner is not None and not (text[start : inner.start] + text[inner.end : end]).strip()
-                content = inner.content if inner is not None and alone else text[start:end].strip()
-                boxes.append(_Box(opened[0], end + 1, content))
+            _close(text, boxes, *opened, piece.start())
     return boxes, max((opened[0] for opened in open_braces if opened is not None), default=-1)
+
+
+def _close(text: str, boxes: list[_Box], opened: int, start: int, end: int) -> None:
+    """Put a complete box in the place of those within it."""
+    inner = None
+    while boxes and boxes[-1].start >= start:
+        inner = boxes.pop()
+    if end - start <= MAX_ANSWER_CHARS:
+        alone = inner is not None and not (text[start : inner.start] + text[inner.end : end]).strip()
+        content = inner.content if inner is not None and alone else text[start:end].strip()
+        boxes.append(_Box(opened, end + 1, content))
 
 
 def reference_answer(answer: str) -> str:
