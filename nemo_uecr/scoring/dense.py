@@ -97,9 +97,10 @@ def token_scores(
         ScoreError, NonFiniteScoreError: see `score_logits`.
     """
     layout = StatisticsLayout(temperatures, entropy)
-    found = _scores(*_chosen(logits, tokens, mask), layout, valid_vocab, shard, None)
+    rows, target_N, runs, place_N = _chosen(logits, tokens, mask)
+    found = _scores(rows, target_N, runs, layout, valid_vocab, shard, None)
     return TokenScores(
-        _placed(found.logp, tokens, mask), None if found.entropy is None else _placed(found.entropy, tokens, mask)
+        _placed(found.logp, tokens, place_N), None if found.entropy is None else _placed(found.entropy, tokens, place_N)
     )
 
 
@@ -136,10 +137,11 @@ def token_logp(
         ScoreError, NonFiniteScoreError: see `score_logits`.
     """
     layout, recording = StatisticsLayout((temperature,), False), torch.is_grad_enabled()  # inside it never is
+    rows, target_N, runs, place_N = _chosen(logits, tokens, mask)
     logp_N: Tensor = _TokenLogp.apply(  # type: ignore[no-untyped-call]
-        *_chosen(logits, tokens, mask), layout, valid_vocab, shard, recording
+        rows, target_N, runs, layout, valid_vocab, shard, recording
     )
-    return _placed(logp_N, tokens, mask)
+    return _placed(logp_N, tokens, place_N)
 
 
 def _sequences(logits: Tensor) -> Tensor:
@@ -148,27 +150,31 @@ def _sequences(logits: Tensor) -> Tensor:
     return logits.flatten(0, -3)
 
 
-def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, list[Run]]:
-    """The logits, the chosen tokens and their runs; a copy of the chosen logits where those lie scattered."""
+def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, list[Run], Tensor | None]:
+    """The logits, the chosen tokens, their runs and places; a copy of the chosen logits where those lie scattered."""
     check_tokens(logits, tokens)
     if mask is None and tokens.dim() == 1:
-        return logits, tokens, [(0, tokens.shape[0], 0, 0)]
-    chosen = torch.ones_like(tokens, dtype=torch.bool) if mask is None else as_bool(mask)
+        return logits, tokens, [(0, tokens.shape[0], 0, 0)], None
+    chosen = torch.ones(tokens.shape, dtype=torch.bool) if mask is None else as_bool(mask.cpu())
     if chosen.shape != tokens.shape:
         raise ScoreError(f"mask has shape {list(chosen.shape)}; expected {list(tokens.shape)}, the shape of tokens")
-    place_N = chosen.flatten().nonzero().squeeze(1).cpu()
+    place_N = chosen.flatten().nonzero().squeeze(1)
     width, count = tokens.shape[-1] if tokens.dim() else 1, len(place_N)
     cuts = (((place_N.diff() != 1) | (place_N[1:] % width == 0)).nonzero().squeeze(1) + 1).tolist()
+    there_N = place_N.to(tokens.device, non_blocking=True)  # an index, where a mask would make the host wait
+    target_N = tokens.flatten()[there_N]
     if len(cuts) * SMALLEST_RUN > count * logits.shape[-1]:
-        return logits[chosen], tokens[chosen], [(0, count, 0, 0)]
+        return logits[torch.unravel_index(there_N, tokens.shape)], target_N, [(0, count, 0, 0)], there_N
     bounds = [0, *cuts, count] if count else []
-    return logits, tokens[chosen], [(a, b, *divmod(int(place_N[a]), width)) for a, b in pairwise(bounds)]
+    runs = [(a, b, *divmod(int(place_N[a]), width)) for a, b in pairwise(bounds)]
+    return logits, target_N, runs, there_N
 
 
-def _placed(value: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
+def _placed(value: Tensor, tokens: Tensor, place_N: Tensor | None) -> Tensor:
     """`[..., N]`, at the places of the chosen tokens, else 0."""
-    shape = (*value.shape[:-1], *tokens.shape)
-    return value.reshape(shape) if mask is None else value.new_zeros(shape).masked_scatter(mask.bool(), value)
+    if place_N is not None:
+        value = value.new_zeros((*value.shape[:-1], tokens.numel())).index_copy(-1, place_N, value)
+    return value.reshape(*value.shape[:-1], *tokens.shape)
 
 
 def _scores(
@@ -255,7 +261,7 @@ def _write_gradient(
     if triton_serves(logits_NV):
         from nemo_uecr.scoring.triton_kernels import write_gradient_with_triton  # noqa: PLC0415 (needs Triton)
 
-        with torch.cuda.device_of(logits_NV):
+        with torch.cuda.device_of(logits_NV):  # type: ignore[no-untyped-call]
             write_gradient_with_triton(logits_NV, column_N, merged_WN, layout, grad_N, gradient_NV)
         return
     (temperature,) = layout.temperatures

@@ -58,7 +58,7 @@ def reduce_logits(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout,
     if triton_serves(logits_NV):
         from nemo_uecr.scoring.triton_kernels import reduce_with_triton  # noqa: PLC0415 (needs Triton)
 
-        with torch.cuda.device_of(logits_NV):
+        with torch.cuda.device_of(logits_NV):  # type: ignore[no-untyped-call]
             reduce_with_triton(logits_NV, target_N, layout, first_column, stats_WN)
         return stats_WN
     if native_serves(logits_NV, layout):

@@ -82,7 +82,7 @@ def scores_by_chunk(
         if triton_serves(stats_RWn):
             from nemo_uecr.scoring.triton_kernels import finish_with_triton  # noqa: PLC0415 (needs Triton)
 
-            with torch.cuda.device_of(stats_RWn):
+            with torch.cuda.device_of(stats_RWn):  # type: ignore[no-untyped-call]
                 merged_Wn, sound_n = finish_with_triton(stats_RWn, layout, logp_Kn, entropy_n)
         else:
             merged_Wn, sound_n = _finish(stats_RWn, layout, logp_Kn, entropy_n)
@@ -119,7 +119,7 @@ def checked_together() -> Iterator[None]:
 
     Until then a call may return scores that are not finite. The error is that of the first call that would raise.
     """
-    global _postponed  # noqa: PLW0603 (a stack of one: threads of autograd must see it too)
+    global _postponed
     before, _postponed = _postponed, []
     try:
         yield

@@ -21,43 +21,41 @@ from torch import Tensor
 from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout
 
 # Shapes of the tiles, chosen by the machine code for sm_90; tests/gpu/scoring_gpu.py --sweep times others.
-FORWARD = {"ROWS": 4, "LANES": 1024, "STAGES": 1, "num_warps": 4}
+FORWARD = {"LANES": 1024, "STAGES": 1, "num_warps": 4}
 BACKWARD = {"BLOCK": 4096, "num_warps": 4}
 FINISH_TOKENS = 128
-ABSENT = -1
+ABSENT = 0
+"""Row 0 is the largest logit's."""
+#: What changes from call to call. Triton would compile anew where such a number is 1 or becomes a multiple of 16, or
+#: a pointer is one. The number of columns is compiled in; of `logits`, `row_stride` it must know whether vectors fit.
+VARYING = (
+    "target", "stats", "stats_stride", "rank_stride", "first_column", "merged", "logp", "logp_stride", "entropy",
+    "sound", "tokens", "column", "grad", "grad_stride", "sum_place",
+)  # fmt: skip
 INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _exp2(x):  # type: ignore[no-untyped-def]
     """2^x with results below 2^-126 as 0, which saves the three instructions that would scale them."""
     if INTERPRETED:
         return tl.exp2(x)
-    else:  # noqa: RET505 (Triton compiles one branch)
+    else:
         return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _is_finite(x):  # type: ignore[no-untyped-def]
     return (x > -float("inf")) & (x < float("inf"))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _take(  # type: ignore[no-untyped-def]
-    z,
-    largest,
-    anchor,
-    one,
-    other,
-    weighted,
-    scale,
-    ONE: tl.constexpr,
-    OTHER: tl.constexpr,
-    WEIGHTED: tl.constexpr,
+def _rescale(  # type: ignore[no-untyped-def]
+    z, largest, anchor, one, other, weighted, scale, ONE: tl.constexpr, OTHER: tl.constexpr, WEIGHTED: tl.constexpr
 ):
-    """Add a tile to the sums. A NaN is not seen by the maximum; it stays in the sums."""
-    top = tl.max(tl.max(z, 0), 0)
+    """Move the sums to the largest logit that is now known. A NaN is not seen here; it stays in the sums."""
+    top = tl.max(z, 0)
     if top > largest:  # one answer for the program: most tiles have no larger logit
         fall = largest - top  # -inf at the first, when the sums are 0
         if ONE:
@@ -72,15 +70,22 @@ def _take(  # type: ignore[no-untyped-def]
             other = other * _exp2(fall * scale)
         largest = top
         anchor = top
+    return largest, anchor, one, other, weighted
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add(  # type: ignore[no-untyped-def]
+    z, anchor, one, other, weighted, scale, ONE: tl.constexpr, OTHER: tl.constexpr, WEIGHTED: tl.constexpr
+):
     d = z - anchor
     if ONE:
         e = _exp2(d * LOG2_E)
-        one += tl.sum(e, 0)
+        one += e
         if WEIGHTED:
-            weighted += tl.sum(tl.maximum(d, -1e30) * e, 0)  # a masked column weighs 0, not -inf * 0
+            weighted += tl.maximum(d, -1e30) * e  # a masked column weighs 0, not -inf * 0
     if OTHER:
-        other += tl.sum(_exp2(d * scale), 0)
-    return largest, anchor, one, other, weighted
+        other += _exp2(d * scale)
+    return one, other, weighted
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -92,77 +97,58 @@ def _sum_lanes(x, LANES: tl.constexpr, LOG2_LANES: tl.constexpr):  # type: ignor
     return tl.sum(x, 0)  # of one
 
 
-@triton.jit(do_not_specialize=["target", "stats", "stats_stride", "first_column"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=VARYING)  # type: ignore[untyped-decorator]
 def _reduce_row(  # type: ignore[no-untyped-def]
-    logits,
-    target,
-    stats,
-    row_stride,
-    stats_stride,
-    first_column,
-    scale,
-    COLUMNS: tl.constexpr,
-    ONE_ROW: tl.constexpr,
-    OTHER_ROW: tl.constexpr,
-    WEIGHTED_ROW: tl.constexpr,
-    ROWS: tl.constexpr,
-    LAST_ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-    LOG2_LANES: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    logits, target, stats, row_stride, stats_stride, first_column, scale, COLUMNS: tl.constexpr, ONE: tl.constexpr,
+    OTHER: tl.constexpr, WEIGHTED: tl.constexpr, LANES: tl.constexpr, LOG2_LANES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     row = logits + token * row_stride
-    lane = tl.arange(0, LANES)[None, :]
+    lane = tl.arange(0, LANES)
     largest = -float("inf")
     anchor = 0.0  # while all is masked any finite number will do
     one = tl.zeros([LANES], tl.float32)
     other = tl.zeros([LANES], tl.float32)
     weighted = tl.zeros([LANES], tl.float32)
-    whole: tl.constexpr = COLUMNS - COLUMNS % (ROWS * LANES)
-    place = tl.arange(0, ROWS)[:, None] * LANES + lane
-    for start in tl.range(0, whole, ROWS * LANES, num_stages=STAGES):
-        z = tl.load(row + start + place).to(tl.float32)
-        largest, anchor, one, other, weighted = _take(
-            z, largest, anchor, one, other, weighted, scale, ONE_ROW >= 0, OTHER_ROW >= 0, WEIGHTED_ROW >= 0
+    whole: tl.constexpr = COLUMNS - COLUMNS % (4 * LANES)
+    for start in tl.range(0, whole, 4 * LANES, num_stages=STAGES):
+        piece = row + start + lane
+        a = tl.load(piece)
+        b = tl.load(piece + LANES)
+        c = tl.load(piece + 2 * LANES)
+        d = tl.load(piece + 3 * LANES)
+        top = tl.maximum(tl.maximum(a.to(tl.float32), b.to(tl.float32)), tl.maximum(c.to(tl.float32), d.to(tl.float32)))
+        largest, anchor, one, other, weighted = _rescale(
+            top, largest, anchor, one, other, weighted, scale, ONE, OTHER, WEIGHTED
         )
-    if whole < COLUMNS:
-        last = whole + tl.arange(0, LAST_ROWS)[:, None] * LANES + lane
-        z = tl.load(row + last, mask=last < COLUMNS, other=-float("inf")).to(tl.float32)
-        largest, anchor, one, other, weighted = _take(
-            z, largest, anchor, one, other, weighted, scale, ONE_ROW >= 0, OTHER_ROW >= 0, WEIGHTED_ROW >= 0
+        one, other, weighted = _add(a.to(tl.float32), anchor, one, other, weighted, scale, ONE, OTHER, WEIGHTED)
+        one, other, weighted = _add(b.to(tl.float32), anchor, one, other, weighted, scale, ONE, OTHER, WEIGHTED)
+        one, other, weighted = _add(c.to(tl.float32), anchor, one, other, weighted, scale, ONE, OTHER, WEIGHTED)
+        one, other, weighted = _add(d.to(tl.float32), anchor, one, other, weighted, scale, ONE, OTHER, WEIGHTED)
+    for start in tl.static_range(whole, COLUMNS, LANES):
+        z = tl.load(row + start + lane, mask=start + lane < COLUMNS, other=-float("inf")).to(tl.float32)
+        largest, anchor, one, other, weighted = _rescale(
+            z, largest, anchor, one, other, weighted, scale, ONE, OTHER, WEIGHTED
         )
+        one, other, weighted = _add(z, anchor, one, other, weighted, scale, ONE, OTHER, WEIGHTED)
     tl.store(stats + token, largest)
     column = tl.load(target + token) - first_column
     owned = (column >= 0) & (column < COLUMNS)
     y = tl.load(row + tl.where(owned, column, 0), mask=owned, other=-float("inf")).to(tl.float32)
     tl.store(stats + stats_stride + token, y)
-    if ONE_ROW >= 0:
-        tl.store(stats + ONE_ROW * stats_stride + token, _sum_lanes(one, LANES, LOG2_LANES))
-    if OTHER_ROW >= 0:
-        tl.store(stats + OTHER_ROW * stats_stride + token, _sum_lanes(other, LANES, LOG2_LANES))
-    if WEIGHTED_ROW >= 0:
-        tl.store(stats + WEIGHTED_ROW * stats_stride + token, _sum_lanes(weighted, LANES, LOG2_LANES))
+    if ONE:
+        tl.store(stats + ONE * stats_stride + token, _sum_lanes(one, LANES, LOG2_LANES))
+    if OTHER:
+        tl.store(stats + OTHER * stats_stride + token, _sum_lanes(other, LANES, LOG2_LANES))
+    if WEIGHTED:
+        tl.store(stats + WEIGHTED * stats_stride + token, _sum_lanes(weighted, LANES, LOG2_LANES))
 
 
-@triton.jit(do_not_specialize=["stats", "rank_stride", "stats_stride", "logp", "logp_stride", "entropy", "tokens"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=VARYING)  # type: ignore[untyped-decorator]
 def _finish_tokens(  # type: ignore[no-untyped-def]
-    stats,
-    temperatures,
-    merged,
-    logp,
-    entropy,
-    sound,
-    rank_stride,
-    stats_stride,
-    logp_stride,
-    tokens,
-    RANKS: tl.constexpr,
-    SUMS: tl.constexpr,
-    ASKED: tl.constexpr,
-    ENTROPY: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    stats, temperatures, merged, logp, entropy, sound, rank_stride, stats_stride, logp_stride, tokens,
+    RANKS: tl.constexpr, SUMS: tl.constexpr, ASKED: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """`merge_shards` and what `scores_by_chunk` makes of it, in float64; row 0 is the largest logit, 1 the target's."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = token < tokens
@@ -202,21 +188,11 @@ def _finish_tokens(  # type: ignore[no-untyped-def]
     tl.store(sound + token, finite, here)
 
 
-@triton.jit(do_not_specialize=["column", "merged", "grad", "sum_place", "grad_stride"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=VARYING)  # type: ignore[untyped-decorator]
 def _write_row(  # type: ignore[no-untyped-def]
-    logits,
-    gradient,
-    column,
-    merged,
-    grad,
-    logits_stride,
-    gradient_stride,
-    sum_place,
-    grad_stride,
-    inverse_temperature,
-    COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, gradient, column, merged, grad, logits_stride, gradient_stride, sum_place, grad_stride, inverse_temperature,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """One block of columns of one row."""
     blocks: tl.constexpr = (COLUMNS + BLOCK - 1) // BLOCK
     token = (tl.program_id(0) // blocks).to(tl.int64)
@@ -245,25 +221,16 @@ def reduce_with_triton(
     target_N = target_N.contiguous()  # the kernel reads them with stride 1
     has_one = 1.0 in layout.sum_temperatures
     others = [t for t in layout.sum_temperatures if t != 1.0]
-    last = triton.cdiv(columns % (FORWARD["ROWS"] * FORWARD["LANES"]), FORWARD["LANES"])
     for index, temperature in enumerate(others or [1.0]):
         first = index == 0
         _reduce_row[(tokens,)](
-            logits_NV,
-            target_N,
-            stats_WN,
-            logits_NV.stride(0),
-            stats_WN.stride(0),
-            first_column,
-            LOG2_E.value / temperature,
-            COLUMNS=columns,
-            ONE_ROW=layout.sum_row(1.0) if has_one and first else ABSENT,
-            OTHER_ROW=layout.sum_row(temperature) if others else ABSENT,
-            WEIGHTED_ROW=layout.weighted_row if layout.entropy and first else ABSENT,
-            LAST_ROWS=triton.next_power_of_2(last),
-            LOG2_LANES=FORWARD["LANES"].bit_length() - 1,
-            **FORWARD,
-        )
+            logits_NV, target_N, stats_WN, logits_NV.stride(0), stats_WN.stride(0), first_column,
+            LOG2_E.value / temperature, COLUMNS=columns,
+            ONE=layout.sum_row(1.0) if has_one and first else ABSENT,
+            OTHER=layout.sum_row(temperature) if others else ABSENT,
+            WEIGHTED=layout.weighted_row if layout.entropy and first else ABSENT,
+            LOG2_LANES=FORWARD["LANES"].bit_length() - 1, **FORWARD,
+        )  # fmt: skip
 
 
 def finish_with_triton(
@@ -274,22 +241,11 @@ def finish_with_triton(
     merged_WN = stats_RWN.new_empty((layout.weighted_row + int(layout.entropy), tokens), dtype=torch.float64)
     sound_N = stats_RWN.new_empty(tokens, dtype=torch.bool)
     _finish_tokens[(triton.cdiv(tokens, FINISH_TOKENS),)](
-        stats_RWN,
-        _on_device((*layout.sum_temperatures, *layout.temperatures), stats_RWN.device),
-        merged_WN,
-        logp_KN,
-        entropy_N,
-        sound_N,
-        stats_RWN.stride(0),
-        stats_RWN.stride(1),
-        logp_KN.stride(0),
-        tokens,
-        RANKS=ranks,
-        SUMS=len(layout.sum_temperatures),
-        ASKED=len(layout.temperatures),
-        ENTROPY=layout.entropy,
+        stats_RWN, _on_device((*layout.sum_temperatures, *layout.temperatures), stats_RWN.device),
+        merged_WN, logp_KN, entropy_N, sound_N, stats_RWN.stride(0), stats_RWN.stride(1), logp_KN.stride(0), tokens,
+        RANKS=ranks, SUMS=len(layout.sum_temperatures), ASKED=len(layout.temperatures), ENTROPY=layout.entropy,
         BLOCK=FINISH_TOKENS,
-    )
+    )  # fmt: skip
     return merged_WN, sound_N
 
 
@@ -300,24 +256,16 @@ def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def write_gradient_with_triton(
-    logits_NV: Tensor, column_N: Tensor, merged_WN: Tensor, layout: StatisticsLayout, grad_N: Tensor, gradient_NV: Tensor
-) -> None:
+    logits_NV: Tensor, column_N: Tensor, merged_WN: Tensor, layout: StatisticsLayout, grad_N: Tensor,
+    gradient_NV: Tensor,
+) -> None:  # fmt: skip
     """`_write_gradient` of dense.py: reads the logits once and writes the gradient once."""
     (temperature,) = layout.temperatures
     tokens, columns = logits_NV.shape
     if logits_NV.stride(1) != 1:
         logits_NV = logits_NV.contiguous()
     _write_row[(tokens * triton.cdiv(columns, BACKWARD["BLOCK"]),)](
-        logits_NV,
-        gradient_NV,
-        column_N.contiguous(),
-        merged_WN[MAX_ROW],
-        grad_N,
-        logits_NV.stride(0),
-        gradient_NV.stride(0),
-        layout.sum_row(temperature) * merged_WN.stride(0),
-        grad_N.stride(0),
-        1.0 / temperature,
-        COLUMNS=columns,
-        **BACKWARD,
-    )
+        logits_NV, gradient_NV, column_N.contiguous(), merged_WN[MAX_ROW], grad_N, logits_NV.stride(0),
+        gradient_NV.stride(0), layout.sum_row(temperature) * merged_WN.stride(0), grad_N.stride(0), 1.0 / temperature,
+        COLUMNS=columns, **BACKWARD,
+    )  # fmt: skip

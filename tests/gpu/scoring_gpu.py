@@ -1,10 +1,13 @@
 """Scoring on one CUDA GPU: correctness against float64, then speed with events after warm-up.
 
-    python tests/gpu/scoring_gpu.py --json scoring_gpu.json
+    python tests/gpu/scoring_gpu.py --json scoring_gpu.json [--sweep] [--old FILE]
 
 Inputs are fresh at random each run (the seed is in the output) and outputs are allocated over poisoned memory,
-so that a kernel which writes nothing cannot pass. With NEMO_RL_SOURCE set to a source tree of NeMo-RL, its
-pair of functions is timed beside ours. Exit code 1 when a check fails; speeds are reported, not judged.
+so that a kernel which writes nothing cannot pass. Speeds are shares of the bandwidth of a large copy on the same GPU:
+what a kernel has to move, each byte once, over its time. `--sweep` also times other tiles, each checked first;
+`--old` times the `reduce_with_triton` of another triton_kernels.py beside this one. With NEMO_RL_SOURCE set to a source
+tree of NeMo-RL, its pair of functions is timed as well. `TRITON_INTERPRET=1 ... --tiny` rehearses all of it on a CPU.
+Exit code 1 when a check fails; speeds are reported, not judged.
 """
 
 from __future__ import annotations
@@ -12,25 +15,56 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import statistics
 import sys
-from collections.abc import Callable
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import TritonError
 
 from nemo_uecr.errors import ScoreError
+from nemo_uecr.scoring import triton_kernels
 from nemo_uecr.scoring.dense import score_logits, token_logp
-from nemo_uecr.scoring.records import NonFiniteScoreError
+from nemo_uecr.scoring.records import NonFiniteScoreError, StatisticsLayout
+from nemo_uecr.scoring.statistics import checked_together
 
-VOCAB = 151_936
-TIMED_TOKENS = 8192
+TINY = "--tiny" in sys.argv
+CUDA = torch.device("cpu" if TINY else "cuda")
+VOCAB = 9000 if TINY else 151_936
+VOCABULARIES = (VOCAB, 61) if TINY else (VOCAB, 37_987, 61)
+TIMED_TOKENS = 3 if TINY else 8192
+CHECKED_TOKENS = 3 if TINY else 65
+REPETITIONS = 1 if TINY else 20
 BOUND = 5e-6
-CUDA = torch.device("cuda")
+#: What is timed: temperatures and whether the entropy is asked.
+KINDS = {"one": ((1.0,), True), "two": ((1.0, 0.7), True), "other": ((0.7,), False)}
+SWEPT = (("one", "bfloat16"), ("two", "bfloat16"), ("one", "float32"))
+FORWARDS = [
+    {"LANES": lanes, "STAGES": stages, "num_warps": warps, **({"maxnreg": registers} if registers else {})}
+    for lanes, stages, warps, registers in (
+        (1024, 1, 4, 0),
+        (1024, 2, 4, 0),
+        (1024, 3, 4, 0),
+        (1024, 1, 4, 72),
+        (1024, 2, 4, 64),
+        (2048, 1, 8, 0),
+        (512, 2, 2, 0),
+        (2048, 2, 4, 0),
+    )
+]
+BACKWARDS = [
+    {"BLOCK": block, "num_warps": warps}
+    for block, warps in ((1024, 4), (2048, 4), (4096, 4), (4096, 8), (8192, 8), (16_384, 8))
+]
 
 
 def say(line: str) -> None:
@@ -40,8 +74,9 @@ def say(line: str) -> None:
 
 def poison() -> None:
     """Fill free memory of the caching allocator with NaN, so that unwritten outputs are seen."""
-    blocks = [torch.full((2**k,), float("nan"), device=CUDA) for k in range(8, 28)]
-    torch.cuda.synchronize()
+    blocks = [torch.full((2**k,), float("nan"), device=CUDA) for k in range(8, 16 if TINY else 28)]
+    if not TINY:
+        torch.cuda.synchronize()
     del blocks
 
 
@@ -63,10 +98,10 @@ def exact(logits: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, T
 def check_logits() -> dict[str, float]:
     """Largest error of each kind of logits pass, all below the bound."""
     errors: dict[str, float] = {}
-    for vocab in (VOCAB, 75_968, 37_987, 61):
+    for vocab in VOCABULARIES:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             for log_z in (8.0, 25.0):
-                logits, target = peaked(65, vocab, log_z)
+                logits, target = peaked(CHECKED_TOKENS, vocab, log_z)
                 logits = logits.to(dtype)
                 poison()
                 scores = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
@@ -82,24 +117,68 @@ def check_logits() -> dict[str, float]:
     return errors
 
 
-def check_bits_and_gradient() -> None:
-    """Training and scoring agree bit for bit, whatever the batching; the gradient is right."""
+def check_bits() -> None:
+    """Training and scoring agree bit for bit, whatever the batching, the strides and the other temperatures."""
     logits, target = peaked(33, VOCAB, 12.0)
     for dtype in (torch.float32, torch.bfloat16):
-        for temperature in (1.0, 0.7):
-            rows = logits.to(dtype)
-            scores = score_logits(rows, target, temperatures=(0.7, 1.0), entropy=True)
-            expected = scores.logp[(0.7, 1.0).index(temperature)]
+        rows = logits.to(dtype)
+        odd = torch.cat([rows[:, :1], rows], 1)[:, 1:]  # rows that no vector load can read
+        scores = score_logits(rows, target, temperatures=(0.7, 1.0), entropy=True)
+        for temperature, expected in zip((0.7, 1.0), scores.logp, strict=True):
             for start, stop in ((0, 33), (0, 1), (5, 20)):
                 logp = token_logp(rows[start:stop], target[start:stop], temperature=temperature)
-                assert torch.equal(logp, expected[start:stop]), "training and scoring differ in a bit"
-    leaf = logits.clone().requires_grad_()
-    token_logp(leaf, target, temperature=0.7).sum().backward()
-    reference = logits.double().requires_grad_()
-    torch.log_softmax(reference / 0.7, 1).gather(1, target.unsqueeze(1)).sum().backward()
-    assert leaf.grad is not None
-    assert reference.grad is not None
-    assert float((leaf.grad - reference.grad).abs().max()) <= 2e-6
+                assert torch.equal(logp, expected[start:stop]), f"training and scoring differ in a bit: {dtype}"
+            logp = token_logp(odd, target, temperature=temperature)
+            assert torch.equal(logp, expected), f"odd strides differ in a bit: {dtype}"
+        alone = score_logits(rows, target, temperatures=(1.0,), entropy=True)
+        assert torch.equal(alone.logp[0], scores.logp[1]), f"a temperature alone differs in a bit: {dtype}"
+        assert alone.entropy is not None
+        assert scores.entropy is not None
+        assert torch.equal(alone.entropy, scores.entropy), f"the entropy differs in a bit: {dtype}"
+
+
+def check_gradient() -> dict[str, float]:
+    """Largest error of the gradient against float64; bfloat16 rounds a slope of at most 1 / T by 2^-9 of itself."""
+    errors = {}
+    for dtype, bound in ((torch.float32, 2e-6), (torch.bfloat16, 2**-8)):
+        logits, target = peaked(CHECKED_TOKENS, VOCAB, 12.0)
+        leaf = logits.to(dtype).requires_grad_()
+        reference = leaf.detach().double().requires_grad_()
+        weight = torch.rand(CHECKED_TOKENS, device=CUDA)
+        poison()
+        real = VOCAB - 8  # the last columns are padding
+        target = target.clamp(max=real - 1)
+        (token_logp(leaf, target, temperature=0.7, valid_vocab=real) * weight).sum().backward()
+        logp = torch.log_softmax(reference[:, :real] / 0.7, 1).gather(1, target.unsqueeze(1)).squeeze(1)
+        (logp * weight).sum().backward()
+        assert leaf.grad is not None
+        assert reference.grad is not None
+        errors[str(dtype)] = float((leaf.grad.double() - reference.grad).abs().max())
+        assert errors[str(dtype)] <= bound, (dtype, errors)
+    return errors
+
+
+def check_waits() -> dict[str, int]:
+    """How often the host waits for the device in a call, and in four calls checked together."""
+    logits, target = peaked(CHECKED_TOKENS, VOCAB, 12.0)
+
+    def waits(calls: int) -> int:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            if calls == 1:
+                score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+            else:
+                with checked_together():
+                    for _ in range(calls):
+                        score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+            torch.cuda.set_sync_debug_mode("default")
+        return sum("synchroniz" in str(warning.message) for warning in seen)
+
+    waits(1)  # the first brings the temperatures to the device
+    found = {"one call": waits(1), "four calls together": waits(4)}
+    assert max(found.values()) <= 1, found
+    return found
 
 
 def check_refusals() -> None:
@@ -121,41 +200,109 @@ def check_refusals() -> None:
     raise AssertionError("a target outside the vocabulary went unseen")
 
 
-def milliseconds(run: Callable[[], Any], repetitions: int = 20) -> float:
-    """Median time between events, after warm-up."""
-    for _ in range(5):
+def milliseconds(run: Callable[[], Any], repetitions: int = REPETITIONS) -> float:
+    """Median time between events, after warm-up; a single run by the clock on a CPU."""
+    if TINY:
+        start = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - start)
+    for _ in range(3):
         run()
     times = []
     for _ in range(repetitions):
-        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
         run()
-        stop.record()
+        end.record()
         torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop))
+        times.append(begin.elapsed_time(end))
     return statistics.median(times)
 
 
-def measure() -> dict[str, float]:
-    """Goal h: bandwidth of the statistics, and the pair of NeMo-RL."""
-    logits, target = peaked(TIMED_TOKENS, VOCAB, 15.0)
-    logits = logits.bfloat16()
-    size = logits.numel() * logits.element_size()
-    other = torch.empty_like(logits)
-    copy = milliseconds(lambda: other.copy_(logits))
-    one = milliseconds(lambda: score_logits(logits, target, temperatures=(1.0,), entropy=True))
-    two = milliseconds(lambda: score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True))
-    found = {
-        "copy_tb_s": 2 * size / copy / 1e9,
-        "statistics_tb_s": size / one / 1e9,
-        "statistics_over_copy_bandwidth": copy / (2 * one),
-        "statistics_us_per_token": 1e3 * one / TIMED_TOKENS,
-        "two_temperatures_over_one": two / one,
-    }
-    pair = nemo_rl_pair(logits, target)
-    if pair is not None:
-        found["nemo_rl_pair_over_ours"] = milliseconds(pair, repetitions=5) / one
-    return found
+@contextmanager
+def shape(constants: dict[str, int], values: dict[str, int]) -> Iterator[None]:
+    """The kernels with other tiles."""
+    before = dict(constants)
+    constants.clear()
+    constants.update(values)
+    try:
+        yield
+    finally:
+        constants.clear()
+        constants.update(before)
+
+
+def reduction(
+    module: Any, logits: Tensor, target: Tensor, layout: StatisticsLayout
+) -> tuple[Callable[[], Any], Tensor]:
+    """The kernel alone, and what it writes."""
+    stats = torch.full((layout.width, len(target)), float("nan"), device=CUDA)
+    return lambda: module.reduce_with_triton(logits, target, layout, 0, stats), stats
+
+
+def slope(logits: Tensor, target: Tensor) -> tuple[Callable[[], Any], Tensor]:
+    """The gradient's kernel alone, at a temperature of 0.7, and what it writes."""
+    layout = StatisticsLayout((0.7,), False)
+    merged = torch.empty(3, len(target), dtype=torch.float64, device=CUDA)
+    merged[0], merged[1], merged[2] = logits.amax(1), 0.0, 5.0
+    grad, gradient = torch.rand(len(target), device=CUDA), torch.full_like(logits, float("nan"))
+    return (
+        lambda: triton_kernels.write_gradient_with_triton(logits, target, merged, layout, grad, gradient),
+        gradient,
+    )
+
+
+def measure(found: dict[str, float], old: Any, *, sweep: bool) -> None:
+    """Milliseconds and shares of copy bandwidth of kernels and of whole calls, into `found`."""
+    wide, target = peaked(TIMED_TOKENS, VOCAB, 15.0)
+    for dtype in (torch.bfloat16, torch.float32):
+        logits = wide.to(dtype)
+        size, name = logits.numel() * logits.element_size(), str(dtype).removeprefix("torch.")
+        room = torch.empty_like(logits)
+        copy = milliseconds(lambda a=room, b=logits: a.copy_(b))
+        del room
+        found[f"{name} copy TB/s"] = 2 * size / copy / 1e9
+
+        def record(key: str, took: float, moved: int, copy: float = copy, name: str = name) -> None:
+            share = moved * copy / (2 * took)
+            found[f"{name} {key}, ms"], found[f"{name} {key}, share of copy"] = round(took, 4), round(share, 3)
+            say(f"{name:9} {key:70} {took:8.3f} ms {share:6.3f} of copy")
+
+        for kind, (temperatures, entropy) in KINDS.items():
+            layout = StatisticsLayout(temperatures, entropy)
+            run, stats = reduction(triton_kernels, logits, target, layout)
+            record(f"kernel {kind}", milliseconds(run), 1)
+            if old is not None:
+                record(f"old kernel {kind}", milliseconds(reduction(old, logits, target, layout)[0]), 1)
+            call = milliseconds(
+                lambda b=logits, t=temperatures, e=entropy: score_logits(b, target, temperatures=t, entropy=e)
+            )
+            record(f"call {kind}", call, 1)
+            for values in FORWARDS if sweep and (kind, name) in SWEPT else ():
+                with shape(triton_kernels.FORWARD, values):
+                    other, theirs = reduction(triton_kernels, logits, target, layout)
+                    try:
+                        took = milliseconds(other)
+                    except (RuntimeError, TritonError) as error:  # a tile that does not fit this GPU
+                        say(f"{name} {kind} {values}: {str(error)[:80]}")
+                        continue
+                    torch.testing.assert_close(theirs, stats, rtol=1e-5, atol=1e-5)
+                    record(f"{kind} {values}", took, 1)
+        run, gradient = slope(logits, target)
+        record("backward", milliseconds(run), 2)
+        for values in BACKWARDS if sweep else ():
+            expected = gradient[:64].clone()
+            with shape(triton_kernels.BACKWARD, values):
+                gradient.fill_(float("nan"))
+                took = milliseconds(run)
+                assert not gradient.isnan().any(), values
+                torch.testing.assert_close(gradient[:64], expected, rtol=1e-2, atol=1e-4)
+                record(f"backward {values}", took, 2)
+        del gradient
+        pair = nemo_rl_pair(logits, target) if dtype == torch.bfloat16 else None
+        if pair is not None:
+            record("pair of NeMo-RL", milliseconds(pair, repetitions=5), 1)
+        del logits
 
 
 def nemo_rl_pair(logits: Tensor, target: Tensor) -> Callable[[], Any] | None:
@@ -178,37 +325,66 @@ def nemo_rl_pair(logits: Tensor, target: Tensor) -> Callable[[], Any] | None:
     return run
 
 
+def module_of(path: Path) -> Any:
+    specification = importlib.util.spec_from_file_location("old_triton_kernels", path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--old", type=Path, help="another triton_kernels.py, timed beside this one")
+    parser.add_argument("--sweep", action="store_true", help="time other tiles")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal on a CPU; needs TRITON_INTERPRET=1")
     arguments = parser.parse_args()
-    if not torch.cuda.is_available():
+    if not (arguments.tiny or torch.cuda.is_available()):
         say("no CUDA device here")
         return 2
     seed = int.from_bytes(os.urandom(4), "little")
     torch.manual_seed(seed)
+    begun = time.perf_counter()
     result: dict[str, Any] = {
         "seed": seed,
-        "device": torch.cuda.get_device_name(),
+        "device": "cpu" if arguments.tiny else torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "triton": importlib.metadata.version("triton"),
     }
-    try:
-        with torch.no_grad():
-            result["errors"] = check_logits()
-            check_refusals()
-        check_bits_and_gradient()
-        say("correct")
-        with torch.no_grad():
-            result["speed"] = measure()
-    except AssertionError as error:
-        result["failed"] = str(error)
-    arguments.json.write_text(json.dumps(result, indent=2) + "\n")
-    say(json.dumps(result, indent=2))
-    if "failed" in result:
-        say(f"failed: {result['failed']}")
-        return 1
-    return 0
+    failed = []
+
+    def check(name: str, run: Callable[[], Any]) -> None:
+        """What it found into the result; the rest still runs where it fails."""
+        try:
+            found = run()
+        except AssertionError as error:
+            failed.append(f"{name}: {error}"[:500])
+            say(f"FAILED {failed[-1]}")
+        else:
+            result.update({} if found is None else {name: found})
+
+    def write() -> None:
+        result["failed"], result["seconds"] = failed, round(time.perf_counter() - begun, 1)
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+    check("gradient errors", check_gradient)
+    with torch.no_grad():
+        check("errors", check_logits)
+        check("refusals", check_refusals)
+        check("bits", check_bits)
+        if not arguments.tiny:
+            check("waits", check_waits)
+        say(f"largest error {max(result.get('errors', {'none': float('nan')}).values()):.2g}")
+        result["seconds of checks"] = round(time.perf_counter() - begun, 1)
+        result["speed"] = {}
+        write()
+        old = module_of(arguments.old) if arguments.old else None
+        check("measured", lambda: measure(result["speed"], old, sweep=arguments.sweep))
+    write()
+    say(f"{len(failed)} failed; {result['seconds']} s")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -10,18 +10,19 @@ from torch import Tensor
 
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import score_logits, token_logp
-from nemo_uecr.scoring.records import NonFiniteScoreError, StatisticsLayout
+from nemo_uecr.scoring.records import MAX_ROW, TARGET_ROW, NonFiniteScoreError, StatisticsLayout
 from nemo_uecr.scoring.reduce import reduce_logits, triton_serves
-from nemo_uecr.scoring.statistics import merge_shards
+from nemo_uecr.scoring.statistics import _finish
 from nemo_uecr.scoring.triton_kernels import (
     BACKWARD,
+    FINISH_TOKENS,
     FORWARD,
     finish_with_triton,
     write_gradient_with_triton,
 )
 from tests.scoring.conftest import QWEN3_VOCAB, float64_scores, peaked_logits
 
-TILE = FORWARD["ROWS"] * FORWARD["LANES"]
+TILE = 4 * FORWARD["LANES"]
 VOCABULARIES = (1, 61, 1024, TILE - 1, TILE, TILE + 1, 2 * TILE + 5, 37_987, 75_968, QWEN3_VOCAB)
 ASKED = (((1.0,), True), ((1.0, 0.7), True), ((0.7,), False), ((0.6, 1.0, 1.3, 0.6), True))
 BOTH = StatisticsLayout((1.0, 0.7), True)
@@ -114,20 +115,36 @@ def test_a_masked_shard_adds_exactly_nothing() -> None:
     assert torch.equal(entropy, other)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_shards_give_the_scores_of_the_whole(dtype: torch.dtype) -> None:
-    logits, target = peaked_logits(130, 61, 12.0, seed=4)
-    logits = logits.to(dtype)
-    bounds = [0, 20, 21, 61]
-    parts = [(logits[:, a:b], a) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+def test_shards_give_the_scores_of_the_whole() -> None:
+    logits, target = peaked_logits(6, 61, 12.0, seed=4)
+    parts = [(logits[:, a:b], a) for a, b in ((0, 20), (20, 21), (21, 61))]
     stats = torch.stack([reduce_logits(part, target, BOTH, first) for part, first in parts])
-    logp, entropy = torch.empty(2, 130), torch.empty(130)
-    merged, sound = finish_with_triton(stats, BOTH, logp, entropy)
-    assert sound.all()
-    torch.testing.assert_close(merged, merge_shards(stats, BOTH), rtol=1e-12, atol=1e-12)
+    logp, entropy = torch.empty(2, 6), torch.empty(6)
+    finish_with_triton(stats, BOTH, logp, entropy)
     for row, temperature in enumerate((1.0, 0.7)):
         assert (logp[row] - float64_scores(logits, target, temperature)[0]).abs().max() <= 2e-6
     assert (entropy - float64_scores(logits, target, 1.0)[1]).abs().max() <= 2e-6
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_scores_from_statistics_are_those_of_plain_torch(asked: tuple[tuple[float, ...], bool]) -> None:
+    """More tokens than one program takes; some with numbers that are not finite, each in another statistic."""
+    layout, tokens = StatisticsLayout(*asked), FINISH_TOKENS + 9
+    stats = torch.rand(3, layout.width, tokens, generator=torch.Generator().manual_seed(7)) + 0.5
+    stats[:, TARGET_ROW] -= 2.0
+    for row in range(layout.width):
+        stats[1, row, 2 * row], stats[2, row, FINISH_TOKENS + row] = torch.inf, torch.nan
+    stats[:, MAX_ROW, 100] = -torch.inf
+    found = [torch.empty(len(asked[0]), tokens) for _ in range(2)]
+    entropy = [torch.empty(tokens) if asked[1] else None for _ in range(2)]
+    merged, sound = finish_with_triton(stats, layout, found[0], entropy[0])
+    expected, same = _finish(stats, layout, found[1], entropy[1])
+    assert torch.equal(sound, same)
+    assert 0 < int((~sound).sum()) <= 2 * layout.width + 1
+    torch.testing.assert_close(merged[:, sound], expected[:, sound], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[0][:, sound], found[1][:, sound], rtol=1e-6, atol=1e-6)
+    if asked[1]:
+        torch.testing.assert_close(entropy[0][sound], entropy[1][sound], rtol=1e-6, atol=1e-6)
 
 
 def test_the_mass_of_padding_columns() -> None:
@@ -174,7 +191,9 @@ def test_gradient_of_a_shard() -> None:
     target[0], target[1] = 12, 99
     weight = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
     layout = StatisticsLayout((0.7,), False)
-    merged, _ = finish_with_triton(reduce_logits(logits, target, layout, 0).unsqueeze(0), layout, torch.empty(1, 5), None)
+    merged, _ = finish_with_triton(
+        reduce_logits(logits, target, layout, 0).unsqueeze(0), layout, torch.empty(1, 5), None
+    )
     gradient = torch.full((5, 60), torch.nan)
     write_gradient_with_triton(logits[:, 40:], target - 40, merged, layout, weight, gradient)
     assert (gradient - float64_gradient(logits, target, weight, 0.7)[:, 40:]).abs().max() <= 1e-6

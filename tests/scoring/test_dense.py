@@ -11,6 +11,7 @@ from torch import Tensor
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.records import NonFiniteScoreError
+from nemo_uecr.scoring.statistics import checked_together
 
 from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
 
@@ -157,3 +158,28 @@ def test_target_outside_the_vocabulary(target: int) -> None:
         score_logits(logits, targets, temperatures=(1.0,), entropy=True, valid_vocab=4)
     with pytest.raises(ScoreError, match="of 4 columns"):
         token_logp(logits[:, :4], targets, temperature=1.0)
+
+
+def scored_together(*calls: tuple[Tensor, Tensor], then: Exception | None = None) -> int:
+    reached = 0
+    with checked_together():
+        for logits, target in calls:
+            score_logits(logits, target, temperatures=(1.0,), entropy=False)
+            token_logp(logits, target, temperature=0.7)
+            reached += 1
+        if then is not None:
+            raise then
+    return reached
+
+
+def test_calls_checked_together_raise_the_error_of_the_first_bad_one() -> None:
+    good, bad, target = torch.zeros(2, 4), torch.tensor([[0.0] * 4, [0.0, math.nan, 0.0, 0.0]]), torch.tensor([1, 2])
+    assert scored_together((good, target), (good, target)) == 2
+    with pytest.raises(NonFiniteScoreError, match="token 1"):
+        scored_together((good, target), (bad, target), (good, target + 9))
+    with pytest.raises(ScoreError, match="token 0 of those scored is 10"):
+        scored_together((good, target), (good, target + 9), (bad, target))
+    with pytest.raises(KeyError):  # an error within is not covered up
+        scored_together((bad, target), then=KeyError())
+    with pytest.raises(NonFiniteScoreError):  # and afterwards each call is checked again
+        score_logits(bad, target, temperatures=(1.0,), entropy=False)
