@@ -12,9 +12,10 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from typing import Any, Literal
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -39,8 +40,8 @@ GROWTH = 256
 #: and that as a CUDA graph.
 Way = Literal["masked", "eager", "fixed", "graph"]
 
-#: Models that torch could not capture.
-_NOT_CAPTURED: WeakSet[Any] = WeakSet()
+#: Whether torch could capture a model's step.
+_CAPTURES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 @torch.inference_mode()
@@ -101,7 +102,7 @@ class _Batch:
         self.options |= {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self.has_positions = "position_ids" in accepted
         if way is None:
-            graph = self.device.type == "cuda" and module not in _NOT_CAPTURED and _can_be_fixed(module, self.cache)
+            graph = self.device.type == "cuda" and _CAPTURES.get(module, True) and _can_be_fixed(module, self.cache)
             way = "graph" if graph else "eager"
         self.way, self.in_place = way, way in ("fixed", "graph")
         different = list(dict.fromkeys(prompts))
@@ -144,13 +145,16 @@ class _Batch:
     def draw(self, count: int) -> Tensor:
         """The next ``count`` tokens of each row [B, count]; behind the end of a row they mean nothing."""
         for _ in range(count):
-            self._step()
+            if self._graph is None:
+                self._advance()
+            else:
+                self._graph.replay()
             self.drawn += 1
         return self.drawn_BT[:, self.drawn - count : self.drawn]
 
     def _move(self, rows: Sequence[int]) -> None:
         """Put keys and values of these rows together, in the ways in place with room, and prepare the step."""
-        self._step = self._advance  # a graph is freed before what it works on
+        self._graph: torch.cuda.CUDAGraph | None = None  # freed before what it works on
         self.pads = [self.pads[row] for row in rows]
         self.pad_B1, rows_B = self._here(self.pads).unsqueeze(1), self._here(rows)
         if not self.in_place:
@@ -172,8 +176,8 @@ class _Batch:
 
         for number, layer in enumerate(self.cache.layers):
             self.cache.layers[number] = _LayerInPlace(moved(layer.keys), moved(layer.values), self.slot_1)
-        if self.way == "graph":
-            self._step = self._captured()
+        if self.way == "graph" and _CAPTURES.get(self.module, True):
+            self._graph = self._captured()
 
     def _advance(self) -> None:
         self._draw_one()
@@ -194,25 +198,28 @@ class _Batch:
         uniform_B = self.uniform_BT.index_select(1, number_1 + 1)[:, 0]
         self.drawn_BT.index_copy_(1, number_1 + 1, choose(logits_BV, self.decoding, uniform_B).unsqueeze(1))
 
-    def _captured(self) -> Callable[[], None]:
-        """The step as a CUDA graph; as it is where torch cannot capture it."""
+    def _captured(self) -> torch.cuda.CUDAGraph | None:
+        """The step as a CUDA graph; None where torch cannot capture it."""
         self._draw_one()  # loads kernels, and casts weights under autocast: cast in the graph, they were cast each time
         mode = torch.cuda.get_sync_debug_mode()
         try:
-            torch.cuda.set_sync_debug_mode("error")  # a wait is found before a capture that it would spoil
-            self._draw_one()
-            torch.cuda.set_sync_debug_mode(mode)
+            if self.module not in _CAPTURES:  # a wait inside a capture can spoil what follows: it is found before
+                with warnings.catch_warnings(action="ignore"):  # of being a prototype
+                    torch.cuda.set_sync_debug_mode("error")
+                self._draw_one()
+                torch.cuda.set_sync_debug_mode(mode)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._advance()
         except RuntimeError as error:
-            _NOT_CAPTURED.add(self.module)
+            _CAPTURES[self.module] = False
             kind = self.module.config.model_type
-            log.warning("rollouts of %s models run without a CUDA graph, more slowly: %s", kind, one_line(error))
-            return self._advance
+            log.warning("models of type %r are sampled without a CUDA graph, more slowly: %s", kind, one_line(error))
+            return None
         finally:
             torch.cuda.set_sync_debug_mode(mode)
-        return graph.replay
+        _CAPTURES[self.module] = True
+        return graph
 
 
 class _LayerInPlace(DynamicLayer):  # type: ignore[misc]

@@ -19,7 +19,7 @@ from nemo_uecr.evaluation import decode as loop  # noqa: E402
 from nemo_uecr.evaluation.decode import NOT_FINITE, choose, decode  # noqa: E402
 from nemo_uecr.evaluation.engines import Decoding, Tokens, load_tokens  # noqa: E402
 from tests.evaluation.tiny import save_tokenizer  # noqa: E402
-from tests.gpu.pretend_cuda import pretend, to_cuda  # noqa: E402
+from tests.gpu.pretend_cuda import captures, pretend, to_cuda  # noqa: E402
 
 VOCABULARY, LENGTH = 64, 24
 ENDS = frozenset(range(1, 5))
@@ -177,6 +177,29 @@ def test_a_gpu_is_waited_for_once_a_look(way: Any, padded: bool) -> None:
         waits.append(sum(found.values()))
     assert waits[0] <= 20
     assert waits[1] - waits[0] == 2  # for 32 tokens
+
+
+@pytest.mark.parametrize("kind", list(IN_PLACE))
+def test_a_captured_step_replays_as_it_runs(kind: str, small_steps: None) -> None:
+    module, again = built(IN_PLACE[kind]()), inspect.unwrap(decode)
+    for decoding in (GREEDY, Decoding(0.7, 0.9, 12, LENGTH)):
+        expected = decode(module, TOKENS, prompts(), range(8), decoding)
+        with captures(), torch.no_grad():
+            assert again(module, TOKENS, prompts(), range(8), decoding, "graph") == expected
+    assert loop._CAPTURES[module]
+
+
+def test_a_model_that_cannot_be_captured_is_sampled_without_a_graph_and_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module, again = built(CONFIGS["Qwen3"]()), inspect.unwrap(decode)
+    expected = decode(module, TOKENS, prompts(), range(8), PLAIN)
+    module.register_forward_hook(lambda *given: given[-1].logits.max().item() and None)
+    with captures(), torch.no_grad():
+        assert again(module, TOKENS, prompts(), range(8), PLAIN, "graph") == expected
+    assert loop._CAPTURES[module] is False
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "'qwen3'" in caplog.text
 
 
 def test_the_cache_goes_under_either_name(qwen: Any) -> None:

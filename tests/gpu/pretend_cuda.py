@@ -3,10 +3,14 @@
     with pretend() as waits:
         to_cuda(module)
         ...
+    with captures():
+        graph = torch.cuda.CUDAGraph()
+        ...
 
 What it counts as a wait is what torch waits for on a real one: reading values (``item``, ``bool``, ``tolist``,
 ``nonzero``, indexing by a mask), copies to the host, and copies to the device, which come from memory that is not
-pinned. It has no streams, no kernels and no capture. ``torch.inference_mode`` must be off: it does not dispatch here.
+pinned. It has no streams and no kernels. `captures` is for tensors of the host. Inference mode must be off: it does not
+dispatch here.
 """
 
 from __future__ import annotations
@@ -142,3 +146,50 @@ def to_cuda(module: torch.nn.Module) -> None:
             part.register_parameter(name, torch.nn.Parameter(moved, requires_grad=parameter.requires_grad))
         for name, buffer in part.named_buffers(recurse=False):
             part.register_buffer(name, OnDevice(buffer))
+
+
+class RecordedGraph(TorchDispatchMode):
+    """The rules of a CUDA graph: a capture changes nothing and may not wait, a replay works on the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.before: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Record an operation."""
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in READS:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        if func._schema.is_mutable:
+            self.before += [
+                (each, each.clone()) for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)
+            ]
+        made = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, made))
+        return made
+
+    def replay(self) -> None:
+        """Run what was recorded."""
+        for func, args, kwargs, made in self.calls:
+            for old, new in zip(tree_flatten(made)[0], tree_flatten(func(*args, **kwargs))[0], strict=True):
+                if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+@contextlib.contextmanager
+def _capture(graph: RecordedGraph, capture_error_mode: str) -> Iterator[None]:
+    try:
+        with graph:
+            yield
+    finally:
+        for changed, old in reversed(graph.before):
+            changed.copy_(old)
+
+
+@contextlib.contextmanager
+def captures() -> Iterator[None]:
+    """torch with graphs on the host."""
+    modes = {"get_sync_debug_mode": lambda: 0, "set_sync_debug_mode": lambda mode: None}
+    with patch.multiple("torch.cuda", CUDAGraph=RecordedGraph, graph=_capture, **modes):
+        yield
