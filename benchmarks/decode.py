@@ -20,6 +20,7 @@ import torch
 import transformers
 
 from nemo_uecr.cli.common import write_json
+from nemo_uecr.evaluation import decode as loop
 from nemo_uecr.evaluation.decode import Way, decode
 from nemo_uecr.evaluation.engines import Decoding, Tokens
 from nemo_uecr.local.models import TokenModel, load_model
@@ -91,7 +92,9 @@ def main() -> None:
     for row in rows:
         speed = f"{row['ms']:.2f} | {1e3 * args.batch / row['ms']:.0f}"
         sys.stdout.write(f"| {row['padded']} | {row['way']} | {row['draw']} | {speed} | {row['equal']} |\n")
-    write_json(args.json, {"batch": args.batch, "width": args.width, "tokens": args.tokens, "rows": rows})
+    settings = {key: getattr(args, key) for key in ("model", "device", "dtype", "batch", "width", "tokens", "cudnn")}
+    captured = loop._CAPTURES.get(model.module)  # None where none was tried; False: "graph" ran without one
+    write_json(args.json, settings | {"captured": captured, "rows": rows})
 
 
 if __name__ == "__main__":

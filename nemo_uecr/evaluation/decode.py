@@ -242,7 +242,8 @@ def _can_be_fixed(module: Any, cache: DynamicCache) -> bool:
         all(type(layer) is DynamicLayer for layer in cache.layers)
         and module.config._attn_implementation in ("sdpa", "eager")
         and getattr(module, "_can_compile_fullgraph", False)
-        and not hasattr(module, "create_masks_for_generate")  # Bloom computes with the mask of the tokens itself
+        # Otherwise the mask of the tokens tells it their places, as in Bloom.
+        and "position_ids" in inspect.signature(module.forward).parameters
     )
 
 
