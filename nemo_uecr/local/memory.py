@@ -163,12 +163,9 @@ def recomputing(layers: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Torch's deterministic algorithms where ``wanted``; not while drawing, whose float64 cumsum has none on a GPU."""
-    if not wanted:
-        yield
-        return
+    """Only torch's deterministic algorithms where ``wanted``. Drawing sums cumulatively: a GPU has none for that."""
     before = torch.get_deterministic_debug_mode()
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error" if wanted else before)
     try:
         yield
     finally:

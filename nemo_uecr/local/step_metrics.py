@@ -15,14 +15,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.records import Advantages, Settings
 from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
-from nemo_uecr.telemetry.metrics import (
-    agreement_metrics,
-    described,
-    first_ratio_metrics,
-    method_metrics,
-    ratio_metrics,
-    teacher_metrics,
-)
+from nemo_uecr.telemetry.metrics import agreement_metrics, described, method_metrics, ratio_metrics, teacher_metrics
 from nemo_uecr.verifier.rewards import component_metrics
 
 
@@ -69,8 +62,7 @@ def step_metrics(
             scored, advantages, settings, residuals, correct_B=batch.correct(), truncated_B=truncated_B, noise=noise
         ),
         **component_metrics(batch.outcomes),
-        **ratio_metrics(outcome.ratio_N, **clip),
-        **first_ratio_metrics(outcome.first_ratio_N, config.tolerances.first_ratio_p99),
+        **ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, far=config.tolerances.first_ratio_p99, **clip),
         "policy/loss": statistics.fmean(outcome.loss),
         "policy/pg_loss": statistics.fmean(outcome.surrogate),
         "policy/grad_norm": statistics.fmean(outcome.grad_norm),

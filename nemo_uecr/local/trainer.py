@@ -193,8 +193,8 @@ class Trainer(Rollouts):
                     outcome = self._update(batch, advantages)
                 self.optimizer.zero_grad(set_to_none=True)  # the other phases have the memory
             with watch.phase("advantage"):
-                check_ratios(outcome, batch.sample_ids, tolerances)
                 metrics = gap | step_metrics(batch, advantages, residuals, outcome, settings, self.config)
+                check_ratios(outcome, metrics, batch.sample_ids, tolerances)
                 check_record(step, metrics)
         except (InvariantError, ScoreError) as error:
             leave_failure(self.folder, batch, self.config.method, settings, error)

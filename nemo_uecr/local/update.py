@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +21,7 @@ from nemo_uecr.local.memory import recomputing, to_device, to_host
 from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.scores import training_logp
 from nemo_uecr.local.sequences import Sequences
-from nemo_uecr.telemetry.metrics import check_first_ratio, first_ratio_metrics
+from nemo_uecr.telemetry.metrics import check_first_ratio
 
 log = logging.getLogger(__name__)
 
@@ -187,15 +187,16 @@ def _accumulate(
     return torch.stack((loss.total.detach(), loss.surrogate, loss.reference_kl)).double(), loss.ratio.flatten()[place_N]
 
 
-def check_ratios(outcome: UpdateOutcome, sample_ids: Sequence[str], tolerances: TolerancesConfig) -> None:
+def check_ratios(
+    outcome: UpdateOutcome, metrics: Mapping[str, float], sample_ids: Sequence[str], tolerances: TolerancesConfig
+) -> None:
     """Refuse ratios that show a fault: pi_theta / pi_old is 1 before any update, and has a logarithm after one."""
 
     def at(place: int) -> str:
         row, token = outcome.place_N2[place].tolist()
         return f" at response {row} ({sample_ids[row]}) at token {token}"
 
-    worst = at(int((outcome.first_ratio_N - 1.0).abs().argmax()))
-    check_first_ratio(first_ratio_metrics(outcome.first_ratio_N, tolerances.first_ratio_p99), tolerances, worst)
+    check_first_ratio(metrics, tolerances, at(int((outcome.first_ratio_N - 1.0).abs().argmax())))
     bad = (~outcome.ratio_N.double().log().isfinite()).nonzero()
     if bad.numel():
         first = int(bad[0])

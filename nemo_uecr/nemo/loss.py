@@ -55,20 +55,13 @@ class UecrLoss:
     """
 
     def __init__(
-        self,
-        loss: LossConfig,
-        *,
-        opd_coef: float | None,
-        far: float,
-        loss_type: Any,
-        input_type: Any,
-        native: Any | None,
+        self, loss: LossConfig, *, opd_coef: float | None, far: float, loss_type: Any, input_type: Any, native: Any
     ) -> None:
         """Fix the objective.
 
         ``opd_coef`` is the second surrogate's coefficient, None for a method without one; ``far`` is
         `tolerances.first_ratio_p99`; the types are NeMo-RL's markers; ``native`` is its own loss where
-        ``conventions.kl`` asks for its form.
+        ``conventions.kl`` asks for its form, else None.
         """
         self.loss_type = loss_type
         self.input_type = input_type

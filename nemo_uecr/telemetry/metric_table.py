@@ -69,12 +69,7 @@ _TABLE = (
     ("policy/rollout_gap", "nats", "mean over tokens", "|log pi_old - log pi_vLLM| at temperature 1"),
     ("policy/first_ratio_error", "1", "max over tokens", "|ratio - 1| in the first optimizer step, before any update"),
     ("policy/first_ratio_mean", "1", "mean over tokens", "the same; at most tolerances.first_ratio"),
-    (
-        "policy/first_ratio_far_share",
-        "share",
-        "mean over tokens",
-        "of it above tolerances.first_ratio_p99; at most 1 %",
-    ),
+    ("policy/first_ratio_far_share", "share", "mean over tokens", "of them beyond tolerances.first_ratio_p99: 1 %"),
     ("response/length_mean", "tokens", "mean over responses", "sampled tokens, the end token included"),
     ("response/length_min", "tokens", "min over responses", "sampled tokens"),
     ("response/length_max", "tokens", "max over responses", "sampled tokens"),

@@ -208,24 +208,19 @@ def quarter(mask_BT: Tensor) -> Tensor:
     return (4 * place_BT // length_B1).clamp_(0, 3)
 
 
-def ratio_metrics(ratio_N: Tensor, *, clip_low: float, clip_high: float) -> dict[str, float]:
-    """PPO ratio, clipping and an estimate of KL(old, new) over every trained token of the batch."""
-    ratio_N = ratio_N.double()
+def ratio_metrics(
+    ratio_N: Tensor, first_ratio_N: Tensor, *, clip_low: float, clip_high: float, far: float
+) -> dict[str, float]:
+    """PPO ratio, clipping and an estimate of KL(old, new) over every trained token; the first optimizer step's errors.
+
+    ``far`` is `tolerances.first_ratio_p99`.
+    """
+    ratio_N, off_N = ratio_N.double(), (first_ratio_N.double() - 1.0).abs()
     return {
         **described({"policy/ratio": ratio_N}),
         "policy/clip_low_share": _share(ratio_N < 1.0 - clip_low),
         "policy/clip_high_share": _share(ratio_N > 1.0 + clip_high),
         "policy/approx_kl": float((ratio_N - 1.0 - ratio_N.log()).mean()),
-    }
-
-
-def first_ratio_metrics(ratio_N: Tensor, far: float) -> dict[str, float]:
-    """How far ``r = pi_theta / pi_old`` is from 1 at the tokens of a batch's first optimizer step, before any update.
-
-    ``far`` is `tolerances.first_ratio_p99`.
-    """
-    off_N = (ratio_N.double() - 1.0).abs()
-    return {
         "policy/first_ratio_error": float(off_N.max()),
         "policy/first_ratio_mean": float(off_N.mean()),
         "policy/first_ratio_far_share": _share(~(off_N <= far)),  # NaN is far
@@ -233,20 +228,19 @@ def first_ratio_metrics(ratio_N: Tensor, far: float) -> dict[str, float]:
 
 
 def check_first_ratio(metrics: Mapping[str, float], tolerances: TolerancesConfig, where: str = "") -> None:
-    """Refuse a first ratio that rounding does not explain; ``where`` is the place of the largest error, for messages.
+    """Refuse a first ratio that rounding does not explain; ``where`` says which token has the largest error.
 
-    mean |r - 1| <= `first_ratio`, and the 99 % quantile of |r - 1| <= `first_ratio_p99`. Among millions of tokens in
-    bfloat16 one may be off by any amount, so the largest error is a metric alone.
+    mean |r - 1| <= `first_ratio`, 99 % quantile of |r - 1| <= `first_ratio_p99`: in bfloat16 the largest of millions of
+    tokens says nothing.
     """
     largest, mean, share = (metrics[f"policy/first_ratio_{name}"] for name in ("error", "mean", "far_share"))
-    if mean <= tolerances.first_ratio and share <= FAR_SHARE:
-        return
-    raise InvariantError(
-        f"the PPO ratio of the first update is off 1 by {largest:.3g}{where}, on average by {mean:.3g} (expected at "
-        f"most tolerances.first_ratio={tolerances.first_ratio:g}), at {share:.2%} of the tokens by more than "
-        f"tolerances.first_ratio_p99={tolerances.first_ratio_p99:g} (expected at most {FAR_SHARE:.0%}). Nothing was "
-        "updated yet: scoring and training differ in tokens, weights, temperature or arithmetic"
-    )
+    if not (mean <= tolerances.first_ratio and share <= FAR_SHARE):
+        raise InvariantError(
+            f"the PPO ratio of the first update is off 1 by {largest:.3g}{where}, on average by {mean:.3g} (expected: "
+            f"tolerances.first_ratio={tolerances.first_ratio:g} or less), at {share:.2%} of the tokens by more than "
+            f"tolerances.first_ratio_p99={tolerances.first_ratio_p99:g} (expected: {FAR_SHARE:.0%} or less). Nothing "
+            "was updated yet: scoring and training differ in tokens, weights, temperature or arithmetic"
+        )
 
 
 def _share(chosen: Tensor) -> float:

@@ -14,10 +14,11 @@ from torch import Tensor
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.schema import ROUNDED, LocalTolerancesConfig
 from nemo_uecr.errors import InvariantError
-from nemo_uecr.local.update import UpdateOutcome, check_ratios
+from nemo_uecr.local.update import check_ratios
 from nemo_uecr.nemo import telemetry
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, UecrLoss
+from nemo_uecr.telemetry.metrics import ratio_metrics
 from tests.config.test_nemo import CONFIGS, GRPO
 
 B, T, V = 40, 101, 400
@@ -72,8 +73,13 @@ def local(new: Tensor, old: Tensor) -> None:
     outcome: Any = SimpleNamespace(
         first_ratio_N=first.flatten(), ratio_N=torch.cat((first.flatten(), 3 * first.flatten())), place_N2=place_N2
     )
-    checked: UpdateOutcome = outcome
-    check_ratios(checked, [f"sample {row}" for row in range(B)], LocalTolerancesConfig(**ROUNDED))
+    check_local(outcome, LocalTolerancesConfig(**ROUNDED))
+
+
+def check_local(outcome: Any, tolerances: LocalTolerancesConfig) -> None:
+    far = tolerances.first_ratio_p99
+    found = ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, clip_low=0.2, clip_high=0.2, far=far)
+    check_ratios(outcome, found, [f"sample {row}" for row in range(B)], tolerances)
 
 
 def nemo_rl(new: Tensor, old: Tensor) -> dict[str, float]:
@@ -141,5 +147,7 @@ def test_exact_bounds_find_a_single_token() -> None:
     first = torch.ones(B * T)
     first[77] = 1.1
     outcome: Any = SimpleNamespace(first_ratio_N=first, ratio_N=first, place_N2=torch.zeros(B * T, 2, dtype=torch.long))
-    with pytest.raises(InvariantError, match=r"off 1 by 0\.1 at response 0 \(a\) at token 0, on average by 2\.48e-05"):
-        check_ratios(outcome, ["a"], LocalTolerancesConfig())
+    with pytest.raises(
+        InvariantError, match=r"off 1 by 0\.1 at response 0 \(sample 0\) at token 0, on average by 2\.48e-05"
+    ):
+        check_local(outcome, LocalTolerancesConfig())

@@ -132,20 +132,16 @@ def test_kinds_of_groups_go_by_what_is_correct(batch: ScoredBatch, advantages: A
 
 def test_ratio() -> None:
     ratio = torch.tensor([1.0, 0.5, 2.0, 1.2])
-    found = metrics.ratio_metrics(ratio, clip_low=0.2, clip_high=0.3)
+    first = torch.tensor([1.0, 0.99, 1.5, 2.0])
+    found = metrics.ratio_metrics(ratio, first, clip_low=0.2, clip_high=0.3, far=0.5)
     assert (found["policy/ratio_min"], found["policy/ratio_max"]) == (0.5, 2.0)
     assert found["policy/clip_low_share"] == 0.25  # 0.5 < 0.8
     assert found["policy/clip_high_share"] == 0.25  # 2.0 > 1.3, 1.2 is not
-    expected = sum(r - 1 - math.log(r) for r in (1.0, 0.5, 2.0, 1.2)) / 4
-    assert found["policy/approx_kl"] == pytest.approx(expected, abs=1e-7)
-
-
-def test_first_ratio() -> None:
-    """Off by 0, 0.01, 0.5 and 1."""
-    found = metrics.first_ratio_metrics(torch.tensor([1.0, 0.99, 1.5, 2.0]), 0.5)
     assert found["policy/first_ratio_error"] == 1.0
     assert found["policy/first_ratio_mean"] == pytest.approx(1.51 / 4)
     assert found["policy/first_ratio_far_share"] == 0.25
+    expected = sum(r - 1 - math.log(r) for r in (1.0, 0.5, 2.0, 1.2)) / 4
+    assert found["policy/approx_kl"] == pytest.approx(expected, abs=1e-7)
 
 
 def made(*, seed: int = 3) -> ScoredBatch:
