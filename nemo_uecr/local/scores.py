@@ -21,6 +21,7 @@ from nemo_uecr.local.memory import to_device, to_host
 from nemo_uecr.local.sequences import MicroBatch, Prompt, Sequences
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.records import NonFiniteScoreError, TokenScores
+from nemo_uecr.scoring.statistics import checked_together
 
 if TYPE_CHECKING:
     from nemo_uecr.local.models import TokenModel
@@ -96,41 +97,52 @@ def score(
         score_logits,
         temperatures=temperatures, entropy=entropy, dropped=dropped, valid_vocab=model.shared,
     )  # fmt: skip
-    for rows in micro_rows:
+
+    def scored(rows: Tensor, *, singly: bool) -> Iterator[tuple[Tensor, Any, Tensor]]:
+        """What to fill, where, and with which values, still on the device."""
         micro = sequences.micro_batch(rows)
         row_N, column_N = micro.mask_bT.nonzero(as_tuple=True)
-        scored: list[tuple[Tensor, Any, Tensor]] = []  # what to fill, where, and the values, still on the device
-        for start, logits_NV, target_N, found in _finite_scores(model, micro, scorer):
+        for start, logits_NV, target_N, found in _scores(model, micro, scorer, singly=singly):
             tokens = slice(start, start + target_N.numel())
             place = (rows[row_N[tokens]], column_N[tokens])
-            scored += [(target_BT, place, values_N) for target_BT, values_N in zip(logp, found.logp, strict=True)]
-            scored += [(target_BT, place, getattr(found, name)) for name, target_BT in others.items()]
+            yield from ((target_BT, place, values_N) for target_BT, values_N in zip(logp, found.logp, strict=True))
+            yield from ((target_BT, place, getattr(found, name)) for name, target_BT in others.items())
             if rank_BT is not None:  # of equal logits every one has the better rank
                 above_NV = logits_NV[:, : model.shared] > logits_NV.gather(1, target_N.unsqueeze(1))
-                scored.append((rank_BT, place, 1 + above_NV.sum(dim=1, dtype=torch.int32)))
+                yield rank_BT, place, 1 + above_NV.sum(dim=1, dtype=torch.int32)
             if places is not None and top_NK is not None:
                 number_n = places.number_BT[place]
                 own_n = (number_n >= 0).nonzero().squeeze(1)
-                top_ids_nK = places.top_ids(logits_NV[to_device(own_n, logits_NV.device)])
-                scored.append((top_NK, number_n[own_n], top_ids_nK))
-        values = to_host([value for *_, value in scored])
-        for (target, place, _), value in zip(scored, values, strict=True):
+                yield top_NK, number_n[own_n], places.top_ids(logits_NV[to_device(own_n, logits_NV.device)])
+
+    for rows in micro_rows:
+        try:
+            with checked_together():
+                found = list(scored(rows, singly=False))
+                values = to_host([value for *_, value in found])  # the one wait for a GPU
+        except NonFiniteScoreError:
+            found = list(scored(rows, singly=True))
+            values = to_host([value for *_, value in found])
+        for (target, place, _), value in zip(found, values, strict=True):
             target[place] = value
     return Scores(logp, others.get("entropy"), rank_BT, others.get("dropped"), top_NK)
 
 
-def _finite_scores(
-    model: TokenModel, micro: MicroBatch, scorer: Callable[[Tensor, Tensor], TokenScores]
+def _scores(
+    model: TokenModel, micro: MicroBatch, scorer: Callable[[Tensor, Tensor], TokenScores], *, singly: bool
 ) -> Iterator[tuple[int, Tensor, Tensor, TokenScores]]:
-    """Logits, ids and scores with the place of their first token; tokens without a score are left out."""
+    """Logits, ids and scores with the place of their first token.
+
+    Token by token where asked ``singly``, without those whose logits are not finite.
+    """
     for tokens, logits_NV, target_N in token_logits(model, micro):
-        try:
+        if not singly:
             yield tokens.start, logits_NV, target_N, scorer(logits_NV, target_N)
-        except NonFiniteScoreError:  # one token at a time, to tell which
-            for n in range(target_N.numel()):
-                with contextlib.suppress(NonFiniteScoreError):
-                    one = slice(n, n + 1)
-                    yield tokens.start + n, logits_NV[one], target_N[one], scorer(logits_NV[one], target_N[one])
+            continue
+        for n in range(target_N.numel()):
+            with contextlib.suppress(NonFiniteScoreError):
+                one = slice(n, n + 1)
+                yield tokens.start + n, logits_NV[one], target_N[one], scorer(logits_NV[one], target_N[one])
 
 
 def token_logits(model: TokenModel, micro: MicroBatch) -> Iterator[tuple[slice, Tensor, Tensor]]:
