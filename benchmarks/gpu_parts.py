@@ -350,6 +350,10 @@ def smollm2(work: Path, device: str) -> Iterator[Rows]:
     model = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file="model.gguf", config=AutoConfig.from_pretrained(carried), dtype=torch.bfloat16
     )
+    if device == "cpu":
+        del model.model.layers[2:]
+        model.config.num_hidden_layers = 2
+        model.config.layer_types = None
     model.hf_quantizer, model.is_quantized = None, False  # else it refuses to be saved
     model.config.__dict__.pop("quantization_config", None)
     model.save_pretrained(folder / "model")

@@ -5,12 +5,12 @@
 #   tools/gpu_quarter.sh --second OUT DIR     240 s at most, with DIR/second: a pretrained model learns sums; then what
 #                                             failed, or had no time, in the first call (--again PART...: these alone)
 # results.json, table.md and parts.log come to OUT after each part. Models, runs and packages stay in WORK (default:
-# /tmp/gpu_quarter), where the second call finds them. DEVICE=cpu rehearses at tiny sizes. PYTHON (default: python3) has
-# torch and transformers; nothing is installed into it. --prepare also needs gguf: make gpu-rehearsal has such a PYTHON.
+# /tmp/gpu_quarter), where the second call finds them. DEVICE=cpu rehearses at tiny sizes; PATIENCE=4 multiplies limits.
+# PYTHON (default: python3) has torch and transformers; nothing is installed into it.
 set -euo pipefail
 started=$EPOCHSECONDS
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=${PYTHON:-python3} work=${WORK:-/tmp/gpu_quarter} call=${1:-}
+python=${PYTHON:-python3} work=${WORK:-/tmp/gpu_quarter} call=${1:-} patience=${PATIENCE:-1}
 
 # What nemo-uecr[local,lora,verify,test], the GGUF reader and TRL's functions import and such a machine lacks; each by
 # name, because a resolver would fetch torch and the GPU libraries again.
@@ -45,6 +45,6 @@ case $call in
   export PYTHONPATH=$work/site:$root
   cd "$root"
   exec "$python" -m benchmarks.gpu_quarter "${call#--}" "$out" "$carried" --work "$work" --device "${DEVICE:-cuda}" \
-    --seconds $((limit + started - EPOCHSECONDS)) "${@:4}" ;;
+    --seconds $((patience * limit + started - EPOCHSECONDS)) --patience "$patience" "${@:4}" ;;
 *) sed -n '2,10s/^# //p' "$0" >&2 && exit 2 ;;
 esac

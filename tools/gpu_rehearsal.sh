@@ -30,9 +30,9 @@ fi
 export PYTHON=$python LD_LIBRARY_PATH=$env/stubs INTERPRETER_SITE=$env/interpreter DEVICE=cpu WORK=$env/work
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MKL_NUM_THREADS=1
 
-rm -rf "$env/carried" "$env/work" "$env/copy" "$env/out"
+rm -rf "$env/work" "$env/copy" "$env/out"
 cd "$root"
-bash tools/gpu_quarter.sh --prepare "$env/carried"
+[ -d "$env/carried/second" ] || bash tools/gpu_quarter.sh --prepare "$env/carried" # remove it to fetch it again
 for call in first second; do
   rm -rf "$env/copy" && mkdir -p "$env/copy/carried" "$env/out/$call"
   git ls-files -coz --exclude-standard | xargs -0 cp --parents -t "$env/copy"
