@@ -104,11 +104,22 @@ def second_parts(work: Path, device: str) -> list[Part]:
 
 
 def _rows(name: str, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of a file of rows those rows; of `scoring_gpu.py` a row a figure; of all others one."""
-    if "speed" in found:
-        largest = {"largest error, nats": max(found["errors"].values())} if found.get("errors") else {}
-        figures = largest | found["speed"]
-        return {figure: value if isinstance(value, dict) else {"measured": value} for figure, value in figures.items()}
+    """Of a file of rows those rows; of the kernels' and the decode loop's own files theirs; of all others one."""
+    if "speed" in found:  # tests/gpu/scoring_gpu.py: "WHAT, UNIT" to a number
+        figures = {"largest error, nats": max(found["errors"].values())} if found.get("errors") else {}
+        rows: dict[str, dict[str, Any]] = {}
+        for figure, value in (figures | found["speed"]).items():
+            row, _, unit = figure.rpartition(", ")
+            rows.setdefault(row or figure, {})[unit if row else "measured"] = value
+        return rows
+    if isinstance(found.get("rows"), list):  # benchmarks/decode.py
+        return {
+            f"{one['draw']}, {one['way']}{', padded' * one['padded']}": {
+                "ms per token": one["ms"], "tokens per second": 1e3 * found["batch"] / one["ms"],
+                f"of {found['batch']} rows as generate": one["equal"],
+            }
+            for one in found["rows"]
+        }  # fmt: skip
     if found and all(isinstance(value, dict) for value in found.values()):
         return found
     return {name: {key: value for key, value in found.items() if not isinstance(value, dict | list)}}
