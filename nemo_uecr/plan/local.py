@@ -328,8 +328,6 @@ def _batches(run: _Run, ends: list[float]) -> Phase:
     cached = at_once * token * sum(length * (lengths.prompt + length / 2) for length in waves)
     flops = at_once * sum(waves) * shapes.forward_flops(shape, lengths.whole)
     work = run.device.decode_s(sum(waves) * weights, cached, flops, run.threads)
-    prefill = run.responses * lengths.prompt * shapes.forward_flops(shape, lengths.prompt)
-    work += run.device.forward_s(prefill, run.threads)
     waited = sum(waves) * shape.layers * run.launches
     mean = sum(waves) / len(waves)
     how = f"{len(waves)} x {mean:.0f} decoding steps: {work:.1f} s of work, {waited:.1f} s of launches"

@@ -30,8 +30,7 @@ REFIT_S, REFIT_RATE = 3.0, 12e9  # of a refit, and the bytes/s of all weights th
 STEP_S, STEP_SHARE = 3.0, 0.02  # between phases, and their share: 3 to 14 s (NeMo-RL issue 959), 4 of 67 (pull 1052)
 PROCESS_BYTES = 3 * GIB // 2  # of each GPU process besides its tensors: CUDA context, libraries, NCCL; assumed
 VLLM_BYTES = 3 * GIB  # of vLLM besides weights and KV cache: 3.05 GiB measured for 8B on an H100 (vLLM issue 10511)
-# Of an engine of several ranks asleep, besides its process: 2.4 to 7.2 GiB with it measured (NeMo-RL issue 223).
-VLLM_SHARED = 11 * GIB // 2
+VLLM_SHARED = 11 * GIB // 2  # of an engine of several ranks asleep: with its process 2.4 to 7.2 GiB (NeMo-RL issue 223)
 DEALS = 16  # seeded deals of a batch's responses to the engines, over which the slowest engine is averaged
 SUGGESTIONS = 3  # at most, of changes after which a run fits
 ABSENT = "-"  # in the layout, where a GPU holds nothing of a model
@@ -121,8 +120,8 @@ def refit(setting: Setting) -> Phase:
     )
     moved, sent = setting.optimizer_bytes + student.weight_bytes + vllm, BF16 * shapes.parameters(student.shape)
     seconds = REFIT_S + moved / device.host_link + sent / REFIT_RATE
-    how = f"{_gib(moved)} over the host link, {_gib(sent)} through every rank at {REFIT_RATE / 1e9:.0f} GB/s, and "
-    return Phase("refit", setting.where, items, seconds, f"{how}{REFIT_S:g} s")
+    how = f"{_gib(moved)} over the host link, {_gib(sent)} through every rank, and {REFIT_S:g} s"
+    return Phase("refit", setting.where, items, seconds, how)
 
 
 def rollout(setting: Setting) -> Phase:
@@ -197,11 +196,12 @@ def scoring(setting: Setting) -> list[Phase]:
     """
     config, student, teacher = setting.config, setting.student, setting.teacher
     link, chunk, phases = setting.device.host_link, config.scoring.chunk_tokens, []
+    sizes = (setting.responses, config.scoring.tokens_per_microbatch)
     if teacher is not None:
         tokens, flops = config.scoring.tokens_per_microbatch // teacher.grid.context, _flops(setting, teacher)
         logits = teacher.scoring_logits_bytes(tokens, chunk, divided=False)
         held = Item("logits", logits, "bfloat16 over all tokens, one chunk again")
-        seconds, more = _forward_s(setting, teacher, flops)
+        seconds, more = _in_parallel(setting, teacher, setting.device.forward_s(flops, teacher.grid.ranks), 1, *sizes)
         where, how, workers = "teacher GPUs", "the student's GPUs wait", [_workers(1)]
         if setting.beside is not None:  # awake; a frozen model is not copied back
             seconds += teacher.weight_bytes / link
@@ -218,7 +218,7 @@ def scoring(setting: Setting) -> list[Phase]:
         logits = max(logits, student.reference_logits_bytes(tokens, chunk))
         how = "bfloat16 over all tokens, three float32 buffers of a chunk (reference)"
     items = (*setting.processes, *_forward_items("student", student, tokens), Item("logits", logits, how))
-    seconds, more = _forward_s(setting, student, flops)
+    seconds, more = _in_parallel(setting, student, setting.device.forward_s(flops, student.grid.ranks), 1, *sizes)
     how = f"{_peta(flops)} at {records.FORWARD_SHARE:.0%}{more}"
     phases.append(Phase("score student", setting.where, items, seconds + weights / link, how))
     if reference:
@@ -234,23 +234,18 @@ def train(setting: Setting) -> Phase:
     stages = [_train_items(setting, stage) for stage in range(grid.pipeline)]
     items = max(stages, key=lambda items: sum(item.size for item in items))
     forward = _flops(setting, student)
-    flops, passes, again = 3 * forward, 3, config.student.activation_checkpointing
+    flops, again = 3 * forward, config.student.activation_checkpointing
     if again:
         head = 2.0 * shape.vocabulary * shape.hidden
         flops += forward - head * setting.responses * setting.lengths.whole
     sizes = (config.train.minibatch_responses, config.train.tokens_per_microbatch)
-    compute, more = _in_parallel(setting, student, device.train_s(flops, grid.ranks), passes + again, *sizes)
+    compute, more = _in_parallel(setting, student, device.train_s(flops, grid.ranks), 3 + again, *sizes)
     steps, sharing = setting.responses // config.train.minibatch_responses, grid.data * grid.context
     travelling = steps * (FP32 + BF16) * student.most_parameters * (sharing - 1) / sharing
     link = device.peer_link if config.cluster.nodes == 1 else device.network
     seconds = compute + travelling / link + setting.optimizer_bytes / device.host_link
     how = f"{_peta(flops)} at {records.TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}{more}"
     return Phase("train", setting.where, tuple(items), seconds, how)
-
-
-def _forward_s(setting: Setting, model: Sharded, flops: float) -> tuple[float, str]:
-    compute, tokens = setting.device.forward_s(flops, model.grid.ranks), setting.config.scoring.tokens_per_microbatch
-    return _in_parallel(setting, model, compute, 1, setting.responses, tokens)
 
 
 def _in_parallel(
@@ -403,10 +398,8 @@ def _facts(setting: Setting) -> Iterator[str]:
         ranks["teacher.parallel.tensor"] = teacher.grid.tensor
     for key, count in ranks.items():
         if config.cluster.gpus_per_node % count:
-            yield (
-                f"warning: {key}={count} does not stay within a node of {config.cluster.gpus_per_node} GPUs; every "
-                "layer sums over the network"
-            )
+            node = f"a node of {config.cluster.gpus_per_node} GPUs"
+            yield f"warning: {key}={count} does not stay within {node}; every layer sums over the network"
 
 
 def _assumptions(setting: Setting) -> tuple[str, ...]:
