@@ -12,18 +12,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.overrides import TorchFunctionMode
 
 from tests.plan.live_bytes import keeping, nbytes
-
-
-class CudaNames(TorchFunctionMode):
-    """Gives CPU tensors the type names of CUDA tensors, by which megatron-core's optimizer sorts parameters."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        return found.replace("torch.", "torch.cuda.") if func is torch.Tensor.type and isinstance(found, str) else found
-
 
 SIZES = {"vocabulary": 48, "hidden": 32, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "feed_forward": 40}
 
@@ -131,6 +121,5 @@ if __name__ == "__main__":
     from tests.nemo_backend.cpu import allow_cpu
 
     allow_cpu()
-    CudaNames().__enter__()
     ranks = [measure(**case) for case in json.loads(sys.argv[1])]
     sys.stdout.write(json.dumps({"ranks": ranks, "kept": kept_by_one_layer(int(sys.argv[2]))}))
