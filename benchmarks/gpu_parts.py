@@ -222,7 +222,7 @@ def run_words(name: str, work: Path, device: str) -> list[str]:
         f"rollout.max_response_tokens={tokens}", "rollout.microbatch_responses=16", "loss.reference_kl=0",
         "train.steps=2", "train.microbatch_responses=8", "evaluation.at_start=false", "checkpoint.every=0",
         "telemetry.tensorboard=off", "telemetry.progress=off", "telemetry.save_batch_every=0",
-        "tolerances.first_ratio=1", f"run.folder={work / 'runs' / name}", *RUNS[name],
+        "tolerances.first_ratio=1", "tolerances.first_ratio_p99=100", f"run.folder={work / 'runs' / name}", *RUNS[name],
     ]  # fmt: skip
 
 
@@ -329,7 +329,7 @@ train: {{steps: {steps}, microbatch_responses: {half}, learning_rate: 2.0e-5}}
 checkpoint: {{every: {saved}}}
 evaluation: {{at_start: false}}
 telemetry: {{tensorboard: "off", progress: lines}}
-tolerances: {{first_ratio: 1.0}}
+tolerances: {{first_ratio: 1.0, first_ratio_p99: 100.0}}
 """
 
 
