@@ -78,15 +78,16 @@ def first_parts(work: Path, device: str) -> list[Part]:
     size = ("--batch", "32", "--tokens", "192") if cuda else ("--batch", "4", "--tokens", "12")
     return [
         Part("machine", "Machine", own("machine"), 45),
-        Part("attention", "Attention", own("attention"), 60),
-        Part("kernels", "Kernels", tuple(kernels), 110, ("triton",), environment=interpreted),
-        Part("tests", "Tests", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"), 90),
         Part("models", "Models", own("models"), 75),
-        *(Part(f"run-{name}", "Runs", own("run", "--name", name), 85) for name in RUNS),
+        Part("run-plain", "Runs", own("run", "--name", "plain"), 85),
+        Part("kernels", "Kernels", tuple(kernels), 110, ("triton",), environment=interpreted),
         Part(
             "decode", "Decoding", (*decode, *size, "--json", str(made / "decode.json")), 100, ("benchmarks.decode",)
         ),
+        Part("attention", "Attention", own("attention"), 60),
+        *(Part(f"run-{name}", "Runs", own("run", "--name", name), 85) for name in RUNS if name != "plain"),
         Part("scoring", "Scoring beside others", own("scoring"), 70),
+        Part("tests", "Tests", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"), 90),
     ]  # fmt: skip
 
 
@@ -297,7 +298,7 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, help="time of all parts together")
     parser.add_argument("--patience", type=float, default=1.0, help="multiplies the limits of single parts")
-    parser.add_argument("--again", nargs="+", metavar="PART", help="second: these parts of the first call alone")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="these parts of the first call alone")
     args = parser.parse_args()
     if args.action == "prepare":
         prepare(args.folders[0].resolve())
@@ -306,10 +307,11 @@ def main() -> int:
     shutil.copytree(carried, work / "carried", dirs_exist_ok=True)
     first = first_parts(work, device)
     keep = Keeper(first, work, out)
-    if args.action == "second":
-        again = args.again or keep.unfinished()
-        repeated = [part for part in first if part.name in again]
-        keep.chosen = repeated if args.again else second_parts(work, device) + repeated
+    if args.only:
+        keep.chosen = [part for part in first if part.name in args.only]
+    elif args.action == "second":
+        unfinished = keep.unfinished()
+        keep.chosen = second_parts(work, device) + [part for part in first if part.name in unfinished]
     keep.chosen = [replace(part, limit=part.limit * args.patience) for part in keep.chosen]
     found = run_parts(keep.chosen, work, device, args.seconds, keep)
     sys.stdout.write("\n" + tables(keep.chosen, found))

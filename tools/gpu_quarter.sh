@@ -3,7 +3,8 @@
 #   tools/gpu_quarter.sh --prepare DIR        where there is a network: DIR/first and DIR/second, to carry with this clone
 #   tools/gpu_quarter.sh --first OUT DIR      480 s at most, with DIR/first: kernels, attention, runs of 1.7B models
 #   tools/gpu_quarter.sh --second OUT DIR     240 s at most, with DIR/second: a pretrained model learns sums; then what
-#                                             failed, or had no time, in the first call (--again PART...: these alone)
+#                                             failed, or had no time, in the first call
+# --only PART... runs these parts of the first call alone.
 # results.json, table.md and parts.log come to OUT after each part. Models, runs and packages stay in WORK (default:
 # /tmp/gpu_quarter), where the second call finds them. DEVICE=cpu rehearses at tiny sizes; PATIENCE=4 multiplies limits.
 # PYTHON (default: python3) has torch and transformers; nothing is installed into it.
@@ -46,5 +47,5 @@ case $call in
   cd "$root"
   exec "$python" -m benchmarks.gpu_quarter "${call#--}" "$out" "$carried" --work "$work" --device "${DEVICE:-cuda}" \
     --seconds $((patience * limit + started - EPOCHSECONDS)) --patience "$patience" "${@:4}" ;;
-*) sed -n '2,10s/^# //p' "$0" >&2 && exit 2 ;;
+*) sed -n '2,11s/^# //p' "$0" >&2 && exit 2 ;;
 esac

@@ -118,7 +118,7 @@ def test_the_second_call_repeats_what_the_first_left_and_prints_its_table_last(
     assert re.findall(r"^OK +(\w+)", printed, re.MULTILINE) == ["sums", "kernels"]
     assert printed.endswith((tmp_path / "out" / "table.md").read_text())
     assert "| kernels | 2.5 |" in printed
-    assert re.findall(r"^OK +(\w+)", called("--again", "decode"), re.MULTILINE) == ["decode"]
+    assert re.findall(r"^OK +(\w+)", called("--only", "decode"), re.MULTILINE) == ["decode"]
     assert len(list((tmp_path / "out").iterdir())) <= BACK
 
 
