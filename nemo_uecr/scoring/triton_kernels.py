@@ -203,7 +203,7 @@ def _write_row(  # type: ignore[no-untyped-def]
     weight = -scale / tl.load(merged + sum_place + token).to(tl.float32)
     largest = tl.load(merged + token).to(tl.float32)
     slope = _exp2((z - largest) * (inverse_temperature * LOG2_E)) * weight
-    own = tl.load(column + token) - start
+    own = (tl.load(column + token) - start).to(tl.int32)
     if (own >= 0) & (own < BLOCK):
         slope += tl.where(tl.arange(0, BLOCK) == own, scale, 0.0)
     tl.store(gradient + token * gradient_stride + place, slope, mask=place < COLUMNS)
