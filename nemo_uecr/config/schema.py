@@ -290,10 +290,10 @@ class TolerancesConfig(Section):
     decomposition: Positive = 1e-6  # |A^U - (A^task|U + alpha A^T|U)|, relative to max(1, |A^task|U| + |alpha A^T|U|).
     residual_bound: Positive = 1e-6  # Excess of |q| over 1.
     log_weight: Positive = 1e-6  # |mean log weight| of distilled_rl where the advantage is positive.
-    # Mean of |ratio - 1| over the tokens of a batch's first optimizer step. 1e-5 is for bits that agree; the local back
-    # end takes 0.05 where `student.dtype=bfloat16` meets a `device` other than cpu, unless another value is given.
+    # Mean of |ratio - 1| over the tokens of a batch's first optimizer step. Where none is given and `student.dtype` is
+    # bfloat16 on a `device` other than cpu, the local back end takes 0.05.
     first_ratio: Positive = 1e-5
-    # |ratio - 1| that at most 1 % of these tokens may exceed; 0.9 where `first_ratio` is 0.05.
+    # |ratio - 1| that at most 1 % of these tokens may exceed; 0.9 in that case.
     first_ratio_p99: Positive = 1e-5
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -101,6 +102,23 @@ def test_core_settings_leave_to_the_run_what_is_its_own() -> None:
     made = Settings(**method.core_settings())
     assert {name for name, value in vars(made).items() if value is None} == FROM_THE_RUN - {"state"}
     assert (made.alpha, made.rho, made.tau_delta, made.tau_entropy, made.sample_std) == (1.5, 0.25, 2.0, 0.5, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "bounds"),
+    [
+        ((), (1e-5, 1e-5)),
+        (("student.dtype=bfloat16",), (0.05, 0.9)),
+        (("student.dtype=bfloat16", "device=cuda", "tolerances.first_ratio_p99=0.5"), (0.05, 0.5)),
+        (("student.dtype=bfloat16", "device=cpu"), (1e-5, 1e-5)),
+        (("student.dtype=float32", "device=cuda", "tolerances.budget=1e-5"), (1e-5, 1e-5)),
+    ],
+)
+def test_the_first_ratio_has_room_where_a_gpu_may_round(given: Sequence[str], bounds: tuple[float, float]) -> None:
+    """What is written down says the same to whoever reads it again."""
+    config = load_config(DEMO, ["device=auto", "student.dtype=float32", *given]).config
+    for read in (config, Config.model_validate(config.model_dump(mode="json"))):
+        assert (read.tolerances.first_ratio, read.tolerances.first_ratio_p99) == bounds
 
 
 def text_of(*overrides: str) -> str:

@@ -35,3 +35,11 @@ def test_keys_that_make_room_change_no_number(change: str, tmp_path: Path) -> No
     plain = run(tmp_path / "plain", "device=cuda", "train.steps=3")
     other = run(tmp_path / "other", "device=cuda", "train.steps=3", change)
     assert metrics(plain) == metrics(other)
+
+
+def test_a_deterministic_run_repeats_itself(tmp_path: Path) -> None:
+    keys = ("device=cuda", "train.steps=3", "student.dtype=bfloat16", "train.deterministic=true")
+    once, again = (run(tmp_path / name, *keys) for name in ("once", "again"))
+    assert metrics(once) == metrics(again)
+    name = "checkpoints/step-000003/model.safetensors"
+    assert (once / name).read_bytes() == (again / name).read_bytes()
