@@ -15,7 +15,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor
@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 #: Stands for a token that could not be drawn, because the logits were not finite.
 NOT_FINITE = -1
-#: Types of models that take a cache but keep no keys and values in it, or state beside it.
-OTHER_STATE = {"falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "xlstm"}
 #: Tokens of a row between two looks at what was drawn, by type of device.
 LOOK = {"cpu": 1, "cuda": 16}
 #: Slots by which keys and values in place grow. Attention reads all of them; each growth needs a new graph.
@@ -42,6 +40,7 @@ Way = Literal["masked", "eager", "fixed", "graph"]
 
 #: Whether torch could capture a model's step.
 _CAPTURES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+_CHECKED: WeakSet[Any] = WeakSet()
 
 
 @torch.inference_mode()
@@ -59,6 +58,7 @@ def decode(
     prompts are read once. ``way`` is for measurements and tests; None takes what suits the model and its device.
     Returns token ids with the end token; the last is `NOT_FINITE` where the logits were not.
     """
+    check_cache(module)
     batch = _Batch(module, prompts, seeds, decoding, way)
     responses: list[list[int]] = [[] for _ in prompts]
     growing: list[list[int] | None] = [*responses]
@@ -82,6 +82,55 @@ def decode(
         drawn_BT = batch.draw(count)
 
 
+class _Reader:
+    """A model, and the cache of what it has read."""
+
+    def __init__(self, module: Any) -> None:
+        self.module, accepted = module, inspect.signature(module.forward).parameters
+        # Its name since transformers 5.24, and before.
+        key = next((name for name in ("cache", "past_key_values") if name in accepted), None)
+        if key is None:
+            raise _no_cache(module)
+        self.cache = DynamicCache(config=module.config)
+        self.options = {key: self.cache, "use_cache": True}
+        self.options |= {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self.has_positions = "position_ids" in accepted
+
+    def logits(self, ids_BS: Tensor, mask: Tensor | None, places_BS: Tensor) -> Tensor:
+        """Logits [B, V] behind the last token."""
+        places = {"position_ids": places_BS} if self.has_positions else {}
+        logits_BV: Tensor = self.module(ids_BS, attention_mask=mask, **self.options, **places).logits[:, -1]
+        return logits_BV
+
+
+def _no_cache(module: Any) -> DataError:
+    return DataError(f"models of type {module.config.model_type!r} have no key-value cache; expected one that has")
+
+
+@torch.inference_mode()
+def check_cache(module: Any) -> None:
+    """Refuse a model that keeps what it has read elsewhere than in the cache that the loop hands it.
+
+    Two rows change places in the cache before their last token: each must go on as if it had been read at once.
+    """
+    if module in _CHECKED:
+        return
+    ids_BS = torch.arange(8, device=module.device).view(2, 4)
+    places_BS, swapped_B = ids_BS[:1].expand(2, 4), ids_BS[0, :2].flip(0)
+    try:
+        whole_BV = _Reader(module).logits(ids_BS, None, places_BS)
+        reader = _Reader(module)
+        reader.logits(ids_BS[:, :3], None, places_BS[:, :3])
+        reader.cache.reorder_cache(swapped_B)
+        error_BV = reader.logits(ids_BS[swapped_B, 3:], None, places_BS[:, 3:]) - whole_BV[swapped_B]
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:  # whatever its own cache lacks
+        raise _no_cache(module) from error
+    # Rounding is far smaller than what two different rows are apart, a state that stayed where it was is as large.
+    if error_BV.abs().max() > (whole_BV[0] - whole_BV[1]).abs().max() / 2:
+        raise _no_cache(module)
+    _CHECKED.add(module)
+
+
 class _Batch:
     """Responses that grow in step, on the model's device, ended ones among them until they are dropped."""
 
@@ -90,17 +139,8 @@ class _Batch:
     ) -> None:
         """Read the prompts and draw the first tokens."""
         self.module, self.decoding, self.device = module, decoding, module.device
-        accepted = inspect.signature(module.forward).parameters
-        # Its name since transformers 5.24, and before.
-        key = next((name for name in ("cache", "past_key_values") if name in accepted), None)
-        if key is None or module.config.model_type in OTHER_STATE:
-            raise DataError(
-                f"models of type {module.config.model_type!r} have no key-value cache; expected one that has"
-            )
-        self.cache = DynamicCache(config=module.config)
-        self.options = {key: self.cache, "use_cache": True}
-        self.options |= {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
-        self.has_positions = "position_ids" in accepted
+        self.reader = _Reader(module)
+        self.cache = self.reader.cache
         if way is None:
             graph = self.device.type == "cuda" and _CAPTURES.get(module, True) and _can_be_fixed(module, self.cache)
             way = "graph" if graph else "eager"
@@ -111,7 +151,7 @@ class _Batch:
         ids = [[0] * pad + list(prompt) for pad, prompt in zip(self.pads, different, strict=True)]
         slots_S, pad_P1 = torch.arange(self.width, device=self.device), self._here(self.pads).unsqueeze(1)
         mask_PS = (slots_S >= pad_P1).long() if way == "masked" or any(self.pads) else None
-        logits_PV = self._logits(self._here(ids), mask_PS, (slots_S - pad_P1).clamp(min=0))
+        logits_PV = self.reader.logits(self._here(ids), mask_PS, (slots_S - pad_P1).clamp(min=0))
         streams = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.uniform_BT = torch.stack([torch.rand(decoding.max_tokens, generator=each) for each in streams])
         self.uniform_BT = self.uniform_BT.to(self.device)
@@ -124,11 +164,6 @@ class _Batch:
 
     def _here(self, numbers: Sequence[Any]) -> Tensor:
         return torch.tensor(numbers).to(self.device)
-
-    def _logits(self, ids_BS: Tensor, mask: Tensor | None, places_BS: Tensor) -> Tensor:
-        places = {"position_ids": places_BS} if self.has_positions else {}
-        logits_BV: Tensor = self.module(ids_BS, attention_mask=mask, **self.options, **places).logits[:, -1]
-        return logits_BV
 
     def should_change(self, going: int, count: int) -> bool:
         """Whether to drop the rows that are not ``going`` on, or make room, before ``count`` tokens more."""
@@ -194,7 +229,7 @@ class _Batch:
             mask = (torch.arange(self.width + self.drawn, device=self.device) >= self.pad_B1).long()
         # An ended row may feed a token that could not be drawn.
         token_B1 = self.drawn_BT.index_select(1, number_1).clamp(min=0)
-        logits_BV = self._logits(token_B1, mask, self.slot_1 - self.pad_B1)
+        logits_BV = self.reader.logits(token_B1, mask, self.slot_1 - self.pad_B1)
         uniform_B = self.uniform_BT.index_select(1, number_1 + 1)[:, 0]
         self.drawn_BT.index_copy_(1, number_1 + 1, choose(logits_BV, self.decoding, uniform_B).unsqueeze(1))
 

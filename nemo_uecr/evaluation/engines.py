@@ -203,6 +203,8 @@ class TransformersEngine:
         """Load a folder or hub name; refused where it was not made for prompt and response of ``max_length`` tokens."""
         import torch
 
+        from nemo_uecr.evaluation.decode import check_cache
+
         module = load_module(model, dtype)
         context = context_of(module.config)
         if context is not None and max_length > context:
@@ -211,6 +213,7 @@ class TransformersEngine:
                 f"{context} (max_position_embeddings in its config.json). Lower --max-tokens or drop the long problems"
             )
         self._module: Any = module.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        check_cache(self._module)
         self._tokens = tokens
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:

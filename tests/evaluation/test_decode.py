@@ -69,7 +69,9 @@ def built(config: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def qwen() -> Any:
-    return built(CONFIGS["Qwen3"]())
+    module = built(CONFIGS["Qwen3"]())
+    loop.check_cache(module)  # its forwards are not counted
+    return module
 
 
 def prompts() -> list[tuple[int, ...]]:
@@ -218,9 +220,25 @@ def test_the_cache_goes_under_either_name(qwen: Any) -> None:
     assert decode(OtherName(), TOKENS, prompts(), range(8), PLAIN) == decode(qwen, TOKENS, prompts(), range(8), PLAIN)
 
 
-def test_a_model_without_a_key_value_cache_is_refused() -> None:
-    module = built(transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, state_size=8))
-    with pytest.raises(DataError, match="models of type 'mamba' have no key-value cache"):
+SMALL = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0, "eos_token_id": 1}
+GRIFFIN = {"num_attention_heads": 2, "intermediate_size": 96, "lru_width": 32, "attention_window_size": 64}
+MIXED = {"num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 64}
+MINIMAX = {"head_dim": 16, "num_local_experts": 2, "layer_types": ["linear_attention", "full_attention"]}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.MambaConfig(**SMALL, state_size=8),  # takes a state, no cache
+        transformers.RecurrentGemmaConfig(**SMALL | GRIFFIN | {"num_hidden_layers": 3}),  # keeps a state in its layers
+        transformers.MiniMaxConfig(**SMALL, **MIXED, **MINIMAX),  # has a cache class of its own
+        transformers.CpmAntConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2),  # adds to the prompt
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_model_that_keeps_what_it_read_outside_of_the_cache_is_refused(config: Any) -> None:
+    module = built(config)
+    with pytest.raises(DataError, match=f"models of type '{config.model_type}' have no key-value cache"):
         decode(module, TOKENS, prompts(), [0] * 8, GREEDY)
 
 
