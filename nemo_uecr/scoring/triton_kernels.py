@@ -5,8 +5,8 @@ Triton looks `tl` up among the globals of the kernel's module, so it is imported
 Legend: N tokens, V vocabulary columns of this shard, W statistics a token, R ranks, K temperatures.
 
 One program reduces one row, a tile of columns at a time. It reads the row once. The sums stay in lanes until the end
-of the row, and are then added in an order that neither the alignment of the row nor the other sums change: equal
-logits have equal bits in scoring and in training.
+of the row, and are then added in float64: the order, which follows from the alignment of the row, is rounded away.
+Equal logits have equal bits in scoring and in training.
 """
 
 from __future__ import annotations
@@ -88,19 +88,10 @@ def _add(  # type: ignore[no-untyped-def]
     return one, other, weighted
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _sum_lanes(x, LANES: tl.constexpr, LOG2_LANES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sum of the lanes, neighbours first, whatever thread holds which."""
-    for level in tl.static_range(LOG2_LANES):
-        left, right = tl.split(tl.reshape(x, [LANES >> (level + 1), 2]))
-        x = left + right
-    return tl.sum(x, 0)  # of one
-
-
 @triton.jit(do_not_specialize=VARYING)  # type: ignore[untyped-decorator]
 def _reduce_row(  # type: ignore[no-untyped-def]
     logits, target, stats, row_stride, stats_stride, first_column, scale, COLUMNS: tl.constexpr, ONE: tl.constexpr,
-    OTHER: tl.constexpr, WEIGHTED: tl.constexpr, LANES: tl.constexpr, LOG2_LANES: tl.constexpr, STAGES: tl.constexpr,
+    OTHER: tl.constexpr, WEIGHTED: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     row = logits + token * row_stride
@@ -137,11 +128,11 @@ def _reduce_row(  # type: ignore[no-untyped-def]
     y = tl.load(row + tl.where(owned, column, 0), mask=owned, other=-float("inf")).to(tl.float32)
     tl.store(stats + stats_stride + token, y)
     if ONE:
-        tl.store(stats + ONE * stats_stride + token, _sum_lanes(one, LANES, LOG2_LANES))
+        tl.store(stats + ONE * stats_stride + token, tl.sum(one.to(tl.float64), 0))
     if OTHER:
-        tl.store(stats + OTHER * stats_stride + token, _sum_lanes(other, LANES, LOG2_LANES))
+        tl.store(stats + OTHER * stats_stride + token, tl.sum(other.to(tl.float64), 0))
     if WEIGHTED:
-        tl.store(stats + WEIGHTED * stats_stride + token, _sum_lanes(weighted, LANES, LOG2_LANES))
+        tl.store(stats + WEIGHTED * stats_stride + token, tl.sum(weighted.to(tl.float64), 0))
 
 
 @triton.jit(do_not_specialize=VARYING)  # type: ignore[untyped-decorator]
@@ -229,7 +220,7 @@ def reduce_with_triton(
             ONE=layout.sum_row(1.0) if has_one and first else ABSENT,
             OTHER=layout.sum_row(temperature) if others else ABSENT,
             WEIGHTED=layout.weighted_row if layout.entropy and first else ABSENT,
-            LOG2_LANES=FORWARD["LANES"].bit_length() - 1, **FORWARD,
+            **FORWARD,
         )  # fmt: skip
 
 
