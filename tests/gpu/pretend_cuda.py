@@ -8,8 +8,8 @@
         ...
 
 What it counts as a wait is what torch waits for on a real one: reading values (``item``, ``bool``, ``tolist``,
-``nonzero``, indexing by a mask), copies to the host, and copies to the device, which come from memory that is not
-pinned. It has no streams and no kernels. `captures` is for tensors of the host. Inference mode must be off: it does not
+``nonzero``, indexing by a mask), synchronising, and copies between host and device that are not ``non_blocking``.
+It has no streams and no kernels. `captures` is for tensors of the host. Inference mode must be off: it does not
 dispatch here.
 """
 
@@ -19,6 +19,7 @@ import contextlib
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -65,9 +66,10 @@ class OnDevice(torch.Tensor):
     is_cpu = property(lambda self: False)  # type: ignore[assignment]
     __torch_function__ = torch._C._disabled_torch_function_impl
 
-    def cpu(self, *_: Any, **__: Any) -> Tensor:
+    def cpu(self, *_: Any, wait: bool = True) -> Tensor:
         """A copy on the host."""
-        note("cpu")
+        if wait:
+            note("cpu")
         return self.inner.clone()
 
     def tolist(self) -> Any:
@@ -79,7 +81,7 @@ class OnDevice(torch.Tensor):
         """As the real one."""
         devices = [each for each in (*args, kwargs.get("device")) if isinstance(each, str | torch.device)]
         if any(torch.device(each).type == "cpu" for each in devices):
-            return self.cpu().to(*args, **kwargs)
+            return self.cpu(wait=not kwargs.get("non_blocking")).to(*args, **kwargs)
         args = tuple(each for each in args if each not in devices)
         kwargs.pop("device", None)
         return torch.Tensor.to(self, *args, **kwargs) if args or kwargs else self
@@ -103,7 +105,8 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if (here and name in READS) or by_mask:
         note(name)
     # `where` moves a number to the device like any tensor of the host.
-    if (on_device and name in COPIES and (host or not here)) or (here and host and name in INDEXING | {"where"}):
+    copied = on_device and name in COPIES and (host or not here) and not kwargs.get("non_blocking")
+    if copied or (here and host and name in INDEXING | {"where"}):
         note(f"{name} to the device")
     inner = tree_map(lambda each: each.inner if isinstance(each, OnDevice) else each, (args, kwargs))
     if asked is not None:
@@ -134,7 +137,9 @@ def pretend() -> Iterator[Counter[str]]:
     """torch with a pretend GPU; yields the waits."""
     WAITS.clear()
     there = patch("torch.cuda.is_available", return_value=True)
-    with patch("torch.cuda._lazy_init"), there, patch("torch.tensor", tensor), _Mode():
+    stream = SimpleNamespace(synchronize=lambda: note("synchronize"))
+    there_too = patch("torch.cuda.current_stream", return_value=stream), patch("torch.Tensor.pin_memory", lambda x: x)
+    with patch("torch.cuda._lazy_init"), there, there_too[0], there_too[1], patch("torch.tensor", tensor), _Mode():
         yield WAITS
 
 

@@ -17,11 +17,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
+from nemo_uecr.core.agreement import Places
 from nemo_uecr.local import CHUNK_BYTES, scores, trainer, update
 from nemo_uecr.local.memory import Placement, state_of
 from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.scores import score, training_logp
+from nemo_uecr.scoring import reduce
 from nemo_uecr.study.task import build_tokenizer
+from tests.gpu.pretend_cuda import pretend, to_cuda
 from tests.local import tiny
 from tests.local.test_update import config_of, inputs_for, ragged, updated
 
@@ -147,6 +150,29 @@ def test_scores_leave_the_device_once_a_micro_batch_and_ratios_once_an_optimizer
     config = config_of("train.microbatch_responses=2", "train.minibatch_responses=4")
     updated(model, inputs_for(model, config, ragged()), config)
     assert waits == {"score": 4, "update": 2}
+
+
+def test_scoring_on_a_gpu_waits_twice_a_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the scores, and to read whether all are finite; whatever the number of chunks. Nothing mixes devices."""
+    monkeypatch.setattr(reduce, "HAS_TRITON", False)
+    monkeypatch.setitem(CHUNK_BYTES, "cuda", 4 * 283 * 3)
+    model = load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    places = Places.of(ragged().mask_BT, columns=40, seed=0)
+
+    def scored(rows: list[Tensor]) -> scores.Scores:
+        return score(model, ragged(), rows, temperatures=(0.7,), entropy=False, rank=True, places=places)
+
+    expected, waits = scored(ROWS), []
+    with pretend() as found:
+        to_cuda(model.module)
+        for rows in (ROWS, list(torch.arange(8).split(1))):
+            again = scored(rows)
+            # Numbers of `where` come from what stands in for the kernels.
+            before = sum(count for name, count in found.items() if not name.startswith("where"))
+            assert (again.logp[0] - expected.logp[0]).nan_to_num().abs().max() < 1e-5
+            assert torch.equal(again.top_NK, expected.top_NK)
+            waits.append(before - sum(waits))
+    assert waits == [2 * 2, 2 * 8], found
 
 
 @pytest.mark.parametrize(
