@@ -80,7 +80,7 @@ def first_parts(work: Path, device: str) -> list[Part]:
         Part("machine", "Machine", own("machine"), 45),
         Part("models", "Models", own("models"), 75),
         Part("run-plain", "Runs", own("run", "--name", "plain"), 85),
-        Part("kernels", "Kernels", tuple(kernels), 110, ("triton",), environment=interpreted),
+        Part("kernels", "Kernels", tuple(kernels), 120, ("triton",), environment=interpreted),
         Part(
             "decode", "Decoding", (*decode, *size, "--json", str(made / "decode.json")), 100, ("benchmarks.decode",)
         ),
