@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.advantage import blocked, made_batch, plain
 from benchmarks.measure import outputs_of
