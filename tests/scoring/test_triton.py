@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -23,14 +22,8 @@ pytestmark = [
 ]
 
 
-def release(package: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in importlib.metadata.version(package).split(".")[:2])
-
-
 def test_kernels_in_the_interpreter() -> None:
     """In a process of its own: the interpreter is chosen at import."""
-    if release("triton") < (3, 7) and release("numpy") >= (2, 4):
-        pytest.skip("the interpreter of Triton before 3.7 takes no numpy from 2.4 on; the kernels do not need it")
     root = Path(nemo_uecr.__file__).parents[1]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(root), *sys.path])
@@ -93,7 +86,7 @@ def test_a_kernel_is_compiled_once_whatever_the_number_of_tokens(
     )
     for name in ("_reduce_row", "_write_row"):
         instructions = compiled[name][0].asm["ptx"]
-        assert instructions.count("\n") < 5000  # a layout that does not fit had 100,000, a minute and a half to compile
+        assert instructions.count("\n") < 5000  # lanes added pair by pair: 16,000, and 97 s to compile
         if vocab % 16 == 0:
             assert "ld.global.v4.b32" in instructions  # 16 bytes a load
     assert "ex2.approx.ftz.f32" in compiled["_reduce_row"][0].asm["ptx"]
