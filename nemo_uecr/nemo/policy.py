@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nemo_uecr.data.models import check_sampled
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.contract import check_same, score, with_masked_rows
+from nemo_uecr.nemo.contract import ContractError, check_same, score, with_masked_rows
 from nemo_uecr.nemo.estimator import StepContext, StepScores
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
 from nemo_uecr.nemo.teacher import RayTeacher, score_by_turns
@@ -65,6 +65,11 @@ class PolicyMethods:
             if context.config.conventions.filters == "nemo_rl":
                 filtered = super().get_logprobs(self._padded(data), timer=timer)["logprobs"]  # type: ignore[misc]
                 at_rollout = filtered[: data["input_ids"].shape[0]]
+                if outside := int((at_rollout.isinf() & data["token_mask"].bool()).sum()):
+                    raise ContractError(
+                        f"NeMo-RL's filtered log-probabilities are -inf at {outside} sampled tokens; expected finite "
+                        "ones: take conventions.filters=paper, which does not filter"
+                    )
                 student_scores = replace(student_scores, logp=(at_rollout, student_scores.logp[1]))
         context.scores = StepScores(
             student_scores, teacher_scores, data["token_mask"], data["sample_mask"], data["input_ids"], names

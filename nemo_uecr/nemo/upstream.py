@@ -70,14 +70,18 @@ def check_signatures(expected: list[tuple[str, str, list[str] | None]], version:
     """Compare names and parameters with what is installed; the first that differs is named."""
     for module, name, parameters in expected:
         target = _load(module)
+        if parameters == ["absent"]:
+            if hasattr(target, name):
+                raise UpstreamError(f"NeMo-RL {version}: {module} has {name}; expected none, as in 0.7")
+            continue
         for part in name.split("."):
             if not hasattr(target, part):
                 raise UpstreamError(f"NeMo-RL {version}: {module} has no {name}; expected it there")
             target = getattr(target, part)
         if parameters is None:
             continue
-        found = list(inspect.signature(target).parameters)
-        wanted = [parameter for parameter in parameters if parameter != "..."]
+        found = [one for one in inspect.signature(target).parameters if f"{one}?" not in parameters]
+        wanted = [parameter for parameter in parameters if parameter != "..." and not parameter.endswith("?")]
         if wanted != (found[: len(wanted)] if "..." in parameters else found):
             raise UpstreamError(
                 f"NeMo-RL {version}: {module}.{name} takes ({', '.join(found)}); expected ({', '.join(parameters)})"
@@ -333,7 +337,20 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
     packed = worker.cfg["sequence_packing"]["enabled"]
 
     class Scores(native("LogprobsPostProcessor")):  # type: ignore[misc]
-        def __call__(self, data_dict: Any, input_ids: Any, cu_seqlens_padded: Any) -> Any:
+        def __call__(
+            self,
+            data_dict: Any,
+            input_ids: Any,
+            cu_seqlens_padded: Any,
+            original_seq_length: int | None = None,
+            input_is_next_token_logprobs: bool = False,
+        ) -> Any:
+            if input_is_next_token_logprobs:
+                raise UpstreamError(
+                    "NeMo-RL's forward gives log-probabilities (input_is_next_token_logprobs); expected logits: "
+                    "switch off its shared prefixes"
+                )
+
             def finish(logits: Any) -> Any:
                 ids, lengths = (data_dict[name].to(logits.device) for name in ("input_ids", "input_lengths"))
                 micro = MicroBatch(ids, lengths, cu_seqlens_padded if packed else None)

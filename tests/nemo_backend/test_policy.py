@@ -135,6 +135,23 @@ def test_the_loop_gets_the_column_at_the_rollout_temperature(monkeypatch: pytest
     torch.testing.assert_close(context.scores.student.logp[1], by_definition(1.0), atol=1e-5, rtol=0)
 
 
+def test_a_sampled_token_outside_nemo_rls_filter_stops_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later trees say -inf there: the ratio would be infinite."""
+    context, data = scored_step("conventions.filters=nemo_rl")
+    filtered = torch.zeros(ROWS, WIDTH)
+    filtered[:, 0] = -torch.inf  # nobody samples a prompt
+    logits = torch.zeros(ROWS, WIDTH, 9)
+    monkeypatch.setattr(
+        upstream, "score_on_workers", lambda policy, data, request, **given: scores_of(data, request, logits)
+    )
+    monkeypatch.setattr(Base, "get_logprobs", lambda self, data, timer: {"logprobs": filtered}, raising=False)
+    policy = Policy(context=context, teachers={})
+    assert torch.equal(policy.get_logprobs(data)["logprobs"], filtered)
+    filtered[1, 3] = -torch.inf
+    with pytest.raises(ContractError, match=r"-inf at 1 sampled tokens; .*conventions\.filters=paper"):
+        policy.get_logprobs(data)
+
+
 @pytest.mark.parametrize("columns", [9, 12, 7])
 def test_a_teacher_with_other_columns_scores_those_that_both_have(
     columns: int, monkeypatch: pytest.MonkeyPatch

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.upstream import UpstreamError, check_signatures
+from nemo_uecr.nemo.two_temperatures import MicroBatch
+from nemo_uecr.nemo.upstream import UpstreamError, check_signatures, expected_signatures
 
 
 @pytest.mark.parametrize("names", ["text prefix predicate", "text prefix ...", "text ..."])
@@ -35,3 +41,93 @@ def test_a_missing_package_is_not_blamed_on_nemo_rl(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UpstreamError, match="NeMo-RL imports no_such_tracker, which is not installed"):
         upstream.check()
+
+
+# Trees after August 2026, of which single files are known: stand-ins with their signatures.
+
+
+def traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A tracing decorator."""
+
+    @functools.wraps(function)
+    def wrapper(*args: Any, **given: Any) -> Any:
+        return function(*args, **given)
+
+    return wrapper
+
+
+def entry(name: str) -> tuple[str, str, list[str] | None]:
+    both = [*expected_signatures("driver"), *expected_signatures("worker")]
+    return next(one for one in both if one[1] == name)
+
+
+def standing_in(monkeypatch: pytest.MonkeyPatch, module: str, **names: Any) -> None:
+    made = ModuleType(module)
+    vars(made).update(names)
+    monkeypatch.setitem(sys.modules, module, made)
+
+
+def test_a_traced_loop_is_the_same_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    @traced
+    def grpo_train(  # type: ignore[no-untyped-def]
+        policy, policy_generation, wrapped_dataloader, val_dataloader, tokenizer, loss_fn, task_to_env,
+        val_task_to_env, logger, checkpointer, grpo_save_state, master_config, teacher=None,
+    ) -> None: ...  # fmt: skip
+
+    standing_in(monkeypatch, "nemo_rl.algorithms.grpo", grpo_train=grpo_train)
+    check_signatures([entry("grpo_train")], "later")
+
+
+def test_an_estimator_that_must_answer_with_more_than_a_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = "nemo_rl.algorithms.advantage_estimator"
+    standing_in(monkeypatch, module)
+    check_signatures([entry("AdvantageResult")], "later")
+    standing_in(monkeypatch, module, AdvantageResult=object)
+    with pytest.raises(UpstreamError, match=rf"NeMo-RL later: {module} has AdvantageResult; expected none"):
+        check_signatures([entry("AdvantageResult")], "later")
+
+
+@pytest.mark.parametrize(
+    ("more", "refused"),
+    [({}, ""), ({"original_seq_length": 3}, ""), ({"input_is_next_token_logprobs": False}, ""),
+     ({"input_is_next_token_logprobs": True}, "input_is_next_token_logprobs"), ({"another": 1}, "another")],
+)  # fmt: skip
+def test_what_a_later_forward_hands_to_its_post_processor(
+    more: dict[str, Any], refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Processor:
+        def __init__(self, cfg: Any, sampling_params: Any) -> None: ...
+
+    names = ["self", "data_dict", "input_ids", "cu_seqlens_padded", *more]
+    body: dict[str, Any] = {}
+    exec(f"def __call__({', '.join(names)}): ...", body)
+    Processor.__call__ = body["__call__"]  # type: ignore[attr-defined]
+    standing_in(monkeypatch, "nemo_rl.models.megatron.train", LogprobsPostProcessor=Processor)
+    ids, logits = torch.ones(2, 3, dtype=torch.long), torch.randn(2, 3, 5)
+    data = {"input_ids": ids, "input_lengths": torch.tensor([3, 2])}
+
+    def forward(*, post_processing_fn: Any, **given: Any) -> Any:
+        return [post_processing_fn(data_dict=data, input_ids=ids, cu_seqlens_padded=None, **more)(logits)]
+
+    theirs = {
+        "LogprobsPostProcessor": Processor, "megatron_forward_backward": forward,
+        "get_microbatch_iterator": lambda *given, **named: (iter(()), 1, 1, 3, 3),
+    }  # fmt: skip
+    monkeypatch.setattr(upstream, "native", theirs.__getitem__)
+    cfg = {"sequence_packing": {"enabled": False}, "logprob_batch_size": 1}
+    worker = SimpleNamespace(
+        cfg=cfg, mcore_state=SimpleNamespace(straggler_timer=None), delegate_pack_to_model=False, model=None,
+        defer_fp32_logits=False,
+    )  # fmt: skip
+
+    def scored() -> Any:
+        check_signatures([entry("LogprobsPostProcessor.__call__")], "later")
+        return upstream.score_forward(worker, data, lambda given, micro: {"logits": given, "micro": micro})
+
+    if refused:
+        with pytest.raises(UpstreamError, match=refused):
+            scored()
+        return
+    [(_, found)] = scored()
+    assert found["logits"] is logits
+    assert isinstance(found["micro"], MicroBatch)
