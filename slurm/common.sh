@@ -77,9 +77,11 @@ run_training() { # SCRIPT CONFIG ARGUMENTS...
   build_step "$NODES"
   local names
   names=$(IFS=, && echo "${NODE_NAMES[*]}")
+  [[ -z ${NCCL_IB_HCA:-} ]] || export MELLANOX_VISIBLE_DEVICES=${MELLANOX_VISIBLE_DEVICES:-all} # for enroot's containers
   # Unset, a token that any Ray has left in ~/.ray makes the head ask for it, and the workers bring none.
   export RAY_AUTH_MODE=${RAY_AUTH_MODE:-disabled}
-  "${STEP[@]}" "${PYTHON[@]}" -m nemo_uecr slurm node --job "$LOGS" --nodes "$names" --gpus "$GPUS" --cpus "$CPUS" \
+  "${STEP[@]}" bash -c "$ON_NODE" node "/tmp/uecr-ray-${LOGS##*/}/gpu-cpus" "$CPUS" \
+    "${PYTHON[@]}" -m nemo_uecr slurm node --job "$LOGS" --nodes "$names" --gpus "$GPUS" --cpus "$CPUS" \
     --port "$RAY_PORT" --register-s "$REGISTER_S" --heartbeat-s "$HEARTBEAT_S" --silence-s "$SILENCE_S" \
     ${SMOKE:+--smoke} "$CONFIG" "${REST[@]}" 2> >(tee -a "$LOGS/srun.log" >&2) &
   watch_step $!

@@ -9,6 +9,23 @@ build_step() { # NODES: the srun words before the command
     --container-mounts="$ROOT:$ROOT,$SUBMIT_DIR:$SUBMIT_DIR,$LOGS:$LOGS${HF_HOME:+,$HF_HOME:$HF_HOME}${MOUNTS:+,$MOUNTS}")
 }
 
+# What NeMo-RL's own script for Slurm sets on each node: $1 a file of the CPUs beside each GPU, to which NeMo-RL binds its
+# workers, in the folder that Ray takes and leaves; $2 the node's CPUs. Then the rest.
+# shellcheck disable=SC2016
+ON_NODE='
+files=$(ulimit -Hn) now=$(ulimit -Sn)
+[[ $files != unlimited && $files -lt 65535 ]] || files=65535
+[[ $now == unlimited || $now -ge $files ]] || ulimit -Sn "$files"
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($2 < 16 ? $2 : 16))} NRL_GPU_CPU_AFFINITY_FILE=$1
+mkdir -p "${1%/*}"
+nvidia-smi --query-gpu=index,pci.bus_id --format=csv,noheader 2>/dev/null | while IFS=", " read -r gpu place; do
+  place=${place,,} # 00000000:1B:00.0, which the system writes 0000:1b:00.0
+  cpus=$(cat "${PCI:-/sys/bus/pci/devices}/${place:4}/local_cpulist") && echo "$gpu:$cpus"
+done >"$1"
+shift 2
+exec "$@"
+'
+
 watch_step() { # PID: heartbeats until the step has ended; sets STEP_CODE
   local pid=$1 beat=$SECONDS failed='' grace=$GRACE_S
   while kill -0 "$pid" 2>/dev/null; do

@@ -39,7 +39,7 @@ from nemo_uecr.files import check_writable, existing, read_object
 from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.local.url_teacher import UrlTeacher
 from nemo_uecr.nemo import preflight, upstream
-from nemo_uecr.plan import faults
+from nemo_uecr.plan import faults, network
 from nemo_uecr.plan.local import Sizes, local_plan
 from nemo_uecr.plan.nemo import nemo_plan
 from nemo_uecr.plan.records import ASSUMED, CPU, GIB, Lengths
@@ -151,6 +151,8 @@ def _of_the_run(run: AnyConfig, sizes: Sizes) -> Iterator[Check]:
     yield "plan", lambda: fit_findings(run, sizes, gpu_memory=gpu_memory(), host_memory=total)
     yield "run folder", lambda: _writable_finding(Path(run.run.folder))
     yield "shared folders", lambda: shared_findings(run)
+    if isinstance(run, NemoConfig) and int(os.environ.get("SLURM_STEP_NUM_NODES", "1")) > 1:
+        yield "all-reduce", lambda: network_finding(Path(run.run.folder))
     yield "problems", lambda: problems_finding(run)
     yield "rewards", lambda: rewards_finding(run)
     if isinstance(run, Config):
@@ -315,6 +317,18 @@ def shared_findings(run: AnyConfig) -> Iterator[Finding]:
         kind = max(reversed(above), key=lambda one: len(one.mountpoint)).fstype  # the last one mounted there
         remedy = "only this node sees it: put it on a file system that every node mounts at the same path"
         yield judged(f"shared {key}", kind not in LOCAL_FILE_SYSTEMS, f"{place} is on {kind}", remedy)
+
+
+def network_finding(run_folder: Path) -> Finding:
+    """How fast the nodes of this Slurm step reduce, against what InfiniBand gives; a CPU shows that they meet."""
+    rate, backend = network.exchange_rate(existing(run_folder))
+    expected = any(network.INFINIBAND.glob("*")) and backend == "nccl"
+    message = f"{rate:.2f} GB/s between the nodes by {backend}{f', {network.FAST:g} of InfiniBand' * expected}"
+    remedy = (
+        f"export {network.INTERFACE}=NAME NCCL_IB_HCA=ADAPTERS before sbatch and srun, and for a container "
+        "MELLANOX_VISIBLE_DEVICES=all; NCCL_DEBUG=INFO shows what NCCL takes"
+    )
+    return judged("all-reduce", rate >= network.FAST or not expected, message, remedy, "warn")
 
 
 # -- what the run reads ----------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from nemo_uecr.config.load import backend_of, load_config, load_nemo_config
 from nemo_uecr.errors import ConfigError, UecrError, require_extra
 from nemo_uecr.files import replace_file
 from nemo_uecr.plan.faults import layout_faults, refuse
+from nemo_uecr.plan.network import own_address, take_interface
 from nemo_uecr.stopping import STOPPED
 from nemo_uecr.telemetry.sinks import STEPS, read_records
 
@@ -115,6 +116,7 @@ def run_node(job: Job, config: str, overrides: Sequence[str], *, smoke: bool) ->
     # Whatever ends this process, what it started must be ended first.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     head = job.node == job.nodes[0]
+    take_interface()
     words: list[str] = []
     try:
         if head:
@@ -167,9 +169,12 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
 
 def _run_head(job: Job, driver_words: Sequence[str]) -> int:
     """Bring the cluster up, run the driver in it, take the cluster down; returns the node's exit code."""
-    address = f"{head_host(alone=len(job.nodes) == 1)}:{job.port}"
-    if _listens(address):
-        job.blame(job.node, f"port {job.port} is taken by another program; choose another one: --ray-port NUMBER")
+    try:
+        address = f"{own_address(alone=len(job.nodes) == 1)}:{job.port}"
+        if _listens(address):
+            raise UecrError(f"port {job.port} is taken by another program; choose another one: --ray-port NUMBER")
+    except UecrError as error:
+        job.blame(job.node, str(error))
         job.write("ended", "1")
         return 1
     code, ray = 1, _start_ray(job, None)
@@ -188,15 +193,6 @@ def _run_head(job: Job, driver_words: Sequence[str]) -> int:
         finally:  # the end of the job may cut the wait short
             _stop_ray(job, ray, keep_logs=not peaceful)
     return code
-
-
-def head_host(*, alone: bool) -> str:
-    """The address under which the other nodes reach this one."""
-    named = socket.gethostbyname(socket.gethostname())
-    if alone or not named.startswith("127."):
-        return named
-    # Some systems give a host's own name to the loopback device; Slurm knows by which address it called us.
-    return os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or named
 
 
 def _wait_for_cluster(job: Job, ray: subprocess.Popen[bytes], address: str) -> None:
@@ -348,6 +344,8 @@ def ray_arguments(job: Job, head_address: str | None) -> list[str]:
     resources = json.dumps({node_resource(job.node): 1})
     values = joining | {"num-cpus": job.cpus, "num-gpus": job.gpus, "resources": resources}
     values |= {"min-worker-port": first, "max-worker-port": first + share - 1}
+    if (taken := take_interface()) is not None:
+        values["node-ip-address"] = taken
     head = ["--head", "--include-dashboard=false"] if head_address is None else []
     return [*head, *(f"--{name}={value}" for name, value in values.items()), "--disable-usage-stats", "--block"]
 

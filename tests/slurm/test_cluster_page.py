@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -157,6 +158,27 @@ def test_a_container_can_be_written(tmp_path: Path) -> None:
     step = f'{given}; source slurm/step.sh; build_step 2; printf "%s\\n" "${{STEP[@]}}"'
     words = run(["bash", "-c", step]).stdout.split()
     assert {"--nodes=2", "--container-image=x.sqsh", "--container-writable"} <= {*words}
+
+
+def test_a_node_sets_what_nemo_rl_s_own_script_sets(tmp_path: Path) -> None:
+    """Open files, threads, and a file of the CPUs beside each GPU, on a node with two GPUs and 32 CPUs."""
+    (tmp_path / "bin").mkdir()
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.write_text(
+        '#!/bin/sh\n[ "$1" = --query-gpu=index,pci.bus_id ] && printf "0, 00000000:1B:00.0\\n1, 00000000:9C:00.0\\n"\n'
+    )
+    smi.chmod(0o755)
+    for place, cpus in {"0000:1b:00.0": "0-15", "0000:9c:00.0": "16-31"}.items():
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "local_cpulist").write_text(f"{cpus}\n")
+    sees = "ulimit -Sn; echo $OMP_NUM_THREADS; cat $NRL_GPU_CPU_AFFINITY_FILE"
+    node = f"""source slurm/step.sh; ulimit -Sn 256; unset OMP_NUM_THREADS
+        export PCI={tmp_path} PATH={tmp_path}/bin:$PATH
+        bash -c "$ON_NODE" node {tmp_path}/ray/gpu-cpus 32 bash -c '{sees}'"""
+    files, *rest = run(["bash", "-c", node]).stdout.splitlines()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert int(files) == (65535 if hard == resource.RLIM_INFINITY else min(65535, hard)) > 256
+    assert rest == ["16", "0:0-15", "1:16-31"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.local.tiny import SMALL, Assets, metrics
@@ -72,7 +73,9 @@ def test_two_nodes_form_one_cluster_and_train(
     token.parent.mkdir(parents=True)
     token.write_text("0" * 64)
     home = {"HOME": str(tmp_path / "home")}
-    job = slurm.submit(tmp_path, *words[:-1], *SMALL, *words[-1:], folder, UECR_ROOT=str(ROOT), **home)
+    interface = {"NCCL_SOCKET_IFNAME": "lo"}  # Ray takes its address
+    words = [*words[:-1], *SMALL, *words[-1:], folder]
+    job = slurm.submit(tmp_path, *words, UECR_ROOT=str(ROOT), **home, **interface)
     log = tmp_path / f"uecr-qwen3-4b-{job}.log"
     end = slurm.wait_for_end(job, log)
     assert (end.state, end.said("2 of 2 nodes")) == ("COMPLETED", True), end.lines
@@ -125,6 +128,11 @@ def test_a_time_limit_saves_requeues_and_resumes(
 def test_a_killed_worker(slurm: OneHostSlurm, submit: Submit) -> None:
     job, log = submit(LONG)
     training(slurm, log)
+    [raylet] = processes("raylet/raylet", "slurm_node:n2")
+    sees = psutil.Process(raylet).environ()
+    assert Path(sees["NRL_GPU_CPU_AFFINITY_FILE"]).is_file()  # empty here: no GPU
+    assert int(sees["OMP_NUM_THREADS"]) > 0
+    assert psutil.Process(raylet).rlimit(psutil.RLIMIT_NOFILE)[0] >= 4096
     kill("raylet/raylet", "slurm_node:n2")
     failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n2: its Ray worker has died")
     assert list((log.parent / "slurm-logs" / f"{job}-0").glob("ray-n*/raylet*.out"))
@@ -172,3 +180,17 @@ def test_no_gpu_where_the_job_has_eight(slurm: OneHostSlurm, tmp_path: Path, env
     job = slurm.submit(tmp_path, TRAIN, *words, UECR_ROOT=str(ROOT))
     end = slurm.wait_for_end(job, tmp_path / f"uecr-qwen3-4b-{job}.log")
     failed(end, "slurm: FAILED: node n1: nvidia-smi shows 0 GPUs, the job has 8 on each node")
+
+
+def test_the_doctor_measures_the_exchange_of_two_nodes(
+    slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path
+) -> None:
+    """As docs/doctor.md calls it; the other findings are those of a machine without GPUs."""
+    step = ("srun", "--label", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=0")
+    python = str(environment_folder / "bin" / "python")
+    given = ["teacher.model_name=t", "data.subset=8", f"run.folder={tmp_path / 'run'}"]
+    config = str(ROOT / "examples" / "configs" / "uecr_qwen3_4b.yaml")
+    said = slurm.call(*step, python, "-m", "nemo_uecr", "doctor", config, *given)
+    measured = [line for line in said.splitlines() if "all-reduce" in line]
+    assert sorted(line[:9] for line in measured) == ["0: ok    ", "1: ok    "], said
+    assert all(" GB/s between the nodes by gloo" in line for line in measured)

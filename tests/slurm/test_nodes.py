@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -17,9 +18,10 @@ import pytest
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.errors import ConfigError, DataError
-from nemo_uecr.slurm.node import Failed, Job, command_words, head_host, ray_arguments, run_driver
+from nemo_uecr.slurm.node import Failed, Job, _run_head, command_words, ray_arguments, run_driver
 from nemo_uecr.slurm.replicas import Replica, largest_difference
 from nemo_uecr.stopping import RunStopped, StopRequest
+from tests.plan.test_network import unknown
 
 CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 NEMO, LOCAL = str(CONFIGS / "uecr_qwen3_4b.yaml"), str(CONFIGS / "local" / "demo.yaml")
@@ -97,12 +99,23 @@ def test_worker_ports_stay_in_the_range_and_neighbours_apart(tmp_path: Path, cou
         assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
 
 
-def test_a_loopback_name_is_replaced_where_others_must_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
-    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "192.0.2.7")
-    assert (head_host(alone=False), head_host(alone=True)) == ("192.0.2.7", "127.0.1.1")
-    monkeypatch.setattr(socket, "gethostbyname", lambda name: "192.0.2.1")
-    assert head_host(alone=False) == "192.0.2.1"
+def test_a_head_that_nobody_can_reach_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own name leads nowhere, and Slurm names no address."""
+    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    monkeypatch.delenv("SLURM_LAUNCH_NODE_IPADDR", raising=False)
+    assert _run_head(job(tmp_path, "n1", "n1", "n2"), []) == 1
+    host = re.escape(socket.gethostname())
+    cause = (tmp_path / "cause").read_text()
+    assert re.match(rf"node n1: the name {host} .* leads to no address .*/etc/hosts .*NCCL_SOCKET_IFNAME=NAME", cause)
+    assert (tmp_path / "ended").read_text() == "1"
+
+
+def test_the_interface_that_nccl_is_told_to_take_is_ray_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # which it would set
+    assert "--node-ip-address=127.0.0.1" in ray_arguments(job(tmp_path, "n2", "n1", "n2"), "h:9900")
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "^lo")
+    assert not [word for word in ray_arguments(job(tmp_path, "n2", "n1", "n2"), "h:9900") if "node-ip" in word]
 
 
 # --- the driver ---

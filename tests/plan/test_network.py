@@ -1,0 +1,80 @@
+"""A node's address for the others, and the exchange that the doctor measures."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.plan import network
+from nemo_uecr.plan.doctor import network_finding
+from nemo_uecr.plan.network import own_address, take_interface
+
+MEASURE = (
+    "import sys, pathlib; from nemo_uecr.plan.network import exchange_rate as e; print(*e(pathlib.Path(sys.argv[1])))"
+)
+
+
+def unknown(name: str) -> str:
+    raise socket.gaierror(-2, "Name or service not known")
+
+
+@pytest.fixture(autouse=True)
+def _no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")  # to be put back
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+
+
+def test_a_loopback_name_is_replaced_where_others_must_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is a name that leads nowhere."""
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "192.0.2.7")
+    assert (own_address(alone=False), own_address(alone=True)) == ("192.0.2.7", "127.0.1.1")
+    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    assert (own_address(alone=False), own_address(alone=True)) == ("192.0.2.7", "127.0.0.1")
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: "192.0.2.1")
+    assert own_address(alone=False) == "192.0.2.1"
+
+
+@pytest.mark.parametrize(("named", "gloo"), [("lo", "lo"), ("=lo", "lo"), ("lo,eth0", "lo"), ("^lo", None), ("", None)])
+def test_gloo_follows_what_nccl_is_told(named: str, gloo: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", named)
+    assert take_interface() == (gloo and "127.0.0.1")
+    assert os.environ.get("GLOO_SOCKET_IFNAME") == gloo
+
+
+def test_two_tasks_measure_their_exchange(tmp_path: Path) -> None:
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "NCCL_SOCKET_IFNAME": "lo"}
+    words = [sys.executable, "-c", MEASURE, str(tmp_path)]
+    tasks = [
+        subprocess.Popen(words, env=os.environ | step | {"SLURM_PROCID": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    for rate, backend in (task.communicate(timeout=120)[0].split() for task in tasks):
+        assert backend == "gloo"
+        assert 0.001 < float(rate) < 100
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("rate", "backend", "adapters", "status"),
+    [(9.9, "nccl", ["mlx5_0"], "warn"), (10.1, "nccl", ["mlx5_0"], "ok"), (2.0, "nccl", [], "ok"),
+     (1.0, "gloo", ["mlx5_0"], "ok")],
+)  # fmt: skip
+def test_what_is_slow_for_infiniband_is_told(
+    rate: float, backend: str, adapters: list[str], status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in adapters:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(network, "INFINIBAND", tmp_path)
+    monkeypatch.setattr(network, "exchange_rate", lambda folder: (rate, backend))
+    found = network_finding(tmp_path)
+    assert found.status == status
+    assert found.message.startswith(f"{rate:.2f} GB/s")
+    assert bool(re.search("NCCL_IB_HCA=ADAPTERS .*MELLANOX_VISIBLE_DEVICES=all", found.remedy)) == (status == "warn")
