@@ -4,11 +4,13 @@ python tools/pages.py configuration > docs/configuration.md
 python tools/pages.py configuration-nemo-rl > docs/configuration-nemo-rl.md
 python tools/pages.py cli > docs/cli.md
 python tools/pages.py metrics > docs/metrics.md
+python tools/pages.py cluster    # the written page, its planned times renewed
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +29,7 @@ from nemo_uecr.config.schema import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, Config
 from nemo_uecr.method_registry import REGISTRY
 from nemo_uecr.telemetry.metric_table import METRICS
 
+ROOT = Path(__file__).resolve().parents[1]
 WORDS = {
     "integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false", "null": "null",
 }  # fmt: skip
@@ -148,8 +151,37 @@ def metrics() -> str:
     return _METRICS + "".join(f"{line}\n" for line in _metric_lines())
 
 
+def cluster() -> str:
+    """The page as it stands, with the planned times renewed."""
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+
+    def in_row(found: re.Match[str]) -> str:
+        nodes, overrides = found[2], found[3].replace("`(none)`", "").strip("`").split()
+        student = ("teacher.model_name=Qwen/Qwen3-8B", "data.subset=20000", f"cluster.nodes={nodes}")
+        return f"{found[1]} {_planned('uecr_qwen3_4b', *student, *(word for word in overrides if '=' in word)):,.0f} |"
+
+    page = re.sub(r"^(\| (\d+) \| [^|]*\| ([^|]*) \| \d+ \|) [\d,]+ \|$", in_row, page, flags=re.M)
+    step = _planned("uecr_qwen3_4b", "teacher.model_name=Qwen/Qwen3-8B", "data.subset=20000")
+    hours = 160 * step / 3600
+    attempts = math.ceil(hours / (4 - 1200 / 3600))  # the notice is lost in each
+    page = re.sub(r"(?<=estimates )[\d,]+(?= s per step)", f"{step:,.0f}", page)
+    page = re.sub(r"\d+ hours for 160 steps, or \d+", f"{hours:.0f} hours for 160 steps, or {attempts}", page)
+    return re.sub(r"[\d,]+(?= s as planned)", f"{_planned('grpo_teacher_qwen3_8b'):,.0f}", page)
+
+
+def _planned(config: str, *overrides: str) -> float:
+    """Seconds a step on H100, as the page's `plan` says."""
+    from nemo_uecr.config.load import load_nemo_config
+    from nemo_uecr.plan.nemo import nemo_plan
+    from nemo_uecr.plan.records import GPUS, Lengths
+
+    loaded = load_nemo_config(ROOT / "examples" / "configs" / f"{config}.yaml", overrides)
+    return nemo_plan(loaded, GPUS["h100"], Lengths(prompt=200, response=5357, sigma=0.9)).seconds
+
+
 PAGES = {
     "configuration": configuration, "configuration-nemo-rl": configuration_nemo_rl, "cli": cli, "metrics": metrics,
+    "cluster": cluster,
 }  # fmt: skip
 
 
