@@ -77,7 +77,6 @@ run_training() { # SCRIPT CONFIG ARGUMENTS...
   build_step "$NODES"
   local names
   names=$(IFS=, && echo "${NODE_NAMES[*]}")
-  [[ -z ${NCCL_IB_HCA:-} ]] || export MELLANOX_VISIBLE_DEVICES=${MELLANOX_VISIBLE_DEVICES:-all} # for enroot's containers
   # Unset, a token that any Ray has left in ~/.ray makes the head ask for it, and the workers bring none.
   export RAY_AUTH_MODE=${RAY_AUTH_MODE:-disabled}
   "${STEP[@]}" bash -c "$ON_NODE" node "/tmp/uecr-ray-${LOGS##*/}/gpu-cpus" "$CPUS" \

@@ -5,6 +5,7 @@ build_step() { # NODES: the srun words before the command
   STEP=(srun --nodes="$1" --ntasks="$1" --ntasks-per-node=1 --cpus-per-task="$CPUS" --cpu-bind=none
     --kill-on-bad-exit=1 --wait="$GRACE_S" --unbuffered)
   [[ -n $CONTAINER ]] || return 0
+  [[ -z ${NCCL_IB_HCA:-} ]] || export MELLANOX_VISIBLE_DEVICES=${MELLANOX_VISIBLE_DEVICES:-all} # enroot reads it
   STEP+=(--container-image="$CONTAINER" --container-workdir="$SUBMIT_DIR" --container-writable --no-container-mount-home
     --container-mounts="$ROOT:$ROOT,$SUBMIT_DIR:$SUBMIT_DIR,$LOGS:$LOGS${HF_HOME:+,$HF_HOME:$HF_HOME}${MOUNTS:+,$MOUNTS}")
 }

@@ -338,18 +338,11 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
 
     class Scores(native("LogprobsPostProcessor")):  # type: ignore[misc]
         def __call__(
-            self,
-            data_dict: Any,
-            input_ids: Any,
-            cu_seqlens_padded: Any,
-            original_seq_length: int | None = None,
+            self, data_dict: Any, input_ids: Any, cu_seqlens_padded: Any, original_seq_length: int | None = None,
             input_is_next_token_logprobs: bool = False,
-        ) -> Any:
+        ) -> Any:  # fmt: skip
             if input_is_next_token_logprobs:
-                raise UpstreamError(
-                    "NeMo-RL's forward gives log-probabilities (input_is_next_token_logprobs); expected logits: "
-                    "switch off its shared prefixes"
-                )
+                raise UpstreamError("NeMo-RL's forward gives no logits: input_is_next_token_logprobs; expected False")
 
             def finish(logits: Any) -> Any:
                 ids, lengths = (data_dict[name].to(logits.device) for name in ("input_ids", "input_lengths"))

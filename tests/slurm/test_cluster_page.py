@@ -117,7 +117,9 @@ def test_the_notice_is_well_above_a_step(role: str) -> None:
     ]  # fmt: skip
     script = (ROOT / "slurm" / "train_qwen4b.sbatch").read_text()
     notice = re.search(r"--signal=B:USR1@(\d+)", " ".join(line)) or re.search(r"--signal=B:USR1@(\d+)", script)
-    stated = re.search(r"teacher takes ([\d,]+) s" if role == "grpo_teacher" else r"estimates ([\d,]+) s per step", PAGE)
+    stated = re.search(
+        r"teacher takes ([\d,]+) s" if role == "grpo_teacher" else r"estimates ([\d,]+) s per step", PAGE
+    )
     assert notice is not None
     assert stated is not None
     assert int(notice[1]) > 1.5 * int(stated[1].replace(",", ""))
@@ -179,10 +181,12 @@ def test_a_container_gets_what_the_image_lacks_and_each_command_its_worker_s_pyt
 
 
 def test_a_container_can_be_written(tmp_path: Path) -> None:
-    """Ray's folder and vLLM's cache lie in it; pyxis makes it read-only on some clusters."""
+    """Ray's folder and vLLM's cache lie in it, but pyxis may make it read-only. It sees named adapters."""
     given = f"CPUS=8 GRACE_S=60 SUBMIT_DIR={tmp_path} ROOT={ROOT} LOGS={tmp_path} MOUNTS='' CONTAINER=x.sqsh"
-    step = f'{given}; source slurm/step.sh; build_step 2; printf "%s\\n" "${{STEP[@]}}"'
-    words = run(["bash", "-c", step]).stdout.split()
+    step = f"export NCCL_IB_HCA=mlx5; {given}; source slurm/step.sh; build_step 2"
+    step += '; printf "%s\\n" "${STEP[@]}" "$MELLANOX_VISIBLE_DEVICES"'
+    *words, adapters = run(["bash", "-c", step]).stdout.split()
+    assert adapters == "all"
     assert {"--nodes=2", "--container-image=x.sqsh", "--container-writable"} <= {*words}
 
 
