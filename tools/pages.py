@@ -164,9 +164,15 @@ def cluster() -> str:
     step = _planned("uecr_qwen3_4b", "teacher.model_name=Qwen/Qwen3-8B", "data.subset=20000")
     hours = 160 * step / 3600
     attempts = math.ceil(hours / (4 - 1200 / 3600))  # the notice is lost in each
-    page = re.sub(r"(?<=estimates )[\d,]+(?= s per step)", f"{step:,.0f}", page)
-    page = re.sub(r"\d+ hours for 160 steps, or \d+", f"{hours:.0f} hours for 160 steps, or {attempts}", page)
-    return re.sub(r"[\d,]+(?= s as planned)", f"{_planned('grpo_teacher_qwen3_8b'):,.0f}", page)
+    said = {
+        r"(estimates\s)[\d,]+(\ss\sper\sstep)": f"{step:,.0f}", r"(: )\d+(\shours\sfor\s160)": f"{hours:.0f}",
+        r"(160\ssteps,\sor\s)\d+(\sattempts)": str(attempts),
+        r"(takes\s)[\d,]+(\ss\sas\splanned)": f"{_planned('grpo_teacher_qwen3_8b'):,.0f}",
+    }  # fmt: skip
+    for pattern, value in said.items():
+        page, count = re.subn(pattern, rf"\g<1>{value}\g<2>", page)
+        assert count == 1, pattern
+    return page
 
 
 def _planned(config: str, *overrides: str) -> float:
