@@ -19,7 +19,7 @@ files=$(ulimit -Hn) now=$(ulimit -Sn)
 [[ $now == unlimited || $now -ge $files ]] || ulimit -Sn "$files"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($2 < 16 ? $2 : 16))} NRL_GPU_CPU_AFFINITY_FILE=$1
 mkdir -p "${1%/*}"
-nvidia-smi --query-gpu=index,pci.bus_id --format=csv,noheader 2>/dev/null | while IFS=", " read -r gpu place; do
+timeout 60 nvidia-smi --query-gpu=index,pci.bus_id --format=csv,noheader 2>/dev/null | while IFS=", " read -r gpu place; do
   place=${place,,} # 00000000:1B:00.0, which the system writes 0000:1b:00.0
   cpus=$(cat "${PCI:-/sys/bus/pci/devices}/${place:4}/local_cpulist") && echo "$gpu:$cpus"
 done >"$1"
