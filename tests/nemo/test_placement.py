@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +93,21 @@ def test_a_dedicated_teacher_has_a_gpu_of_its_own() -> None:
             assert engine == student
             assert len({*student, *teacher}) == 3
         own.shutdown()
+
+
+BINDS = """
+import os, runpy, sys
+bind = runpy.run_path(sys.argv[1])["bind_to_gpu_numa"]
+print(bind(1), bind(0), sorted(os.sched_getaffinity(0)))
+"""
+
+
+def test_a_worker_binds_itself_to_the_cpus_that_its_node_lists(tmp_path: Path) -> None:
+    """The file of `slurm/step.sh`, read by NeMo-RL's own function: GPU 0 has a line, GPU 1 has none."""
+    first = min(os.sched_getaffinity(0))
+    (tmp_path / "gpu-cpus").write_text(f"0:{first}\n")
+    environment = {"NRL_GPU_CPU_AFFINITY_FILE": str(tmp_path / "gpu-cpus"), "NRL_DISABLE_NUMA_MEMBIND": "1"}
+    source = f"{os.environ['NEMO_RL_SOURCE']}/nemo_rl/distributed/numa_utils.py"
+    words = [sys.executable, "-c", BINDS, source]
+    done = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True, check=True)
+    assert done.stdout == f"False True [{first}]\n"
