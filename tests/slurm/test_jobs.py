@@ -171,7 +171,7 @@ def test_a_driver_that_hangs(slurm: OneHostSlurm, submit: Submit) -> None:
 
 
 def test_a_user_s_error_is_the_cause(slurm: OneHostSlurm, submit: Submit) -> None:
-    job, log = submit("method.rho=2")
+    job, log = submit("student.model_name=/no/such/model")  # what the keys alone show ends a job before Ray
     failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: the driver ended with code 2: nemo-uecr: error:")
 
 
