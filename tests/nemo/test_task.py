@@ -115,6 +115,7 @@ def test_an_environment_of_nemo_rls_gets_its_settings_and_the_columns(prepared: 
         ["teacher.model_name=t", f"data.train={prepared}", "data.answer_key=answer", named],
     )
     master = master_config(config)
+    assert master["env"].pop("should_log_nemo_gym_responses")
     assert master["env"] == {"code_jaccard": {"num_workers": 1, "stop_strings": None}}
     dataset, _, environments, _ = setup_response_data(tokenizer, master["data"], master["env"])
     about = dataset[0]["extra_env_info"]

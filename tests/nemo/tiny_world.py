@@ -42,12 +42,18 @@ class TinyModel(torch.nn.Module):
         features: Tensor = self.recurrent(self.embedding(ids_BS))[0]
         return features
 
-    def head(self, features: Tensor) -> Tensor:
-        logits: Tensor = self.output(features)
+    def head_parameters(self) -> list[torch.nn.Parameter]:
+        return list(self.output.parameters())
+
+    def head_weights(self) -> dict[str, Tensor]:
+        return dict(self.output.named_parameters())
+
+    def head(self, features: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        logits: Tensor = torch.func.functional_call(self.output, weights, (features,))
         return logits
 
     def forward(self, ids_BS: Tensor) -> Tensor:
-        return self.head(self.features(ids_BS))
+        return self.head(self.features(ids_BS), self.head_weights())
 
 
 def training_logp(model: TinyModel, ids_BS: Tensor) -> Tensor:
