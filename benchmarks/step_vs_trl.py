@@ -41,7 +41,7 @@ def our_step(folder: Path) -> tuple[Any, list[Any], Callable[[int], int]]:
     import torch
 
     from nemo_uecr.config.load import load_config
-    from nemo_uecr.data.problems import load_problems
+    from nemo_uecr.data.problems import problems_of
     from nemo_uecr.local.checkpoint import Checkpoints, Position
     from nemo_uecr.local.memory import Placement
     from nemo_uecr.local.models import load_model
@@ -59,9 +59,7 @@ def our_step(folder: Path) -> tuple[Any, list[Any], Callable[[int], int]]:
     name, device = resolve(config.student.model_name), torch.device("cpu")
     student = load_model(name, role="student", dtype="float32", device=device, master_weights=True)
     data = config.data
-    problems = load_problems(
-        Path(resolve(data.train)), question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key
-    )
+    problems = problems_of(data, resolve(data.train), "data.train")
     trainer = Trainer(
         config,
         models=Models(student, None, None),

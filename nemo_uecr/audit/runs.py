@@ -21,7 +21,7 @@ from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.problems import load_problems
+from nemo_uecr.data.problems import problems_of
 from nemo_uecr.data.reproducible import step_indices
 from nemo_uecr.errors import DataError
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run
@@ -70,8 +70,7 @@ def batch_audit(run: Path, train: Path) -> Audit:
     batches = {saved.step: saved.tensors for saved in read_run(run).batches}
     data = config.data
     with suppress(DataError, OSError):  # the run came from another machine: the rest is still checked
-        path = training_file(train, "data.train")
-        found = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
+        found = problems_of(data, training_file(train, "data.train"), "data.train")
         problems = [problem.id for problem in found]
     rollout, every = config.rollout, config.telemetry.save_batch_every
     filtered = ("response/truncated_share",) if rollout.overlong_filter else ()

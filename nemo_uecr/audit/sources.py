@@ -19,7 +19,7 @@ from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config, TeacherConfig
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.data.models import fitting_prompts
-from nemo_uecr.data.problems import checked_lines
+from nemo_uecr.data.problems import Problem, checked_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import ChatSettings, Tokens
 from nemo_uecr.evaluation.runner import SETTINGS
@@ -92,7 +92,9 @@ def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source
             rollouts += _batch_of_run(path, number - 1, config)  # that of step 1 was sampled before any update
             continue
         for each in read_samples(path):
-            rollouts.append(_evaluated(each, number, _as_in_training(each.problem, each.question, config)))
+            rollouts.append(
+                _evaluated(each, number, _as_in_training(_problem(each.problem, each.question, each.context), config))
+            )
 
     def student_of(step: int) -> str:
         if step == 0:
@@ -118,7 +120,7 @@ def _batch_of_run(path: Path, step: int, config: Config) -> list[Rollout]:
         rollouts.append(
             _rollout(
                 step,
-                _as_in_training(text["problem"], text["question"], config),
+                _as_in_training(_problem(text["problem"], text["question"], text.get("context", ())), config),
                 part=f"prompt {prompt}",
                 benchmark="batch",
                 sample=seen[prompt],
@@ -138,8 +140,12 @@ def saved_texts(batch: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _as_in_training(problem: str, question: str, config: Config) -> Encode:
-    return lambda tokenizer: fitting_prompts(tokenizer, [(problem, question)], config.data)[0]
+def _as_in_training(problem: Problem, config: Config) -> Encode:
+    return lambda tokenizer: fitting_prompts(tokenizer, [problem], config.data)[0]
+
+
+def _problem(name: str, question: str, context: Sequence[dict[str, str]]) -> Problem:
+    return Problem(name, question, "", context=tuple(context))
 
 
 # An evaluation
@@ -155,11 +161,12 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
             f"{folder} evaluates {model!r}, whose name has no step; give it as STEP={folder}, 0 if untrained"
         )
 
-    def prompt(question: str) -> Encode:
-        return lambda tokenizer: Tokens(tokenizer, frozenset()).prompt(question, chat)
+    def prompt(sample: Sample) -> Encode:
+        problem = _problem(sample.problem, sample.question, sample.context)
+        return lambda tokenizer: Tokens(tokenizer, frozenset()).prompt(problem, chat)
 
     samples = read_samples(folder / SAMPLES)
-    rollouts = [_evaluated(each, checkpoint, prompt(each.question)) for each in samples]
+    rollouts = [_evaluated(each, checkpoint, prompt(each)) for each in samples]
     return Source(rollouts, lambda _: model, None, [folder / SAMPLES])
 
 

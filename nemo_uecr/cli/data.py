@@ -31,12 +31,16 @@ def prepare(
     drop_answers: tuple[str, ...] = (),
     sample: AtLeastOne | None = None,
     seed: Seed = 42,
+    question_key: str | None = None,
+    answer_key: str | None = None,
+    difficulty_key: str | None = None,
 ) -> None:
     """Prepare training problems: load, filter by difficulty and answer type, screen against benchmarks, sample.
 
     A source or benchmark is a file, a folder, or a name on the hub (needs a network); aime24, aime25, amc23, hmmt_feb25
-    and hmmt_nov25 are known names. A row that may be a benchmark problem is held until `nemo-uecr data apply` reads a
-    verdict on it.
+    and hmmt_nov25 are known names. Of several splits the source's `train` and a benchmark's `test` are read; `:SPLIT`
+    or `:CONFIGURATION/SPLIT` behind the name chooses another. A row that may be a benchmark problem is held until
+    `nemo-uecr data apply` reads a verdict on it.
 
         nemo-uecr data prepare --source deepmath.jsonl --screen aime24.jsonl amc23.jsonl --difficulty 5 7 --out DIR
 
@@ -50,18 +54,23 @@ def prepare(
         drop_answers: Answer types to drop.
         sample: Draw this many of the rows that pass.
         seed: Seed of the draw.
+        question_key: Field of the question, such as extra_info.question (default: found by name).
+        answer_key: Field of the answer, such as reward_model.ground_truth (default: found by name).
+        difficulty_key: Field of the difficulty (default: found by name).
     """
     from nemo_uecr.data.filters import NAMES, checked_types
     from nemo_uecr.data.prepare import Settings
     from nemo_uecr.data.prepare import prepare as run
+    from nemo_uecr.data.problems import Keys
 
     if keep_answers and drop_answers:
         raise DataError("--keep-answers and --drop-answers exclude each other; give one of them")
     kept = checked_types(keep_answers, "--keep-answers")
     answers = kept or frozenset(NAMES) - checked_types(drop_answers, "--drop-answers")
+    named = {"question": question_key, "answer": answer_key, "difficulty": difficulty_key}
     settings = Settings(
         source=source, revision=revision, screens=screen, difficulty=difficulty, types=answers, sample=sample,
-        seed=seed,
+        seed=seed, keys=Keys(**{part: (key,) for part, key in named.items() if key is not None}),
     )  # fmt: skip
     counts = run(settings, out)["counts"]
     say(
@@ -143,12 +152,14 @@ def selftest(benchmarks: tuple[str, ...], /) -> int:
         benchmarks: Files, NAME=FILE or known names.
     """
     from nemo_uecr.data.benchmarks import load_benchmarks
+    from nemo_uecr.data.problems import check_references
     from nemo_uecr.verifier.pool import comparison_pool
     from nemo_uecr.verifier.selftest import self_test
 
     fails_itself = False
     with comparison_pool(os.cpu_count() or 1) as pool:
         for name, benchmark in load_benchmarks(list(benchmarks)).items():
+            check_references(name, benchmark.problems)
             lines, failed = self_test({problem.id: problem.answer for problem in benchmark.problems}, pool)
             say(f"{name}: {lines[0]}", *lines[1:])
             fails_itself |= failed

@@ -74,6 +74,7 @@ def evaluate(
     import yaml
 
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
+    from nemo_uecr.data.problems import check_references
     from nemo_uecr.evaluation import engines, runner
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import check_writable
@@ -107,6 +108,8 @@ def evaluate(
     for model in named.values():
         engines.load_tokens(model)  # a mistyped path is told before a missing package and the first model's hours
     loaded = load_benchmarks(_placed(benchmarks, resolve))
+    for name, each in loaded.items():
+        check_references(name, each.problems)
     averages = []
     for label, model in named.items():
         result = runner.evaluate(label, model, loaded, settings, out / label)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_uecr.data.manifest import KEPT, REVIEW, TARGETS, Manifest, has_verdicts, jsonl, read_manifest
 from nemo_uecr.data.models import load_pretrained, load_tokenizer, only_here
 from nemo_uecr.data.prepare import hold
+from nemo_uecr.data.problems import question_of
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.files import file_sha256, replace_file
 
@@ -115,7 +116,7 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> tuple[Ma
 
 def _nearest(folder: Path, progress: Path, encoder: Encoder, vectors_QH: Tensor) -> tuple[list[Nearest], int]:
     """The nearest target of every kept row; what an earlier call finished is read back."""
-    rows = [(row["row"], row["question"]) for row in jsonl(folder / KEPT)]
+    rows = [(row["row"], question_of(row["question"], "question")[1]) for row in jsonl(folder / KEPT)]
     nearest: list[Nearest] = []
     embedded, began = 0, time.perf_counter()
     for start in range(0, len(rows), SHARD_ROWS):

@@ -7,17 +7,14 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
 
-from nemo_uecr.data.problems import CARRIED, Fields, Row, read_rows, text_of, usable
+from nemo_uecr.data.problems import CARRIED, Fields, Unread, kind_of, level_of, problem_of, rows_of, usable, value_at
 from nemo_uecr.data.screening import Finding, Screen, Text
+from nemo_uecr.data.sources import Row, Source
 from nemo_uecr.errors import DataError
 
 #: Part of every manifest; raised when the same source and settings would give other rows.
-FILTER_VERSION = "3"
-#: Above any difficulty; NaN, infinity and integers beyond floating point are none.
-HARDEST = 1e9
+FILTER_VERSION = "4"
 
 _NUMBER = r"[+-]?(?:\d+|\d{1,3}(?:(?:,|\{,\})\d{3})+)"
 _FRACTION = r"[+-]?\\[dt]?frac\s*(?:\{\s*[+-]?\d+\s*\}|\d)\s*(?:\{\s*\d+\s*\}|\d)|[+-]?\d+\s*/\s*\d+"
@@ -66,6 +63,7 @@ class Judged:
     finding: Finding | None  # the benchmark problem it matches, also when held
     record: dict[str, object]  # the row as it is written; empty when removed before screening
     key: bytes  # 16 bytes that are equal for two rows with the same question
+    unread: bool = False  # whether the reason is that the row could not be read
 
 
 @dataclass(frozen=True)
@@ -79,33 +77,40 @@ class RowFilter:
 
     def judge(self, number: int, row: Row) -> Judged:
         """Apply the rules in order; the first that fails names the reason."""
-        question, answer = text_of(row.get(self.fields.question)), text_of(row.get(self.fields.answer))
-        digest = row_digest(question or "", answer or "")
-        difficulty = _difficulty(row, self.fields)
-        reason = self._refused(question, answer, difficulty)
-        if reason is not None or question is None or answer is None:
+        try:
+            problem = problem_of(row, self.fields, number)
+            difficulty = None if self.fields.difficulty is None else level_of(value_at(row, self.fields.difficulty))
+            reason = self._refused(problem.answer, difficulty, row)
+        except Unread as error:
+            texts = (str(value_at(row, name)) for name in (self.fields.question, self.fields.answer))
+            return Judged(number, row_digest(*texts), str(error), None, {}, b"", unread=True)
+        digest = row_digest(problem.question, problem.answer)
+        if reason is not None:
             return Judged(number, digest, reason, None, {}, b"")
-        text = Text.of(question)
+        text = Text.of(problem.question)
         finding = self.screen.find(text)
         if finding is not None and finding.certain:
             reason = f"screen_{finding.method}"
-        record: dict[str, object] = {"id": f"row-{number:06d}", "question": question, "answer": answer}
+        question = [*problem.context, {"role": "user", "content": problem.question}]
+        record: dict[str, object] = {
+            "id": f"row-{number:06d}",
+            "question": question if problem.context else problem.question,
+            "answer": problem.answer,
+        }
         if difficulty is not None:
             record["difficulty"] = difficulty
         carried = {name: row.get(name) for name in CARRIED}
         record |= {name: value for name, value in carried.items() if isinstance(value, str) and usable(value)}
-        record |= {"answer_type": answer_type(answer), "row": number}
+        record |= {"answer_type": answer_type(problem.answer), "row": number}
         key = hashlib.blake2b(text.key.encode(), digest_size=16).digest()
         return Judged(number, digest, reason, finding, record, key)
 
-    def _refused(self, question: str | None, answer: str | None, difficulty: float | None) -> str | None:
-        if question is None:
-            return "question_missing"
-        if answer is None:
-            return "answer_missing"
+    def _refused(self, answer: str, difficulty: float | None, row: Row) -> str | None:
         if self.difficulty is not None:
             if difficulty is None:
-                return "difficulty_missing"
+                given = value_at(row, str(self.fields.difficulty))
+                missing = f"{self.fields.difficulty} is {kind_of(given)}, expected a number"
+                raise Unread("difficulty_missing" if given in (None, "") else missing)
             low, high = self.difficulty
             if not low <= difficulty <= high:
                 return "difficulty_outside"
@@ -118,15 +123,7 @@ def row_digest(question: str, answer: str) -> str:
     return hashlib.sha256(json.dumps([question, answer]).encode()).hexdigest()
 
 
-def _difficulty(row: Row, fields: Fields) -> float | None:
-    value = None if fields.difficulty is None else row.get(fields.difficulty)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < HARDEST:
-        return None
-    return float(value)
-
-
-def judged_rows(files: Sequence[Path], rules: RowFilter) -> Iterator[Judged]:
-    """Every row of the files, judged, in the order of the source."""
-    rows = chain.from_iterable(read_rows(file, fields=rules.fields) for file in files)
-    for number, row in enumerate(rows, start=1):
+def judged_rows(source: Source, rules: RowFilter) -> Iterator[Judged]:
+    """Every row of a source, judged, in its order."""
+    for number, (_, row) in enumerate(rows_of(source, rules.fields), start=1):
         yield rules.judge(number, row)

@@ -8,16 +8,17 @@ import io
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.benchmarks import check_benchmark_files
-from nemo_uecr.data.problems import problems_of
+from nemo_uecr.config.schema import VerifierReward
+from nemo_uecr.data.problems import Problem, check_references, problems_of, question_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, read_object, recover_folder
 
 if TYPE_CHECKING:
+    from nemo_uecr.config.nemo_schema import AnyConfig
     from nemo_uecr.config.schema import Config
 
 log = logging.getLogger(__name__)
@@ -59,20 +60,19 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def training_file(path: Path, key: str) -> Path:
-    """The problem file that a configuration's ``key`` names: the file itself, or the kept rows of a prepared folder."""
-    if path.is_file():
-        return path
-    recover_folder(path)
-    if not (path / MANIFEST).is_file():
-        what = f"{path} has no {MANIFEST}" if path.is_dir() else f"no file {path.absolute()}"
-        raise DataError(f"{key}: {what}; give a JSONL file or a folder of `nemo-uecr data prepare`")
-    manifest = read_manifest(path)
-    if other := [name for name in (KEPT, HELD) if _fault(path, name, manifest)]:
-        raise DataError(f"{key}: {path / other[0]} is not the one of the manifest; run `nemo-uecr data verify {path}`")
+def training_file(given: Path, key: str) -> Path:
+    """The source that a configuration's ``key`` names; of a prepared folder its kept rows, where they are its own."""
+    recover_folder(given)
+    if not (given / MANIFEST).is_file():
+        return given
+    manifest = read_manifest(given)
+    if other := [name for name in (KEPT, HELD) if _fault(given, name, manifest)]:
+        raise DataError(
+            f"{key}: {given / other[0]} is not the one of the manifest; run `nemo-uecr data verify {given}`"
+        )
     if manifest["counts"]["kept"] == 0:
-        raise DataError(f"{key}: {path} has no kept row; prepare it with a wider --difficulty or other answer types")
-    return path / KEPT
+        raise DataError(f"{key}: {given} has no kept row; prepare it with a wider --difficulty or other answer types")
+    return given / KEPT
 
 
 def check_local_problems(config: Config) -> tuple[dict[str, int], list[str]]:
@@ -81,10 +81,12 @@ def check_local_problems(config: Config) -> tuple[dict[str, int], list[str]]:
     The demo's, made on first use, do not count.
     """
     data, named = config.data, config.evaluation.benchmarks
-    train = {} if data.train.startswith("demo:") else {"data.train": training_file(Path(data.train), "data.train")}
-    benchmarks = {name: path for name, path in named.items() if not path.startswith("demo:")}
-    check_benchmark_files(benchmarks)
-    read = {name: problems_of(data, Path(path)) for name, path in (train | benchmarks).items()}
+    read = {}
+    if not data.train.startswith("demo:"):
+        read["data.train"] = problems_of(data, training_file(Path(data.train), "data.train"), "data.train")
+    benchmarks = [name for name, given in named.items() if not given.startswith("demo:")]
+    read |= {name: problems_of(data, named[name], f"evaluation.benchmarks.{name}") for name in benchmarks}
+    check_answers(config, read)
     trained = {problem.question.strip() for problem in read.get("data.train", ())}
     seen = {name: sum(problem.question.strip() in trained for problem in read[name]) for name in benchmarks}
     warnings = [
@@ -94,6 +96,13 @@ def check_local_problems(config: Config) -> tuple[dict[str, int], list[str]]:
     for warning in warnings:
         log.warning("%s", warning)
     return {name: len(problems) for name, problems in read.items()}, warnings
+
+
+def check_answers(config: AnyConfig, read: Mapping[str, Sequence[Problem]]) -> None:
+    """Refuse problems, by the key that names them, whose answers the verifier must judge and cannot."""
+    for name, problems in read.items():
+        if name != "data.train" or any(isinstance(each, VerifierReward) for each in config.reward):
+            check_references(name, problems)
 
 
 def faults(folder: Path) -> list[str]:
@@ -163,7 +172,7 @@ def write_review(path: Path, held: Iterable[Mapping[str, Any]], questions: Mappi
         {
             "row": row["row"],
             "verdict": "",
-            "text": row["question"],
+            "text": question_of(row["question"], "question")[1],
             "benchmark_text": questions[finding["benchmark"], finding["problem"]],
             **finding,
         }

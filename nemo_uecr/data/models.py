@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from nemo_uecr.config.nemo_schema import NemoDataConfig
     from nemo_uecr.config.schema import DataConfig
+    from nemo_uecr.data.problems import Problem
 
 log = logging.getLogger(__name__)
 
@@ -307,25 +308,25 @@ def only_here(name: str) -> bool:
 
 
 def fitting_prompts(
-    tokenizer: Any, asked: Sequence[tuple[str, str]], data: DataConfig | NemoDataConfig, benchmark: str = ""
+    tokenizer: Any, problems: Sequence[Problem], data: DataConfig | NemoDataConfig, benchmark: str = ""
 ) -> dict[int, list[int]]:
-    """Token ids, by place, of the prompts that are not too long; ``asked`` are names and questions.
+    """Token ids, by place, of the problems' prompts that are not too long.
 
     A ``benchmark`` with a prompt that is too long is refused.
     """
     kept, most, first = {}, data.max_prompt_tokens, ""
     system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
-    for place, (name, question) in enumerate(asked):
-        text = data.prompt_template.replace("{question}", question)
-        ids = prompt_ids(tokenizer, text, system=system, thinking=data.enable_thinking)
+    for place, each in enumerate(problems):
+        text = data.prompt_template.replace("{question}", each.question)
+        ids = prompt_ids(tokenizer, text, system=system, thinking=data.enable_thinking, context=each.context)
         if len(ids) <= most:
             kept[place] = ids
         else:
-            first = first or f"problem {name!r} with {len(ids)}"
+            first = first or f"problem {each.id!r} with {len(ids)}"
     if first:
         said = (
-            f"{benchmark and f'benchmark {benchmark}: '}{len(asked) - len(kept)} of {len(asked)} prompts have more "
-            f"than data.max_prompt_tokens={most} tokens; the first is {first}"
+            f"{benchmark and f'benchmark {benchmark}: '}{len(problems) - len(kept)} of {len(problems)} prompts have "
+            f"more than data.max_prompt_tokens={most} tokens; the first is {first}"
         )
         if benchmark or data.long_prompts == "refuse" or not kept:
             drop = ", or leave some out: data.long_prompts=drop" if kept else ""
@@ -334,23 +335,30 @@ def fitting_prompts(
     return kept
 
 
-def prompt_ids(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> list[int]:
-    """Token ids of a prompt up to where the response begins; without a chat template those of the plain question."""
+def prompt_ids(
+    tokenizer: Any, question: str, *, system: str | None, thinking: bool, context: Sequence[Mapping[str, str]] = ()
+) -> list[int]:
+    """Token ids of a prompt up to where the response begins; without a chat template those of the plain question.
+
+    ``context`` are the turns before the question; a system turn of theirs comes in the place of ``system``.
+    """
     if tokenizer.chat_template is not None:
-        text = rendered(tokenizer, question, system=system, thinking=thinking)
+        text = rendered(tokenizer, question, system=system, thinking=thinking, context=context)
         return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    if system is not None:
+    if system is not None or context:
         raise DataError(
-            "a system prompt is set, but the model's tokenizer has no chat template that could place it; write it into "
-            "the prompt template"
+            f"{'a system prompt is set' if system else 'a question has turns before it'}, but the model's tokenizer "
+            "has no chat template that could place it; write it into the prompt template"
         )
     return list(tokenizer(question, verbose=False)["input_ids"])
 
 
-def rendered(tokenizer: Any, question: str, *, system: str | None, thinking: bool) -> str:
+def rendered(
+    tokenizer: Any, question: str, *, system: str | None, thinking: bool, context: Sequence[Mapping[str, str]] = ()
+) -> str:
     """A prompt as text through the model's own chat template, up to where the response begins."""
-    turns = [{"role": "user", "content": question}]
-    if system is not None:
+    turns = [*map(dict, context), {"role": "user", "content": question}]
+    if system is not None and turns[0]["role"] != "system":
         turns.insert(0, {"role": "system", "content": system})
     try:
         return str(

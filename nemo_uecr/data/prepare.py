@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data import manifest as folders
-from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks, locate
+from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
 from nemo_uecr.data.filters import FILTER_VERSION, Judged, RowFilter, judged_rows, row_digest
 from nemo_uecr.data.manifest import MANIFEST, REVIEW, ROW_SETS, TARGETS, Manifest, jsonl, read_manifest
-from nemo_uecr.data.problems import data_files, fields_of
+from nemo_uecr.data.problems import USUAL, Keys, check_left_out, fields_of
 from nemo_uecr.data.screening import NORMALISATION, RULES, Screen
+from nemo_uecr.data.sources import find_source
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, new_folder, recover_folder
 
@@ -32,34 +33,35 @@ REVIEWED = "screening/reviewed-*.csv"
 class Settings:
     """What to prepare."""
 
-    source: str  # file, folder or hub name of the training problems, and the hub's branch, tag or commit
+    source: str  # the training problems, as `find_source` takes them, and the hub's branch, tag or commit
     revision: str | None
     screens: tuple[str, ...]  # benchmarks to screen against, by name, file or NAME=FILE
     difficulty: tuple[float, float] | None  # lowest and highest difficulty, both included; None takes every row
     types: frozenset[str]  # answer types that are kept
     sample: int | None  # rows to draw among those kept or held, with the seed; None keeps all
     seed: int
+    keys: Keys = USUAL  # where the rows' parts are looked for
 
 
 def prepare(settings: Settings, folder: Path) -> Manifest:
     """Fill a folder with kept rows, held rows, removed rows, the review file and the manifest, or leave nothing."""
     _check_target(folder)
-    path, revision = locate(settings.source, revision=settings.revision)
-    files = data_files(path)
-    fields = fields_of(files[0])
+    source = find_source(settings.source, "train", revision=settings.revision)
+    fields = fields_of(source, settings.keys)
     benchmarks = load_benchmarks(list(settings.screens))
     if settings.difficulty is not None and fields.difficulty is None:
-        raise DataError(f"{files[0]}: no field 'difficulty', but a difficulty range was asked for; leave it out")
+        asked = " or ".join(map(repr, settings.keys.difficulty))
+        raise DataError(f"{source.files[0]}: no field {asked}, but a difficulty range was asked for; leave it out")
     rules = RowFilter(fields, settings.difficulty, settings.types, Screen(benchmarks.values()))
-    rows = _sorted_rows(judged_rows(files, rules))
+    rows = _sorted_rows(source.name, judged_rows(source, rules))
     if settings.sample is not None:
         _draw(rows, settings.sample, settings.seed)
     manifest: Manifest = {
         "source": {
-            "name": path.name if revision is None else settings.source,
-            "revision": revision,
+            "name": settings.source if source.revision else Path(settings.source).name,
+            "revision": source.revision,
             "fields": asdict(fields),
-            "files": folders.describe_files(files),
+            "files": folders.describe_files(source.files),
         },
         "settings": {
             "difficulty": settings.difficulty,
@@ -104,11 +106,13 @@ def _screen_record(benchmark: LoadedBenchmark) -> dict[str, object]:
     }
 
 
-def _sorted_rows(judged: Iterable[Judged]) -> RowSets:
-    """The rows as they are written: kept, held and removed."""
+def _sorted_rows(source: str, judged: Iterable[Judged]) -> RowSets:
+    """The rows as they are written: kept, held and removed; refused where few could be read, or none is left."""
     rows: RowSets = {name: [] for name in ROW_SETS}
     first_of: dict[bytes, int] = {}
+    unread = 0
     for each in judged:
+        unread += each.unread
         detail: Row = {}
         if each.finding is not None:
             detail["findings"] = [{name: value for name, value in asdict(each.finding).items() if name != "certain"}]
@@ -122,6 +126,8 @@ def _sorted_rows(judged: Iterable[Judged]) -> RowSets:
         if each.finding is not None:
             detail |= {"question": each.record["question"], "answer": each.record["answer"]}
         rows["removed"].append({"row": each.row, "digest": each.digest, "reason": reason} | detail)
+    reasons = Counter(row["reason"] for row in rows["removed"])
+    check_left_out(source, reasons, unread=unread, kept=len(rows["kept"]) + len(rows["held"]))
     return rows
 
 

@@ -1,4 +1,7 @@
-"""Problems from JSONL or Parquet: rows are streamed, and one that could not be trained or evaluated on is refused."""
+"""Problems from the rows of a source: question, answer and whatever else people put beside them, as they write it.
+
+The one reader of rows: `data prepare`, training, benchmarks, `evaluate`, `advise` and `selftest` all read through it.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,46 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from nemo_uecr.data.sources import Row, Source, find_source, raw_lines, read_rows
 from nemo_uecr.errors import DataError
+from nemo_uecr.verifier.extract import Verdict, reference_answer
+from nemo_uecr.verifier.pool import SHARED, check_responses
 
 if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile
-
+    from nemo_uecr.config.nemo_schema import NemoDataConfig
     from nemo_uecr.config.schema import DataConfig, RoutingConfig
 
 log = logging.getLogger(__name__)
 
-#: Field names by meaning, tried in this order.
-QUESTION_KEYS = ("question", "problem")
-ANSWER_KEYS = ("final_answer", "answer")
-DIFFICULTY_KEYS = ("difficulty", "level")
-#: Small fields that are carried along when the source has them.
+#: A solution that ends in this marker has the answer after it.
+MARKED = re.compile(r"(?<!#)####(?!#)\s*([^\n]+)$")
+THOUSANDS = re.compile(r"([+-]?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?)")
+#: What stands for "no answer" where every row must have one, without case, dollar signs, points and `\\text`.
+SENTINELS = ("proof", "notfound", "not found", "not_found", "none", "null", "nan", "n/a")
+#: Reasons of the rows that are left out and counted; every other row that cannot be read stops a run.
+NO_ANSWER = ("answer_empty", "answer_sentinel")
+#: `Level 5`, `5`, `5/8`.
+LEVEL = re.compile(r"(?:[a-z]+[\s:_-]*)?([+-]?\d+(?:\.\d+)?)(?:\s*/\s*([1-9]\d*))?", re.IGNORECASE)
+#: Above any difficulty; NaN, infinity and integers beyond floating point are none.
+HARDEST = 1e9
+#: Small fields that `data prepare` carries along when the source has them.
 CARRIED = ("topic", "subject")
-PARQUET_ROWS = 1024
+ABSENT = object()
+ROLES = {"human": "user", "gpt": "assistant"}
+#: Words outside of LaTeX beyond which a reference is a worked solution, which no answer equals.
+MOST_WORDS = 12
+WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 
-Row = dict[str, object]
 Line = TypeVar("Line")
+Turn = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -41,44 +57,120 @@ class Problem:
     """One problem with its reference answer, and the whole row that it comes from."""
 
     id: str
-    question: str
+    question: str  # the user's last turn where the question is a conversation
     answer: str
     columns: Row = field(default_factory=dict, compare=False)
+    context: tuple[Turn, ...] = ()  # the turns before it
 
 
-def load_problems(path: Path, *, question_key: str, answer_key: str, id_key: str | None) -> list[Problem]:
-    """All problems of a JSONL file, in file order. Blank lines are skipped.
+@dataclass(frozen=True)
+class Keys:
+    """The fields in which each part of a problem is looked for, in this order; dots lead into nested ones."""
 
-    An answer may be a number (27.0 counts as 27). Ids are unique in the file; without ``id_key`` lines are numbered.
+    question: tuple[str, ...] = ("question", "problem", "prompt")
+    answer: tuple[str, ...] = (
+        "final_answer", "answer", "reward_model.ground_truth", "ground_truth", "expected_answer",
+        "verification_info.ground_truth", "reward_spec.ground_truth", "solution",
+    )  # fmt: skip
+    difficulty: tuple[str, ...] = ("difficulty", "level")
+    id: tuple[str, ...] = ("unique_id", "id", "problem_idx", "idx")
+
+
+USUAL = Keys()
+
+
+@dataclass(frozen=True)
+class Fields:
+    """A source's own names of them; difficulty is None in a source without one, id where the rows are numbered."""
+
+    question: str
+    answer: str
+    difficulty: str | None
+    id: str | None
+
+
+class Unread(Exception):
+    """A row is not a problem; the text is the reason, by which such rows are counted."""
+
+
+def problems_of(data: DataConfig | NemoDataConfig, given: str | Path, key: str) -> list[Problem]:
+    """The problems that a configuration's ``key`` names, by the field names of its section `data`.
+
+    A benchmark that has not these fields is read by the usual names.
     """
-    if not path.is_file():
-        raise DataError(f"no file {path.absolute()}; expected JSONL problems with {question_key!r} and {answer_key!r}")
-    problems: list[Problem] = []
-    lines: dict[str, int] = {}
-    for number, line in raw_lines(path):
-        where = f"{path}:{number}"
-        row = parse_row(line, where)
-        question, given = row.get(question_key), row.get(answer_key)
-        answer = given if isinstance(given, str) else text_of(given)
-        identity = number if id_key is None else row.get(id_key)
-        if not (isinstance(question, str) and usable(question) and answer and usable(answer) and identity is not None):
-            raise DataError(
-                f"{where}: {question_key} is {question!r:.40}, {answer_key} {given!r:.40}, the id {identity!r:.40}; "
-                f"expected a text, a text or number, and an id. The row has {', '.join(sorted(row)) or 'no fields'}"
-            )
-        name = str(identity)
-        if name in lines:
-            raise DataError(f"{where}: duplicate id {name!r}, also on line {lines[name]}; ids must be unique")
-        lines[name] = number
-        problems.append(Problem(name, question, answer, row))
-    if not problems:
-        raise DataError(f"{path}: no problems in the file; expected at least one line of JSON")
+    training = key == "data.train"
+    usual = Keys((), (), (), ()) if training else USUAL
+    own: str | None = getattr(data, "id_key", "")  # a run inside NeMo-RL has none
+    ids = usual.id if own == "" else () if own is None else (own,)
+    keys = Keys((data.question_key, *usual.question), (data.answer_key, *usual.answer), (), ids)
+    try:
+        source = find_source(str(given), "train" if training else "test")
+    except DataError as error:
+        raise DataError(f"{key}: {error}") from error
+    return read_problems(source, keys)
+
+
+def read_problems(source: Source, keys: Keys) -> list[Problem]:
+    """The problems of a source, in order. Ids are unique.
+
+    Rows without an answer are left out and counted; any other row that cannot be read is refused by its place.
+    """
+    fields, problems, places = fields_of(source, keys), [], dict[str, str]()
+    left: Counter[str] = Counter()
+    for number, (where, row) in enumerate(rows_of(source), start=1):
+        try:
+            problem = problem_of(row, fields, number)
+        except Unread as error:
+            if str(error) not in NO_ANSWER:
+                raise DataError(
+                    f"{where}: {error}; the row has {', '.join(sorted(row)) or 'no fields'}. Correct it, name another "
+                    "field, or let `nemo-uecr data prepare` leave such rows out and count them"
+                ) from error
+            left[str(error)] += 1
+            continue
+        if problem.id in places:
+            raise DataError(f"{where}: duplicate id {problem.id!r}, also at {places[problem.id]}; ids must be unique")
+        places[problem.id] = where
+        problems.append(problem)
+    check_left_out(source.name, left, unread=left.total(), kept=len(problems))
+    if left:
+        log.warning("%s: %d rows without an answer are left out: %s", source.name, left.total(), dict(left))
     return problems
 
 
-def problems_of(data: DataConfig, path: Path) -> list[Problem]:
-    """The problems of a file, by the field names of a configuration's section `data`."""
-    return load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=data.id_key)
+def check_left_out(name: str, reasons: Mapping[str, int], *, unread: int, kept: int) -> None:
+    """Refuse a source of which nothing is kept, or most rows could not be read; ``reasons`` count what is left out."""
+    read = kept + sum(reasons.values())
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) or "it is empty"
+    if 2 * unread > read:
+        raise DataError(
+            f"{name}: {unread} of {read} rows cannot be read as problems ({counts}); expected most of them to have a "
+            "question and an answer. Name their fields, or filter the source first"
+        )
+    if not kept:
+        raise DataError(f"{name}: none of {read} rows is kept ({counts}); expected some. Loosen what leaves them out")
+
+
+def check_references(name: str, problems: Sequence[Problem]) -> None:
+    """Refuse problems most of whose answers the verifier cannot judge: each is compared with itself, in a box."""
+    answers = [reference_answer(problem.answer) for problem in problems]
+    checked = check_responses([rf"\boxed{{{answer}}}" for answer in answers], answers, SHARED)
+    bad = [
+        problem
+        for problem, answer, found in zip(problems, answers, checked, strict=True)
+        if found.verdict is not Verdict.CORRECT or _is_solution(answer)
+    ]
+    if bad:
+        said = f"{name}: the verifier cannot judge {len(bad)} of {len(problems)} reference answers; the first is that "
+        said += f"of problem {bad[0].id!r}, {bad[0].answer!r:.80}"
+        if 2 * len(bad) > len(problems):
+            raise DataError(f"{said}. Expected final answers, no worked solutions; name their field: data.answer_key")
+        log.warning("%s", said)
+
+
+def _is_solution(answer: str) -> bool:
+    lines = "\n" in answer and "\\begin" not in answer
+    return lines or len(WORD.findall(answer)) > MOST_WORDS
 
 
 # What a problem's columns say.
@@ -89,7 +181,7 @@ def filled(template: str, problem: Problem) -> str:
 
     def text(found: re.Match[str]) -> str:
         own = {"question": problem.question, "answer": problem.answer}
-        column = own.get(found[1]) or text_of(problem.columns.get(found[1]))
+        column = own.get(found[1]) or text_of(value_at(problem.columns, found[1]))
         if column is None:
             raise DataError(
                 f"problem {problem.id!r} has no text under {found[1]!r}, which prompt_template {template!r:.60} asks "
@@ -97,7 +189,7 @@ def filled(template: str, problem: Problem) -> str:
             )
         return column
 
-    return re.sub(r"\{(\w+)\}", text, template)
+    return re.sub(r"\{([\w.]+)\}", text, template)
 
 
 def teacher_name(problem: Problem, routing: RoutingConfig | None, names: Iterable[str]) -> str:
@@ -105,7 +197,7 @@ def teacher_name(problem: Problem, routing: RoutingConfig | None, names: Iterabl
     known = tuple(names)
     if routing is None:
         return known[0]
-    value = problem.columns.get(routing.key)
+    value = value_at(problem.columns, routing.key)
     name = next((name for name in known if name == value), routing.default)
     if name is None:
         raise DataError(
@@ -119,7 +211,7 @@ def check_routing(problems: Sequence[Problem], routing: RoutingConfig | None, na
     """Refuse, at start, problems without a teacher or without the column; say which teachers no problem names."""
     if routing is None:
         return
-    if not any(routing.key in problem.columns for problem in problems):
+    if all(value_at(problem.columns, routing.key) is None for problem in problems):
         columns = ", ".join(problems[0].columns)
         raise DataError(f"routing.key: no problem has a column {routing.key!r}; the first has {columns}")
     scored = Counter(teacher_name(problem, routing, names) for problem in problems)
@@ -127,72 +219,172 @@ def check_routing(problems: Sequence[Problem], routing: RoutingConfig | None, na
         log.warning("no problem is routed to %s; problems by teacher: %s", ", ".join(idle), dict(scored))
 
 
-# Rows of a source.
+# From a row to a problem.
 
 
-@dataclass(frozen=True)
-class Fields:
-    """The source's field names; difficulty is None in a source without one."""
-
-    question: str
-    answer: str
-    difficulty: str | None
-
-
-def data_files(path: Path) -> list[Path]:
-    """The file itself, or a folder's Parquet files in order of name, or its JSONL files where it has no Parquet."""
-    files = [path] if path.is_file() else sorted(path.rglob("*.parquet")) or sorted(path.rglob("*.jsonl"))
-    if not files:
-        raise DataError(f"{path}: no such file; expected a .jsonl or .parquet file or a folder of them")
-    return files
+def rows_of(source: Source, fields: Fields | None = None) -> Iterator[tuple[str, Row]]:
+    """The place and content of every row, in order; of Parquet only what ``fields`` and `CARRIED` name."""
+    columns = None
+    if fields is not None:
+        keys = [fields.question, fields.answer, *filter(None, [fields.difficulty, fields.id])]
+        columns = {*keys, *(key.partition(".")[0] for key in keys), *CARRIED}
+    for file in source.files:
+        yield from read_rows(file, columns=columns)
 
 
-def fields_of(file: Path) -> Fields:
-    """Which fields hold question, answer and difficulty, by the file's first row."""
-    if file.suffix == ".parquet":
-        with _parquet(file) as table:
-            first = table.schema_arrow.names if table.metadata.num_rows else []
-    else:
-        first = list(next(read_rows(file), {}))
-    question, answer, difficulty = (
-        next((key for key in keys if key in first), None) for keys in (QUESTION_KEYS, ANSWER_KEYS, DIFFICULTY_KEYS)
-    )
+def fields_of(source: Source, keys: Keys) -> Fields:
+    """Which fields hold what, by the source's first row."""
+    where, first = next(rows_of(source), (source.name, None))
+    if first is None:
+        raise DataError(f"{source.name}: no rows; expected at least one with a question and an answer")
+
+    def named(among: Sequence[str]) -> str | None:
+        return next((key for key in among if _found(first, key) is not ABSENT), None)
+
+    question, answer = named(keys.question), named(keys.answer)
     if question is None or answer is None:
-        missing = " or ".join(map(repr, QUESTION_KEYS if question is None else ANSWER_KEYS))
-        raise DataError(f"{file}: no field {missing}; the first row has {', '.join(first) or 'no fields'}")
-    return Fields(question, answer, difficulty)
+        missing = " or ".join(map(repr, keys.question if question is None else keys.answer))
+        likely = {"question_key": named(USUAL.question), "answer_key": named(USUAL.answer)}
+        perhaps = ", ".join(f"{key}={name}" for key, name in likely.items() if name is not None)
+        raise DataError(
+            f"{where}: no field {missing}; the row has {', '.join(first) or 'no fields'}. Name the right ones"
+            f"{f', perhaps {perhaps}' if perhaps else ''}"
+        )
+    return Fields(question, answer, named(keys.difficulty), named(keys.id))
 
 
-def read_rows(file: Path, *, fields: Fields | None = None) -> Iterator[Row]:
-    """The rows of a JSONL or Parquet file in order, one at a time; of Parquet only the columns of ``fields``."""
-    if file.suffix != ".parquet":
-        yield from (parse_row(line, f"{file}:{number}") for number, line in raw_lines(file))
-        return
-    with _parquet(file) as table:
-        names = table.schema_arrow.names
-        wanted = names if fields is None else (fields.question, fields.answer, fields.difficulty, *CARRIED)
-        for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[name for name in wanted if name in names]):
-            yield from batch.to_pylist()
+def problem_of(row: Row, fields: Fields, number: int) -> Problem:
+    """The problem of a row, by its fields; Unread where it is none."""
+    context, question = question_of(value_at(row, fields.question), fields.question)
+    answer = answer_of(_found(row, fields.answer), fields.answer)
+    identity = str(number) if fields.id is None else text_of(value_at(row, fields.id))
+    if identity is None:
+        raise Unread(f"{fields.id} is {kind_of(value_at(row, str(fields.id)))}, expected a text or number")
+    return Problem(identity, question, answer, {name: _plain(value) for name, value in row.items()}, context)
 
 
-@contextmanager
-def _parquet(file: Path) -> Iterator[ParquetFile]:
-    from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
+def value_at(row: Mapping[str, object], key: str) -> object:
+    """The value under a name, or where dots lead into nested ones; None where there is none."""
+    found = _found(row, key)
+    return None if found is ABSENT else found
 
+
+def _found(row: Mapping[str, object], key: str) -> object:
+    if key in row:
+        return row[key]
+    value: object = row
+    for part in key.split("."):
+        if isinstance(value, str) and value.startswith("{"):  # an object that a table keeps as text
+            value = _json(value)
+        if not isinstance(value, dict) or part not in value:
+            return ABSENT
+        value = value[part]
+    return value
+
+
+def _json(text: str) -> object:
+    """What a text is as JSON; the text itself where it is none."""
     try:
-        with ParquetFile(file) as table:
-            yield table
-    except ArrowException as error:
-        raise DataError(f"{file}: not a whole Parquet file ({str(error).partition('.')[0]}); copy it again") from error
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
-def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, blank ones left out."""
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                yield number, line
+def question_of(value: object, name: str) -> tuple[tuple[Turn, ...], str]:
+    """The turns before the question, and the question: a text, or a conversation that ends with the user's turn."""
+    value = _json(value) if isinstance(value, str) and value.lstrip().startswith("[{") else value
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        turns = [_turn(each, name) for each in value]
+        if turns[-1]["role"] != "user":
+            raise Unread(f"{name} ends with a turn of {turns[-1]['role']!r}, expected the user's")
+        return tuple(turns[:-1]), turns[-1]["content"]
+    text = value if isinstance(value, str) else None
+    if value is None or (text is not None and not usable(text)):
+        raise Unread("question_missing")
+    if text is None:
+        raise Unread(f"{name} is {kind_of(value)}, expected a text or a list of messages")
+    return (), text.strip()
+
+
+def _turn(turn: object, name: str) -> Turn:
+    """A message as chat templates read it, `from` and `value` included."""
+    each = turn if isinstance(turn, dict) else {}
+    role, content = (each.get(key) or each.get(other) for key, other in (("role", "from"), ("content", "value")))
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text")) for part in content)
+    if not isinstance(role, str) or not isinstance(content, str) or not usable(content):
+        raise Unread(f"{name} has a turn whose role is {kind_of(role)} and content {kind_of(content)}, expected texts")
+    return {"role": ROLES.get(role, role), "content": content.strip()}
+
+
+def answer_of(value: object, name: str) -> str:
+    """A reference answer: a text or number, what follows the last `####`, what a box in the text holds."""
+    if value is ABSENT:
+        raise Unread("answer_missing")
+    if value is None or (isinstance(value, str) and not value.strip()) or value != value:  # NaN is pandas' null
+        raise Unread("answer_empty")
+    if isinstance(value, str) and re.match(r"\[\s*\"", value):  # a list that a table keeps as text
+        value = _json(value)
+    text = text_of(value)
+    if text is None:
+        raise Unread(f"{name} is {kind_of(value)}, expected a text or number")
+    if marked := MARKED.search(text):
+        text = marked[1].strip()
+        text = text.replace(",", "") if THOUSANDS.fullmatch(text) else text
+    text = reference_answer(text)
+    if re.sub(r"\\text\s*\{(.*)\}", r"\1", text).strip("$ .").casefold() in ("", *SENTINELS):
+        raise Unread("answer_sentinel")
+    return text
+
+
+def level_of(value: object) -> float | None:
+    """A difficulty as a number, of `6.5`, `Level 5` or `5/8` too; None for anything else."""
+    text = text_of(value)
+    found = None if text is None else LEVEL.fullmatch(text)
+    level = None if found is None else float(found[1]) / float(found[2] or 1)
+    return level if level is not None and abs(level) < HARDEST else None
+
+
+def usable(text: str) -> bool:
+    """Whether a text is more than blanks and can be written as UTF-8 (JSON can spell a lone surrogate)."""
+    return bool(text.strip()) and not any("\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def text_of(value: object) -> str | None:
+    """A usable text without outer blanks, a finite number (27.0 as "27") or a truth value as text, or the one of these
+    in a list; None for anything else.
+    """
+    if isinstance(value, list):
+        return text_of(value[0]) if len(value) == 1 else None
+    if isinstance(value, str):
+        return value.strip() if usable(value) else None
+    if isinstance(value, int):
+        return str(value)
+    if not isinstance(value, float | Decimal) or not math.isfinite(value):
+        return None
+    whole = value == int(value)
+    return str(int(value)) if whole else repr(value) if isinstance(value, float) else format(value.normalize(), "f")
+
+
+def kind_of(value: object) -> str:
+    """What a value is, for a message."""
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    if isinstance(value, dict):
+        return f"an object with {', '.join(map(str, value)) or 'nothing'}"
+    return "null" if value is None else "a text" if isinstance(value, str) else f"of type {type(value).__name__}"
+
+
+def _plain(value: object) -> object:
+    """A value of a table as JSON can write it: dates, decimals and bytes as texts."""
+    if isinstance(value, dict):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+# JSONL of our own.
 
 
 def checked_lines(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
@@ -207,33 +399,3 @@ def checked_lines(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
             first = error.errors()[0]
             field = ".".join(map(str, first["loc"]))
             raise DataError(f"{path}:{number}: {field}{': ' * bool(field)}{first['msg']}") from error
-
-
-def parse_row(line: bytes, where: str) -> Row:
-    """One line of JSONL as a row; ``where`` begins the message of what is no JSON object in UTF-8."""
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except ValueError as error:
-        raise DataError(f"{where}: malformed JSON ({error}); expected one object a line, in UTF-8") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: got {type(row).__name__}; expected one JSON object a line")
-    return row
-
-
-# Fields as texts.
-
-
-def usable(text: str) -> bool:
-    """Whether a text is more than blanks and can be written as UTF-8 (JSON can spell a lone surrogate)."""
-    return bool(text.strip()) and not any("\ud800" <= sign <= "\udfff" for sign in text)
-
-
-def text_of(value: object) -> str | None:
-    """A usable text without outer blanks, or a finite number as text (27.0 as "27"); None for anything else."""
-    if isinstance(value, str):
-        return value.strip() if usable(value) else None
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, float) or not math.isfinite(value):
-        return None
-    return str(int(value)) if value.is_integer() else repr(value)

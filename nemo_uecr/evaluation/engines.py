@@ -90,14 +90,15 @@ class Tokens:
     tokenizer: Any
     end_ids: frozenset[int]
 
-    def prompt(self, question: str, chat: ChatSettings) -> tuple[int, ...]:
+    def prompt(self, problem: Problem, chat: ChatSettings) -> tuple[int, ...]:
         """Token ids of the prompt; without a chat template those of the plain text."""
-        text = chat.template.replace("{question}", question)
-        return tuple(models.prompt_ids(self.tokenizer, text, system=chat.system, thinking=chat.thinking))
+        text, system = chat.template.replace("{question}", problem.question), chat.system
+        context = problem.context
+        return tuple(models.prompt_ids(self.tokenizer, text, system=system, thinking=chat.thinking, context=context))
 
     def prompts(self, problems: Sequence[Problem], chat: ChatSettings) -> list[tuple[Problem, tuple[int, ...]]]:
         """Each problem with its prompt."""
-        return [(problem, self.prompt(problem.question, chat)) for problem in problems]
+        return [(problem, self.prompt(problem, chat)) for problem in problems]
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The response without special tokens."""

@@ -137,7 +137,7 @@ def judged(
         Sample(
             *each.key, question=each.problem.question, answer=each.problem.answer, response=text,
             extracted=outcome.extracted, verdict=outcome.verdict.value, tokens=len(generation.token_ids),
-            truncated=generation.truncated, token_ids=list(generation.token_ids),
+            truncated=generation.truncated, token_ids=list(generation.token_ids), context=each.problem.context,
         )
         for each, generation, text, outcome in zip(chunk, generations, texts, checked, strict=True)
     ]  # fmt: skip
@@ -156,7 +156,8 @@ def _record(label: str, model: str, settings: Settings, benchmarks: Mapping[str,
                 "problems": len(benchmark.problems),
                 # The id counts as well: samples belong to problems by it.
                 "row_set": row_set_digest(
-                    row_digest(f"{each.id}\n{each.question}", each.answer) for each in benchmark.problems
+                    row_digest("\n".join([each.id, *map(str, each.context), each.question]), each.answer)
+                    for each in benchmark.problems
                 ),
                 "revision": benchmark.revision,
             }

@@ -38,6 +38,7 @@ class Sample:
     tokens: int
     truncated: bool
     token_ids: list[int] | None = None  # what was sampled
+    context: tuple[dict[str, str], ...] = ()  # the turns before the question
 
     @property
     def key(self) -> Key:

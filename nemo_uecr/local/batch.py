@@ -141,6 +141,7 @@ class StepBatch:
                 "id": self.sample_ids[row],
                 "problem": prompt.problem.id,
                 "question": prompt.problem.question,
+                "context": prompt.problem.context,
                 "answer": prompt.problem.answer,
                 "response": response.text,
                 "verdict": outcome.verdict.value,

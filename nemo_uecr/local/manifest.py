@@ -27,7 +27,8 @@ from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.manifest import KEPT
 from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
 from nemo_uecr.data.reproducible import installed, statement
-from nemo_uecr.errors import CheckpointError, RunFolderError
+from nemo_uecr.data.sources import Role, find_source
+from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest, file_fault
 from nemo_uecr.telemetry.run_folder import write_first_files
@@ -115,9 +116,10 @@ def input_hashes(config: Config, locate: Locate) -> dict[str, str]:
     `teachers.NAME/FILE` for each file of a model: weights, configuration, tokenizer, chat template.
     """
     train = Path(locate(config.data.train))
-    train = train / KEPT if train.is_dir() else train
-    files = {"train": train, f"train/{DATA_MANIFEST}": train.with_name(DATA_MANIFEST)}
-    files |= {f"benchmark {name}": Path(locate(path)) for name, path in config.evaluation.benchmarks.items()}
+    train = train / KEPT if (train / DATA_MANIFEST).is_file() else train
+    files = _source_files("train", str(train), "train") | {f"train/{DATA_MANIFEST}": train.with_name(DATA_MANIFEST)}
+    for name, given in config.evaluation.benchmarks.items():
+        files |= _source_files(f"benchmark {name}", locate(given), "test")
     files |= {f"reward {each.label}": Path(each.path) for each in config.reward if isinstance(each, CallReward)}
     models = {"student": config.student.model_name} | teacher_models(config)
     for role, name in models.items():
@@ -131,6 +133,15 @@ def input_hashes(config: Config, locate: Locate) -> dict[str, str]:
         own = sorted(folder.glob("*token*")) if folder else []
         files |= {f"{role} tokenizer/{path.name}": path for path in own}
     return {name: file_sha256(path) for name, path in files.items() if path.is_file()}
+
+
+def _source_files(name: str, given: str, role: Role) -> dict[str, Path]:
+    """The one file of a source of problems under its name, or each of several; none where it is not on this machine."""
+    try:
+        found = find_source(given, role).files
+    except DataError:
+        return {}
+    return {name: found[0]} if len(found) == 1 else {f"{name}/{n}-{file.name}": file for n, file in enumerate(found)}
 
 
 def _model_folder(name: str) -> Path | None:

@@ -209,7 +209,8 @@ def encoded_problems(config: Config, models: Models, locate: Locate) -> tuple[li
     data = config.data
 
     def prompts(path: Path, benchmark: str = "") -> list[Prompt]:
-        return encode_prompts(problems_of(data, path), models.student.tokenizer, data, benchmark)
+        problems = problems_of(data, path, f"evaluation.benchmarks.{benchmark}" if benchmark else "data.train")
+        return encode_prompts(problems, models.student.tokenizer, data, benchmark)
 
     benchmarks = {name: prompts(Path(locate(path)), name) for name, path in config.evaluation.benchmarks.items()}
     training = prompts(training_file(Path(locate(data.train)), "data.train"))

@@ -46,7 +46,7 @@ def encode_prompts(
     problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, data: DataConfig, benchmark: str = ""
 ) -> list[Prompt]:
     """Encode every problem, training's or a benchmark's, through the chat template; without one as plain text."""
-    found = fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in problems], data, benchmark)
+    found = fitting_prompts(tokenizer, problems, data, benchmark)
     return [Prompt(problems[place], tuple(ids)) for place, ids in found.items()]
 
 

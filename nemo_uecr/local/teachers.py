@@ -67,7 +67,10 @@ class SelfTeacher(ModelTeacher):
     def view(self, prompt: Prompt) -> Prompt:
         """The template filled with the problem's columns, rendered as the student's prompts are."""
         text, data = filled(self.template, prompt.problem), self.data
-        ids = prompt_ids(self.model.tokenizer, text, system=data.system_prompt, thinking=data.enable_thinking)
+        ids = prompt_ids(
+            self.model.tokenizer, text, system=data.system_prompt, thinking=data.enable_thinking,
+            context=prompt.problem.context,
+        )  # fmt: skip
         return replace(prompt, token_ids=tuple(ids))
 
     def terms(self, step: int) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.data.benchmarks import load_benchmark
+from nemo_uecr.data.problems import problems_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Generation, Request, Tokens, generate_with, load_tokens
 from nemo_uecr.evaluation.runner import Wanted, judged, wanted_samples
@@ -81,7 +81,8 @@ def _answer_in_worker(
 def _wanted(config: NemoConfig, tokens: Tokens) -> list[Wanted]:
     settings, data = config.evaluation, config.data
     chat = ChatSettings(data.prompt_template, None, data.enable_thinking)
-    problems = {name: load_benchmark(f"{name}={file}").problems for name, file in settings.benchmarks.items()}
+    named = settings.benchmarks.items()
+    problems = {name: problems_of(data, given, f"evaluation.benchmarks.{name}") for name, given in named}
     encoded = {name: tokens.prompts(each, chat) for name, each in problems.items()}
     found = wanted_samples(encoded, samples=settings.samples, seed=settings.seed)
     for name, problem, length in ((each.key[0], each.problem.id, len(each.request.prompt_ids)) for each in found):

@@ -12,9 +12,16 @@ from typing import Any
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoDataConfig, NemoStudentConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import CallReward, teacher_models
 from nemo_uecr.data import models
-from nemo_uecr.data.benchmarks import check_benchmark_files
-from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.problems import Problem, check_routing, load_problems, teacher_name, text_of
+from nemo_uecr.data.manifest import check_answers, training_file
+from nemo_uecr.data.problems import (
+    Problem,
+    check_routing,
+    kind_of,
+    level_of,
+    problems_of,
+    teacher_name,
+    value_at,
+)
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import check_model_place
 from nemo_uecr.files import file_sha256, read_object, replace_file
@@ -32,8 +39,12 @@ log = logging.getLogger(__name__)
 
 def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
     """Problems in the file's order, those of the wanted difficulty, and a seeded draw of ``data.subset`` of them."""
-    path = training_file(Path(data.train), "data.train")
-    problems = load_problems(path, question_key=data.question_key, answer_key=data.answer_key, id_key=None)
+    problems = problems_of(data, training_file(Path(data.train), "data.train"), "data.train")
+    if talked := next((problem for problem in problems if problem.context), None):
+        raise DataError(
+            f"{data.train}: problem {talked.id!r} has turns before its question, and NeMo-RL's processor reads one; "
+            "name a field with the question alone, as in data.question_key=extra_info.question"
+        )
     low, high = data.difficulty_low, data.difficulty_high
     if low is not None and high is not None:
         problems = [problem for problem in problems if low <= _difficulty(problem, data) <= high]
@@ -49,19 +60,23 @@ def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
 
 
 def _difficulty(problem: Problem, data: NemoDataConfig) -> float:
-    text = text_of(problem.columns.get(str(data.difficulty_key)))
-    if text is None:
+    given = value_at(problem.columns, str(data.difficulty_key))
+    level = level_of(given)
+    if level is None:
         raise DataError(
-            f"{data.train} (data.difficulty_key): a problem has no text under {data.difficulty_key!r}; its columns "
-            f"are {', '.join(problem.columns)}"
+            f"{data.train} (data.difficulty_key): problem {problem.id!r} has {kind_of(given)} under "
+            f"{data.difficulty_key!r}, expected a number; its columns are {', '.join(problem.columns)}"
         )
-    return float(text)
+    return level
 
 
 def check_problems(config: NemoConfig) -> None:
     """Read problems as the data set will, and count them against a step; load benchmarks and reward functions."""
-    _check_enough(config, len(chosen_problems(config.data, config.run.seed)))
-    check_benchmark_files(config.evaluation.benchmarks)
+    problems = chosen_problems(config.data, config.run.seed)
+    _check_enough(config, len(problems))
+    named = {f"evaluation.benchmarks.{name}": given for name, given in config.evaluation.benchmarks.items()}
+    read = {key: problems_of(config.data, given, key) for key, given in named.items()}
+    check_answers(config, read | {"data.train": problems})
     for each in config.reward:
         if isinstance(each, CallReward):
             FunctionReward(each).close()
@@ -70,7 +85,7 @@ def check_problems(config: NemoConfig) -> None:
 def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:
     """Places among the chosen problems of those whose prompts are too long; refused unless they are to be dropped."""
     problems = chosen_problems(config.data, config.run.seed)
-    kept = models.fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in problems], config.data)
+    kept = models.fitting_prompts(tokenizer, problems, config.data)
     _check_enough(config, len(kept))
     return [place for place in range(len(problems)) if place not in kept]
 
@@ -83,7 +98,7 @@ def routes(config: NemoConfig, tokenizer: Any, dropped: Sequence[int]) -> Routes
     kept = [problem for place, problem in enumerate(every) if place not in set(dropped)]
     check_routing(kept, config.routing, config.teachers)
     names = [teacher_name(problem, config.routing, config.teachers) for problem in kept]
-    prompts = models.fitting_prompts(tokenizer, [(problem.id, problem.question) for problem in kept], config.data)
+    prompts = models.fitting_prompts(tokenizer, kept, config.data)
     by_prompt: dict[tuple[int, ...], str] = {}
     for problem, name, ids in zip(kept, names, prompts.values(), strict=True):
         if by_prompt.setdefault(tuple(ids), name) != name:

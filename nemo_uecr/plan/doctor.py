@@ -364,7 +364,7 @@ def extras_finding(run: Config) -> Finding:
 
 
 def _training_problems(run: Config) -> list[Problem]:
-    return problems_of(run.data, training_file(Path(run.data.train), "data.train"))
+    return problems_of(run.data, training_file(Path(run.data.train), "data.train"), "data.train")
 
 
 def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
@@ -459,7 +459,7 @@ def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
                 filled(teacher.prompt_template, problem)
         for name, path in run.evaluation.benchmarks.items():
             if Path(path).exists():  # `problems` says which is missing
-                encode_prompts(problems_of(run.data, Path(path)), tokenizer, run.data, name)
+                encode_prompts(problems_of(run.data, path, f"evaluation.benchmarks.{name}"), tokenizer, run.data, name)
     return ok("prompt length", f"dropped as too long: {dropped}" if dropped else "every prompt fits")
 
 

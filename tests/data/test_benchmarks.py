@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.benchmarks import BENCHMARKS, load_benchmark, locate
+from nemo_uecr.data.benchmarks import BENCHMARKS, load_benchmark
 from nemo_uecr.data.filters import NAMES
 from nemo_uecr.data.prepare import Settings, prepare
+from nemo_uecr.data.sources import locate
 from nemo_uecr.errors import DataError
 from tests.data.made import clean_rows
 

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.problems import Problem, data_files, fields_of, load_problems, read_rows
+from nemo_uecr.data.problems import USUAL, Keys, Problem, read_problems
+from nemo_uecr.data.sources import find_source, read_rows
 from nemo_uecr.errors import DataError
 from tests.data.shared_files import FOLDER, needs_real_files
 
 GOOD = '{"id": "a", "question": "1+1?", "answer": "2"}'
 
 
-def load(path: Path, id_key: str | None = "id") -> list[Problem]:
-    return load_problems(path, question_key="question", answer_key="answer", id_key=id_key)
+def load(path: Path, *ids: str) -> list[Problem]:
+    return read_problems(find_source(str(path), "train"), Keys(("question",), ("answer",), (), ids or ("id",)))
 
 
 def write(tmp_path: Path, *lines: str | bytes) -> Path:
@@ -31,7 +32,7 @@ def row(**changes: object) -> str:
 def test_rows_in_file_order(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD, "", "   ", row(extra=[1]) + "\r")
     assert load(path) == [Problem("a", "1+1?", "2"), Problem("b", "2+2?", "4")]
-    assert [problem.id for problem in load(path, id_key=None)] == ["1", "4"]  # line numbers
+    assert [problem.id for problem in load(path, "number")] == ["1", "2"]  # no such field: the rows are numbered
     assert load(path)[1].columns == {"id": "b", "question": "2+2?", "answer": "4", "extra": [1]}
 
 
@@ -42,13 +43,13 @@ def test_answers_may_be_numbers(tmp_path: Path, answer: object, text: str) -> No
 
 def test_other_field_names(tmp_path: Path) -> None:
     path = write(tmp_path, '{"problem": "1+1?", "final": 2, "n": 7}')
-    found = load_problems(path, question_key="problem", answer_key="final", id_key="n")
+    found = read_problems(find_source(str(path), "train"), Keys(("problem",), ("final",), (), ("n",)))
     assert found == [Problem("7", "1+1?", "2")]
 
 
 @pytest.mark.parametrize(
     "bad",
-    ['{"id": "b", ', b'{"id": "\xff"}', '{"id": "b", "answer": "4"}', row(answer=None), row(id="a"), row(question=" ")],
+    ['{"id": "b", ', b'{"id": "\xff"}', '{"id": "b", "answer": "4"}', row(answer={}), row(id="a"), row(question=" ")],
 )
 def test_bad_row_is_refused_by_file_and_line(tmp_path: Path, bad: str | bytes) -> None:
     path = write(tmp_path, GOOD, "", bad)
@@ -66,27 +67,10 @@ def test_a_file_without_problems_and_no_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "rows"), [("aime24", 30), ("amc23", 40), ("math500", 500), ("gsm8k_test", 1319)])
 def test_real_files(name: str, rows: int) -> None:
     path = FOLDER / f"{name}.jsonl"
-    question = "problem" if "problem" in json.loads(path.open().readline()) else "question"
-    assert len(load_problems(path, question_key=question, answer_key="answer", id_key=None)) == rows
+    assert len(read_problems(find_source(str(path), "test"), USUAL)) == rows
 
 
 def test_a_damaged_parquet_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1, and then nothing")
     with pytest.raises(DataError, match=r"bad\.parquet: not a whole Parquet file"):
         list(read_rows(tmp_path / "bad.parquet"))
-
-
-def test_a_folder_is_its_parquet_files_or_its_jsonl(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    write(tmp_path, '{"problem": "1+1?", "answer": "2", "level": 3}')
-    assert [path.name for path in data_files(tmp_path)] == ["problems.jsonl"]
-    fields = fields_of(tmp_path / "problems.jsonl")
-    assert (fields.question, fields.answer, fields.difficulty) == ("problem", "answer", "level")
-    table = pyarrow.table({"question": ["a", None], "final_answer": ["1", "2"], "blob": [b"\xff", b""]})
-    parquet.write_table(table, tmp_path / "set.parquet")
-    [file] = data_files(tmp_path)
-    rows = list(read_rows(file, fields=fields_of(file)))
-    assert rows == [{"question": "a", "final_answer": "1"}, {"question": None, "final_answer": "2"}]
-    with pytest.raises(DataError, match="no such file"):
-        data_files(tmp_path / "missing.jsonl")

@@ -12,7 +12,8 @@ import torch
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.problems import load_problems
+from nemo_uecr.data.problems import USUAL, read_problems
+from nemo_uecr.data.sources import find_source
 from nemo_uecr.nemo.translate import master_config
 from nemo_uecr.stats import pass_at_k, score_interval
 from tests.config.test_nemo import CONFIGS
@@ -67,7 +68,7 @@ def test_both_back_ends_read_the_same_problems(prepared: Path) -> None:
     section = data_section(prepared, "data.prompt_template={question}", *every)
     native = [[turn["content"] for turn in row["messages"]] for row in load_response_dataset(section["train"]).dataset]
     file = training_file(prepared, "data.train")
-    local = load_problems(file, question_key="question", answer_key="answer", id_key="id")
+    local = read_problems(find_source(str(file), "train"), USUAL)
     assert native == [[problem.question, problem.answer] for problem in local]
 
 

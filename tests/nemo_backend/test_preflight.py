@@ -58,7 +58,7 @@ BAD = {
     "teacher.parallel.pipeline=8": "teacher.parallel.pipeline: got 8, expected a divisor of the model's 4 layers",
     "rollout.max_response_tokens=3000": "the student was made for 4096 positions",
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
-    "data.train={}/keys.jsonl": "question is None",
+    "data.train={}/keys.jsonl": "no field 'question'",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
     "data.subset=300": "200 problems of difficulty 5.0 to 7.0; expected at least data.subset=300",
     "evaluation.benchmarks={{a: {}/none.jsonl}}": "evaluation.benchmarks.a: no file /",

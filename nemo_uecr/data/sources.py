@@ -1,0 +1,293 @@
+"""Where problems are: a file, a folder or a data set on the hub; which of its splits is meant; and its rows.
+
+A source is written PLACE or PLACE:CHOICE, where CHOICE names a split, a configuration or both (`main/train`), or is a
+pattern that takes several together (`*/train`).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import logging
+import re
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from nemo_uecr.data.models import has_hub_form, one_line
+from nemo_uecr.errors import DataError
+
+log = logging.getLogger(__name__)
+
+Row = dict[str, object]
+#: The split that is taken where a source has several: training reads `train`, everything else `test`.
+Role = Literal["train", "test"]
+#: What a file can be, in the order of preference where a split comes as several; texts may end in .gz.
+KINDS = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
+#: JSON that describes a data set, and the caches that `datasets` leaves beside it.
+NO_DATA = re.compile(r"(?:dataset_\w+|state|config|manifest|metadata)\.json|cache-.*\.arrow|(?:\.|__).*")
+#: Words in the names of files and folders that name a split, as the hub reads them.
+WORDS = {
+    word: split
+    for split, words in {
+        "train": "train training", "validation": "validation valid val dev", "test": "test testing eval evaluation",
+    }.items() for word in words.split()
+}  # fmt: skip
+SHARD = re.compile(r"(\w+)-\d{5}-of-\d{5}")
+BLANKS = re.compile(r"\s*")
+BOM = b"\xef\xbb\xbf"
+PARQUET_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of one split, in order, of a place or hub name; the commit is None for what is here."""
+
+    name: str
+    files: tuple[Path, ...]
+    revision: str | None
+
+
+def find_source(given: str, role: Role, *, revision: str | None = None) -> Source:
+    """The files of a source that training (``train``) or a benchmark (``test``) reads.
+
+    Args:
+        given: file, folder or ``owner/name`` on the hub, each with ``:CHOICE`` or without.
+        role: the split that is taken where there are several and ``given`` chooses none.
+        revision: branch, tag or commit on the hub; None is its main branch.
+
+    Raises:
+        DataError: nothing is there, or several splits are and none is chosen.
+    """
+    name, choice = given, ""
+    if not Path(given).expanduser().exists() and ":" in given:
+        name, _, choice = given.rpartition(":")
+    path, commit = locate(name, revision=revision)
+    if path.is_file() and not choice:
+        return Source(name, (path,), commit)
+    splits = _splits(path) if path.is_dir() else {}
+    if not splits:
+        raise DataError(
+            f"no file {path.absolute()}, or none of problems in it; expected one that ends in {', '.join(KINDS)}, or a "
+            "folder or a data set on the hub with such files"
+        )
+    files = _chosen(splits, choice, role, name)
+    kind = next(kind for kind in KINDS if any(_kind(file) == kind for file in files))
+    if left := [file.name for file in files if _kind(file) != kind]:
+        log.warning("%s: its %s files are read, and not %s", given, kind, ", ".join(left))
+    return Source(name, tuple(file for file in files if _kind(file) == kind), commit)
+
+
+def locate(name: str, *, revision: str | None) -> tuple[Path, str | None]:
+    """A local path, or the hub's data set ``owner/name``, downloaded or from this machine's cache, with its commit."""
+    if not on_hub(name):
+        return Path(name).expanduser(), None
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    wanted = [f"*{kind}{packed}" for kind in KINDS for packed in ("", ".gz")] + ["README.md"]
+    try:
+        # Returns the cached snapshot when the hub is offline and the revision is already on disk.
+        folder = huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=wanted)
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise DataError(
+            f"{name}: no such file here, and the hub did not provide it ({one_line(error)}); "
+            "name a local file or folder, or check the network"
+        ) from error
+    return Path(folder), Path(folder).name
+
+
+def on_hub(given: str) -> bool:
+    """Whether a name that is no path here is taken for one of the hub's."""
+    path = Path(given).expanduser()
+    name = given if path.exists() else given.partition(":")[0]
+    return not path.exists() and has_hub_form(name) and not path.parent.exists() and _kind(Path(name)) is None
+
+
+# Splits.
+
+
+def _kind(file: Path) -> str | None:
+    suffix = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
+    return suffix if suffix in KINDS else None
+
+
+def _splits(folder: Path) -> dict[str, list[Path]]:
+    """The files of a folder by ``CONFIGURATION/SPLIT``, each part left out where there is none."""
+    splits: dict[str, list[Path]] = {}
+    for label, file in _stated(folder) or _named(folder):
+        splits.setdefault(label, []).append(file)
+    return splits
+
+
+def _data_files(folder: Path, pattern: str) -> Iterator[Path]:
+    for file in sorted(folder.glob(pattern)):
+        hidden = any(NO_DATA.fullmatch(part) for part in file.relative_to(folder).parts)
+        if file.is_file() and _kind(file) and not hidden:
+            yield file
+
+
+def _named(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Splits by the names of files and folders, as the hub reads them where a data set's card says nothing."""
+    for file in _data_files(folder, "**/*"):
+        *parents, name = file.relative_to(folder).parts
+        shard = SHARD.match(name)
+        split = shard[1] if shard and parents[-1:] == ["data"] else _split_in(name)
+        if split is None:  # what lies below train/ is of the split, however deep
+            place = next((place for place, part in enumerate(parents) if _split_in(part)), None)
+            split, parents = (None, parents) if place is None else (_split_in(parents[place]), parents[:place])
+        yield "/".join([*(part for part in parents if part != "data"), *filter(None, [split])]), file
+
+
+def _split_in(name: str) -> str | None:
+    return next((WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS), None)
+
+
+def _stated(folder: Path) -> list[tuple[str, Path]]:
+    """The splits that the data set's card, README.md, states; its default configuration has no name here."""
+    card = folder / "README.md"
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
+    head, found = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL), []
+    try:
+        stated = yaml.safe_load(head[1]) if head else {}
+        for config in stated.get("configs", ()):
+            name = "" if config["config_name"] == "default" else config["config_name"]
+            listed, base = config["data_files"], folder / config.get("data_dir", "")
+            for each in listed if isinstance(listed, list) else [listed]:
+                entry = each if isinstance(each, dict) else {"split": "train", "path": each}
+                label, paths = "/".join(filter(None, [name, entry["split"]])), entry["path"]
+                for path in [paths] if isinstance(paths, str) else paths:
+                    found += [(label, file) for file in _data_files(base, path)]
+    except (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, NotImplementedError):
+        return []  # a card of another form states no splits
+    return found
+
+
+def _chosen(splits: Mapping[str, list[Path]], choice: str, role: Role, name: str) -> list[Path]:
+    found = [label for label in splits if _fits(label, choice)]
+    if "*" in choice and found:
+        return [file for label in found for file in splits[label]]
+    for wanted in (choice, role, f"{choice}/{role}"):  # a split of the default configuration comes before others'
+        if wanted in found:
+            return splits[wanted]
+    ours = [label for label in found if label.endswith(f"/{role}")]
+    if len(only := ours or found) == 1:
+        return splits[only[0]]
+    what = f"no split {choice!r}" if not found else f"{len(found)} splits, and none is chosen"
+    labels = ", ".join(sorted(label or "files of no split" for label in splits))
+    example = next((label for label in (ours or found or splits) if label), role)
+    raise DataError(f"{name}: {what}; it has {labels}. Write which is meant, as in {name}:{example}")
+
+
+def _fits(label: str, choice: str) -> bool:
+    return not choice or any(fnmatchcase(label, form) for form in (choice, f"{choice}/*", f"*/{choice}"))
+
+
+# Rows.
+
+
+def read_rows(file: Path, *, columns: Collection[str] | None = None) -> Iterator[tuple[str, Row]]:
+    """The place and content of each row, one at a time; of a table's file perhaps only some columns."""
+    kind = _kind(file)
+    try:
+        if kind in (".parquet", ".arrow"):
+            yield from _table_rows(file, kind, columns)
+        elif kind == ".csv":
+            text = io.StringIO(_content(file), newline="")
+            yield from ((f"{file}: row {number}", row) for number, row in enumerate(csv.DictReader(text), start=1))
+        else:
+            yield from _json_rows(file)
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{file}: not a whole {kind or 'JSONL'} file in UTF-8 ({error}); copy it again") from error
+
+
+def _table_rows(file: Path, kind: str, columns: Collection[str] | None) -> Iterator[tuple[str, Row]]:
+    import numpy as np
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with file.open("rb") as raw:
+            if kind == ".parquet":
+                table = pyarrow.parquet.ParquetFile(raw)
+                names = [name for name in table.schema_arrow.names if columns is None or name in columns]
+                batches = table.iter_batches(batch_size=PARQUET_ROWS, columns=names)
+            else:  # as `datasets` keeps tables
+                batches = iter(pyarrow.ipc.open_stream(raw))
+            for batch in batches:
+                short = [field.name for field in batch.schema if field.type == pyarrow.float32()]
+                for row in batch.to_pylist():
+                    for name in short:  # 0.1, and not the 0.10000000149011612 that Python makes of it
+                        row[name] = None if row[name] is None else float(str(np.float32(row[name])))
+                    number += 1
+                    yield f"{file}: row {number}", row
+    except pyarrow.ArrowException as error:
+        fault = str(error).partition(".")[0]
+        raise DataError(f"{file}: not a whole {kind[1:].title()} file ({fault}); copy it again") from error
+
+
+def _opened(file: Path) -> io.BufferedIOBase:
+    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
+
+
+def _content(file: Path) -> str:
+    with _opened(file) as raw:
+        return raw.read().decode("utf-8-sig")
+
+
+def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
+    """Lines with their numbers, blank ones left out, and without a byte order mark."""
+    with _opened(file) as lines:
+        for number, line in enumerate(lines, start=1):
+            if text := line.removeprefix(BOM).strip():
+                yield number, text
+
+
+def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
+    """The rows of JSONL, of a JSON array, or of objects that take several lines each."""
+    first = next((line for _, line in raw_lines(file)), b"")
+    if first[:1] != b"[" and first != b"{" and (_kind(file) != ".json" or _is_json(first)):
+        yield from ((f"{file}:{number}", parse_row(line, f"{file}:{number}")) for number, line in raw_lines(file))
+        return
+    text, rows, place = _content(file).strip(), [], 0
+    try:
+        while place < len(text):
+            value, end = json.JSONDecoder().raw_decode(text, place)
+            rows += value if isinstance(value, list) else [value]
+            blank = BLANKS.match(text, end)
+            place = end if blank is None else blank.end()
+    except ValueError as error:
+        raise DataError(f"{file}: malformed JSON ({error}); expected objects or an array of them") from error
+    for number, row in enumerate(rows, start=1):
+        yield f"{file}: row {number}", _object(row, f"{file}: row {number}")
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+def parse_row(line: bytes, where: str) -> Row:
+    """One line of JSONL as a row; ``where`` begins the message of what is no JSON object in UTF-8."""
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except ValueError as error:
+        raise DataError(f"{where}: malformed JSON ({error}); expected one object a line, in UTF-8") from error
+    return _object(row, where)
+
+
+def _object(row: object, where: str) -> Row:
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: got {type(row).__name__}; expected one JSON object a row")
+    return row
