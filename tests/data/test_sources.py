@@ -1,0 +1,376 @@
+"""Splits, file kinds and layouts, each as some published data set or another trainer has it."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.data.problems import USUAL, Keys, Problem, problems_of, read_problems
+from nemo_uecr.data.sources import find_source
+from nemo_uecr.errors import DataError
+from tests.reliability.commands import refused
+
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+Row = dict[str, Any]
+ROWS: list[Row] = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(4)]
+SHARD = "00000-of-00001.parquet"
+
+
+def table(path: Path, rows: list[Row], schema: object = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), path)
+    return path
+
+
+def lines(path: Path, rows: list[Row]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def arrow(path: Path, rows: list[Row]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = pyarrow.Table.from_pylist(rows)
+    with pyarrow.ipc.new_stream(str(path), content.schema) as stream:
+        stream.write_table(content)
+    return path
+
+
+def load(given: object, keys: Keys = USUAL) -> list[Problem]:
+    return read_problems(find_source(str(given), "train"), keys)
+
+
+# Files.
+
+CONTENT: dict[str, bytes] = {
+    "set.json": json.dumps(ROWS).encode(),
+    "pretty.json": json.dumps(ROWS, indent=2).encode(),
+    "array.jsonl": json.dumps(ROWS, indent=2).encode(),  # a name that promises lines
+    "objects.json": "\n".join(json.dumps(row, indent=2) for row in ROWS).encode(),
+    "marked.jsonl": b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(row).encode() for row in ROWS),
+    "packed.jsonl.gz": gzip.compress(b"\n".join(json.dumps(row).encode() for row in ROWS)),
+    "set.csv": b"question,answer\r\n" + b"".join(f"{row['question']},{row['answer']}\r\n".encode() for row in ROWS),
+}
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_every_kind_of_file_gives_the_same_problems(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(CONTENT[name])
+    assert load(tmp_path / name) == load(lines(tmp_path / "plain.jsonl", ROWS))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("set.parquet", b"PAR1, and then nothing"),
+        ("set.arrow", b"nothing"),
+        ("set.jsonl.gz", CONTENT["packed.jsonl.gz"][:40]),
+        ("set.json", CONTENT["pretty.json"][:60]),
+        ("set.jsonl", b'{"question": '),
+        ("set.csv", "question,answer\nGröße?,1\n".encode("latin-1")),
+        ("set.json", b'["a", "b"]'),
+    ],
+)
+def test_a_damaged_file_is_one_line(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=str(tmp_path / name)):
+        load(tmp_path / name)
+
+
+# Splits.
+
+#: Files, each with its one row's number, and what training and a benchmark read of them; None: a choice is asked for.
+LAYOUTS: dict[str, tuple[dict[str, int], list[int] | None, list[int] | None]] = {
+    "gsm8k, one configuration": ({f"main/test-{SHARD}": 0, f"main/train-{SHARD}": 1}, [1], [0]),
+    "both": ({f"main/train-{SHARD}": 0, f"socratic/train-{SHARD}": 1}, None, None),
+    "shards": ({"data/train-00000-of-00002.parquet": 0, "data/train-00001-of-00002.parquet": 1}, [0, 1], [0, 1]),
+    "more trains": ({f"data/train-{SHARD}": 0, f"data/train_1M-{SHARD}": 1}, [0], None),
+    "no such names": ({f"data/en-{SHARD}": 0, f"data/fr-{SHARD}": 1}, None, None),
+    "flat": ({"train.parquet": 0, "test.parquet": 1, "validation.parquet": 2}, [0], [1]),
+    "no test": ({"train.parquet": 0, "dev.parquet": 1}, [0], None),
+    "infix": ({"my-train-set.parquet": 0, "my_eval_set.parquet": 1}, [0], [1]),
+    "converted": ({"default/train/0000.parquet": 0, "default/test/0000.parquet": 1}, [0], [1]),
+    "below": ({"train/algebra/1.parquet": 0, "train/geometry/1.parquet": 1, "test/algebra/1.parquet": 2}, [0, 1], [2]),
+    "contest is no test": ({"contest.parquet": 0, "latest.parquet": 1}, [0, 1], [0, 1]),
+    "hidden": ({"train.parquet": 0, ".cache/train.parquet": 1}, [0], [0]),
+    "saved by datasets": ({"train/data-00000-of-00001.arrow": 0, "test/data-00000-of-00001.arrow": 1}, [0], [1]),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_training_reads_train_and_a_benchmark_test(name: str, tmp_path: Path) -> None:
+    files, *expected = LAYOUTS[name]
+    for file, number in files.items():
+        (arrow if file.endswith("arrow") else table)(tmp_path / file, [ROWS[number]])
+        (tmp_path / file).with_name("dataset_info.json").write_text("{}")
+    for role, numbers in zip(("train", "test"), expected, strict=True):
+        if numbers is None:
+            with pytest.raises(DataError, match="splits, and none is chosen"):
+                find_source(str(tmp_path), role)  # type: ignore[arg-type]
+        else:
+            found = read_problems(find_source(str(tmp_path), role), USUAL)  # type: ignore[arg-type]
+            assert [problem.question for problem in found] == [ROWS[number]["question"] for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("choice", "numbers"), [("main", [0]), ("main/test", [1]), ("socratic", [2]), ("*/train", [0, 2]), ("other", None)]
+)
+def test_a_choice_names_configuration_split_or_both(choice: str, numbers: list[int] | None, tmp_path: Path) -> None:
+    for number, file in enumerate(("main/train", "main/test", "socratic/train", "socratic/test")):
+        table(tmp_path / f"{file}-{SHARD}", [ROWS[number]])
+    if numbers is None:
+        with pytest.raises(DataError, match="no split 'other'; it has main/test, main/train, socratic/test"):
+            load(f"{tmp_path}:{choice}")
+    else:
+        assert [int(problem.answer) - 1 for problem in load(f"{tmp_path}:{choice}")] == numbers
+
+
+def test_a_card_states_the_splits(tmp_path: Path) -> None:
+    for number, file in enumerate(("a/x.parquet", "b/x.parquet", "c/x.parquet")):
+        table(tmp_path / file, [ROWS[number]])
+    stated = "- {config_name: default, data_files: [{split: train, path: [a/*, b/*]}]}\n"
+    more = "- {config_name: extended, data_files: c/*.parquet}\n"
+    (tmp_path / "README.md").write_text(f"---\nlicense: mit\nconfigs:\n{stated}{more}---\n# A set\n")
+    assert [int(problem.answer) for problem in load(tmp_path)] == [1, 2]
+    assert [int(problem.answer) for problem in load(f"{tmp_path}:extended")] == [3]
+    (tmp_path / "README.md").write_text("---\nconfigs: [{config_name: a}, 7, : ]\n---\n")  # no card: names decide
+    with pytest.raises(DataError, match="it has a, b, c"):
+        load(tmp_path)
+
+
+def test_a_hub_name_is_read_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`data prepare`, `config check` of training and benchmark, and `selftest`, on a folder laid out as the cache."""
+    hub = pytest.importorskip("huggingface_hub.constants")
+    sha, cache = "0123456789abcdef0123456789abcdef01234567", tmp_path / "cache/datasets--openai--gsm8k"
+    for split, rows in (("test", ROWS[:1]), ("train", ROWS[1:])):
+        marked = [row | {"answer": f"We add.\n#### {row['answer']}"} for row in rows]
+        for configuration in ("main", "socratic"):
+            table(cache / "snapshots" / sha / configuration / f"{split}-{SHARD}", marked)
+    (cache / "refs").mkdir()
+    (cache / "refs/main").write_text(sha)
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    out = ["--out", str(tmp_path / "out")]
+    assert "main/test, main/train" in refused(capsys, "data", "prepare", "--source", "openai/gsm8k", *out)
+    assert entry_point(["data", "prepare", "--source", "openai/gsm8k:main", *out]) == 0
+    kept = [json.loads(line) for line in (tmp_path / "out/train.jsonl").open()]
+    assert [row["answer"] for row in kept] == ["2", "3", "4"]
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["source"]["revision"] == sha
+    pytest.importorskip("math_verify")
+    assert entry_point(["data", "selftest", "openai/gsm8k:main"]) == 0
+    assert "gsm8k: " in capsys.readouterr().out
+
+
+# Rows.
+
+
+def verl(row: Row, *before: Row) -> Row:
+    """As verl's examples write a row."""
+    turns = [*before, {"role": "user", "content": row["question"]}]
+    truth = {"style": "rule", "ground_truth": row["answer"]}
+    return {
+        "data_source": "made",
+        "prompt": turns,
+        "ability": "math",
+        "reward_model": truth,
+        "extra_info": {"index": 0},
+    }
+
+
+FORMS: dict[str, Callable[[Row], Row]] = {
+    "gsm8k": lambda row: row | {"answer": f"So 1 + 1 = <<1+1=2>>2.\n#### {row['answer']}"},
+    "verl": verl,
+    "verl, the truth as text": lambda row: verl(row) | {"reward_model": json.dumps(verl(row)["reward_model"])},
+    "a list as text": lambda row: verl(row | {"answer": json.dumps([row["answer"]])}),
+    "trl": lambda row: {"prompt": verl(row)["prompt"], "solution": f"${row['answer']}$"},
+    "trl, plain": lambda row: {"prompt": row["question"], "solution": row["answer"]},
+    "parts": lambda row: {
+        "prompt": [{"role": "user", "content": [{"type": "text", "text": row["question"]}]}], "answer": row["answer"]
+    },
+    "sharegpt": lambda row: {"prompt": [{"from": "human", "value": row["question"]}], "answer": row["answer"]},
+    "messages as text": lambda row: {"prompt": json.dumps(verl(row)["prompt"]), "answer": row["answer"]},
+    "hendrycks": lambda row: {"problem": row["question"], "solution": rf"We add.\nSo $\boxed{{{row['answer']}}}$."},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layouts_are_found_by_name(form: str, tmp_path: Path) -> None:
+    found = load(table(tmp_path / "set.parquet", [FORMS[form](row) for row in ROWS]))
+    assert [(each.question, each.answer.strip("$")) for each in found] == [(r["question"], r["answer"]) for r in ROWS]
+    assert all(not each.context for each in found)
+
+
+def test_a_conversation_keeps_the_turns_before_the_question(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    path = table(tmp_path / "set.parquet", [verl(row, system) for row in ROWS])
+    assert load(path)[0] == Problem("1", "0 + 1?", "1", {}, (system,))
+    out = tmp_path / "out"
+    assert entry_point(["data", "prepare", "--source", str(path), "--out", str(out)]) == 0
+    assert load(out / "train.jsonl")[0].context == (system,)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        {"role": "assistant", "content": "The answer is 1."},
+        {"role": "user", "content": ""},
+        {"role": "user", "content": [{"type": "image"}]},
+        {"text": "1 + 1?"},
+    ],
+)
+def test_a_conversation_that_asks_nothing_is_refused(last: Row, tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "1 + 1?"}, last], "answer": "2"}]
+    with pytest.raises(DataError, match=r"set\.jsonl:1: prompt "):
+        load(lines(tmp_path / "set.jsonl", rows))
+
+
+ANSWERS: list[tuple[object, Any, str | None]] = [
+    (pyarrow.int8(), 7, "7"), (pyarrow.uint64(), 2**60, str(2**60)), (pyarrow.float64(), 7.0, "7"),
+    (pyarrow.float32(), 0.1, "0.1"), (pyarrow.decimal128(9, 2), decimal.Decimal("12.50"), "12.5"),
+    (pyarrow.decimal128(9, 2), decimal.Decimal("7.00"), "7"), (pyarrow.bool_(), True, "True"),
+    (pyarrow.list_(pyarrow.string()), ["7"], "7"), (pyarrow.list_(pyarrow.int64()), [7], "7"),
+    (pyarrow.large_string(), "7", "7"), (pyarrow.dictionary(pyarrow.int8(), pyarrow.string()), "7", "7"),
+    (pyarrow.string(), r"x \boxed{7}", "7"), (pyarrow.string(), "So 1,200 + 34.\n#### $1,234", "$1234"),
+    (pyarrow.string(), "#### Step 1\nWe add.", "#### Step 1\nWe add."), (pyarrow.string(), "(1,234)", "(1,234)"),
+    (pyarrow.list_(pyarrow.string()), ["7", "8"], None), (pyarrow.list_(pyarrow.string()), [], None),
+    (pyarrow.binary(), b"7", None), (pyarrow.date32(), datetime.date(2024, 1, 7), None),
+    (pyarrow.struct({"value": pyarrow.string()}), {"value": "7"}, None), (pyarrow.float64(), float("inf"), None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "value", "text"), ANSWERS)
+def test_answers_of_every_type(kind: object, value: object, text: str | None, tmp_path: Path) -> None:
+    schema = pyarrow.schema([("question", pyarrow.string()), ("answer", kind)])
+    path = table(tmp_path / "set.parquet", [{"question": "?", "answer": value}], schema)
+    if text is not None:
+        assert load(path)[0].answer == text
+    else:
+        with pytest.raises(DataError, match=r"row 1: answer is (a list|an object|of type)"):
+            load(path)
+
+
+def test_columns_of_a_table_can_be_written_as_json(tmp_path: Path) -> None:
+    row = ROWS[0] | {"made": datetime.date(2024, 1, 7), "share": decimal.Decimal("0.5"), "raw": {"picture": [b"1"]}}
+    [problem] = load(table(tmp_path / "set.parquet", [row]))
+    assert json.loads(json.dumps(problem.columns))["made"] == "2024-01-07"
+
+
+@pytest.mark.parametrize(
+    ("level", "kept"),
+    [("Level 5", True), ("5", True), (5, True), ("lvl-5", True), ("45/9", True), ("Level 6", False), ("Level ?", None),
+     ("hard", None), (None, None)],
+)  # fmt: skip
+def test_levels_as_people_write_them(level: object, kept: bool | None, tmp_path: Path) -> None:
+    rows = [row | {"level": level} for row in ROWS[:1]] + [row | {"level": 5} for row in ROWS[1:]]
+    words = ["data", "prepare", "--source", str(lines(tmp_path / "set.jsonl", rows)), "--out", str(tmp_path / "out")]
+    assert entry_point([*words, "--difficulty", "4", "5"]) == 0
+    counts = json.loads((tmp_path / "out/manifest.json").read_text())["counts"]
+    assert counts["kept"] == (4 if kept else 3)
+    reason = "level is a text, expected a number" if level else "difficulty_missing"
+    assert counts["reasons"] == ({} if kept else {"difficulty_outside": 1} if kept is False else {reason: 1})
+
+
+# Nothing in silence.
+
+
+@pytest.mark.parametrize("sentinel", ["proof", "Proof.", r"\text{proof}", "notfound", "None", "N/A", "", "  ", None])
+def test_a_sentinel_is_dropped_and_counted(
+    sentinel: object, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = lines(tmp_path / "set.jsonl", [row | {"answer": sentinel} for row in ROWS[:2]] + ROWS[2:])
+    assert [problem.id for problem in load(path)] == ["3", "4"]
+    assert "2 rows without an answer are left out" in caplog.text
+    assert entry_point(["data", "prepare", "--source", str(path), "--out", str(tmp_path / "out")]) == 0
+    assert "removed        2  answer_" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_a_source_that_cannot_be_read_ends_with_the_reasons(
+    count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = lines(tmp_path / "set.jsonl", [row | {"answer": "proof"} for row in ROWS[:count]] + ROWS[count:])
+    said = refused(capsys, "data", "prepare", "--source", path, "--out", tmp_path / "out")
+    assert f"{count} answer_sentinel" in said
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(DataError, match=f"{count} answer_sentinel"):
+        load(path)
+
+
+def test_a_filter_that_leaves_nothing_ends_with_the_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = lines(tmp_path / "set.jsonl", ROWS)
+    said = refused(capsys, "data", "prepare", "--source", path, "--keep-answers", "matrix", "--out", tmp_path / "out")
+    assert "4 answer_integer" in said
+
+
+def test_fields_are_named_where_they_have_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"input": {"text": row["question"]}, "target": row["answer"], "hardness": 3} for row in ROWS]
+    words = ["data", "prepare", "--source", str(lines(tmp_path / "set.jsonl", rows)), "--out", str(tmp_path / "out")]
+    assert "no field 'question' or" in refused(capsys, *words)
+    named = ["--question-key", "input.text", "--answer-key", "target", "--difficulty-key", "hardness"]
+    assert entry_point([*words, *named, "--difficulty", "3", "3"]) == 0
+    assert len((tmp_path / "out/train.jsonl").read_text().splitlines()) == 4
+
+
+# Training.
+
+
+def test_training_reads_a_table_by_nested_fields(tmp_path: Path) -> None:
+    from tests.local.tiny import configured
+
+    for split, rows in (("train", ROWS[:3]), ("test", ROWS[3:])):
+        table(tmp_path / f"set/{split}.parquet", [verl(row) for row in rows])
+    keys = ("data.question_key=prompt", "data.answer_key=reward_model.ground_truth")
+    data = configured(tmp_path / "run", *keys).config.data
+    assert [problem.answer for problem in problems_of(data, tmp_path / "set", "data.train")] == ["1", "2", "3"]
+    assert [problem.answer for problem in problems_of(data, tmp_path / "set", "evaluation.benchmarks.a")] == ["4"]
+    assert len(problems_of(data, lines(tmp_path / "b.jsonl", ROWS), "evaluation.benchmarks.b")) == 4  # the usual names
+    plain = configured(tmp_path / "run").config.data
+    with pytest.raises(DataError, match=r"perhaps question_key=prompt, answer_key=reward_model\.ground_truth"):
+        problems_of(plain, tmp_path / "set", "data.train")
+
+
+SOLUTION = "He had three cows and then he bought four more at the market, so that in the end he had seven cows."
+
+
+def test_worked_solutions_are_no_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.local.tiny import assets
+
+    worked = lines(tmp_path / "worked.jsonl", [row | {"answer": SOLUTION} for row in ROWS])
+    few = lines(tmp_path / "few.jsonl", [ROWS[0] | {"answer": SOLUTION}, *ROWS[1:]])
+    check = ["config", "check", assets().config]
+    assert "cannot judge 4 of 4 reference answers" in refused(capsys, *check, f"data.train={worked}")
+    assert entry_point([*map(str, check), f"data.train={few}"]) == 0
+    benchmark = f"evaluation.benchmarks={{a: {worked}}}"
+    assert "cannot judge 4 of 4" in refused(capsys, *check, f"data.train={few}", benchmark)
+    assert "cannot judge 4 of 4" in refused(capsys, "data", "selftest", worked)
+
+
+def test_a_run_trains_on_a_folder_of_tables(tmp_path: Path) -> None:
+    """From the folder to a step; its files are hashed, so that a resume on other rows is refused."""
+    from tests.local.tiny import run
+
+    table(tmp_path / f"set/main/test-{SHARD}", [{"question": "3", "answer": "#### 3"}])
+    for number in range(2):
+        rows = [{"question": str(n), "answer": f"So\n#### {n}"} for n in (number, number + 2)]
+        table(tmp_path / f"set/main/train-0000{number}-of-00002.parquet", rows)
+    source = f"data.train={tmp_path / 'set'}"
+    folder = run(tmp_path / "run", source, f"evaluation.benchmarks={{held: {tmp_path / 'set'}}}", "train.steps=1")
+    hashes = json.loads((folder / "provenance.json").read_text())["sha256"]
+    assert {name for name in hashes if name.startswith(("train", "bench"))} == {
+        "train/0-train-00000-of-00002.parquet", "train/1-train-00001-of-00002.parquet", "benchmark held"
+    }  # fmt: skip
+    shutil.rmtree(tmp_path / "set")
