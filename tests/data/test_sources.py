@@ -6,7 +6,6 @@ import datetime
 import decimal
 import gzip
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -373,4 +372,3 @@ def test_a_run_trains_on_a_folder_of_tables(tmp_path: Path) -> None:
     assert {name for name in hashes if name.startswith(("train", "bench"))} == {
         "train/0-train-00000-of-00002.parquet", "train/1-train-00001-of-00002.parquet", "benchmark held"
     }  # fmt: skip
-    shutil.rmtree(tmp_path / "set")

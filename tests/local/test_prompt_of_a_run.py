@@ -105,3 +105,29 @@ def test_a_run_folder_in_a_configurations_place_is_told_what_to_name(
 def test_the_demos_models_are_asked_as_the_demo_asks(capsys: pytest.CaptureFixture[str]) -> None:
     assert prompt_of(["demo:student", "demo:teacher"], None, None, None).template == "{question}"
     assert "prompt (demo:student): '{question}', system prompt None, thinking False" in capsys.readouterr().out
+
+
+def test_a_conversation_is_the_prompt_in_the_run_in_evaluate_and_in_audits(prompted: Path, tmp_path: Path) -> None:
+    """Problems with the system turn of their own are drawn and judged as under the same system prompt of the run."""
+    from nemo_uecr.audit.sources import run_source
+    from nemo_uecr.evaluation.engines import load_tokens
+
+    rows = [json.loads(line) for line in assets().problems.read_text().splitlines()]
+    system = {"role": "system", "content": "Be brief."}
+    turns = [row | {"question": [system, {"role": "user", "content": row["question"]}]} for row in rows]
+    talks = tmp_path / "talks.jsonl"
+    talks.write_text("".join(json.dumps(row) + "\n" for row in turns))
+    prompt = ("data.prompt_template=Q {question}", "data.enable_thinking=true", f"data.train={talks}")
+    benchmark = f"evaluation.benchmarks={{a: {talks}}}"
+    folder = run(tmp_path / "run", *every(), *prompt, benchmark)
+    samples = records(folder / "evaluations/step-000002.jsonl")
+    assert [row | {"context": []} for row in samples] == records(prompted / "evaluations/step-000002.jsonl")
+    assert samples[0]["context"] == [system]
+    tokenizer = load_tokens(str(assets().student)).tokenizer
+    for take in ("evaluations", "batches"):
+        ours, theirs = (run_source(each, take=take, steps=None).rollouts for each in (folder, prompted))
+        assert [each.prompt(tokenizer) for each in ours] == [each.prompt(tokenizer) for each in theirs]
+    given = [word.replace(str(assets().problems), str(talks)) for word in words(tmp_path, f"again={folder}")]
+    assert entry_point(given) == 0
+    drawn = {(row["problem"], row["sample"]): row for row in records(tmp_path / "again" / "samples.jsonl")}
+    assert drawn == {(row["problem"], row["sample"]): row for row in samples}

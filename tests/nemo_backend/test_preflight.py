@@ -201,6 +201,12 @@ def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> No
     drawn = [chosen_problems(few, seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert all(problem in kept for problem in drawn[0])
+    write_rows(tmp_path / "p.jsonl", [row | {"difficulty": f"Level {row['difficulty']}"} for row in rows])
+    assert chosen_problems(data, 0) == kept
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}]
+    write_rows(tmp_path / "p.jsonl", [row | {"question": talk} for row in rows])
+    with pytest.raises(DataError, match=r"problem '1' has turns before its question"):
+        chosen_problems(data, 0)
 
 
 def finished(made: Path) -> None:
