@@ -43,6 +43,7 @@ HARDEST = 1e9
 #: Small fields that `data prepare` carries along when the source has them.
 CARRIED = ("topic", "subject")
 ABSENT = object()
+SURROGATE = re.compile("[\ud800-\udfff]")
 ROLES = {"human": "user", "gpt": "assistant"}
 #: Words outside of LaTeX beyond which a reference is a worked solution, which no answer equals.
 MOST_WORDS = 12
@@ -347,7 +348,7 @@ def level_of(value: object) -> float | None:
 
 def usable(text: str) -> bool:
     """Whether a text is more than blanks and can be written as UTF-8 (JSON can spell a lone surrogate)."""
-    return bool(text.strip()) and not any("\ud800" <= sign <= "\udfff" for sign in text)
+    return bool(text.strip()) and not SURROGATE.search(text)
 
 
 def text_of(value: object) -> str | None:

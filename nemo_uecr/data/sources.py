@@ -19,8 +19,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
 from nemo_uecr.data.models import has_hub_form, one_line
 from nemo_uecr.errors import DataError
 
@@ -41,7 +39,7 @@ WORDS = {
     }.items() for word in words.split()
 }  # fmt: skip
 SHARD = re.compile(r"(\w+)-\d{5}-of-\d{5}")
-BLANKS = re.compile(r"\s*")
+NOT_BLANK = re.compile(r"\S")
 BOM = b"\xef\xbb\xbf"
 PARQUET_ROWS = 1024
 
@@ -120,54 +118,24 @@ def _kind(file: Path) -> str | None:
 
 
 def _splits(folder: Path) -> dict[str, list[Path]]:
-    """The files of a folder by ``CONFIGURATION/SPLIT``, each part left out where there is none."""
+    """The files of a folder by ``CONFIGURATION/SPLIT``, each part left out where their names do not say it."""
     splits: dict[str, list[Path]] = {}
-    for label, file in _stated(folder) or _named(folder):
+    for file in sorted(folder.rglob("*")):
+        *parents, name = file.relative_to(folder).parts
+        if _kind(file) is None or any(map(NO_DATA.fullmatch, (*parents, name))) or not file.is_file():
+            continue
+        shard = SHARD.match(name)
+        split = shard[1] if shard and parents[-1:] == ["data"] else _split_in(name)
+        if split is None:  # what lies below train/ is of the split, however deep
+            place = next((place for place, part in enumerate(parents) if _split_in(part)), len(parents))
+            parents, split = parents[:place], _split_in("/".join(parents[place : place + 1]))
+        label = "/".join([*(part for part in parents if part != "data"), *filter(None, [split])])
         splits.setdefault(label, []).append(file)
     return splits
 
 
-def _data_files(folder: Path, pattern: str) -> Iterator[Path]:
-    for file in sorted(folder.glob(pattern)):
-        hidden = any(NO_DATA.fullmatch(part) for part in file.relative_to(folder).parts)
-        if file.is_file() and _kind(file) and not hidden:
-            yield file
-
-
-def _named(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Splits by the names of files and folders, as the hub reads them where a data set's card says nothing."""
-    for file in _data_files(folder, "**/*"):
-        *parents, name = file.relative_to(folder).parts
-        shard = SHARD.match(name)
-        split = shard[1] if shard and parents[-1:] == ["data"] else _split_in(name)
-        if split is None:  # what lies below train/ is of the split, however deep
-            place = next((place for place, part in enumerate(parents) if _split_in(part)), None)
-            split, parents = (None, parents) if place is None else (_split_in(parents[place]), parents[:place])
-        yield "/".join([*(part for part in parents if part != "data"), *filter(None, [split])]), file
-
-
 def _split_in(name: str) -> str | None:
     return next((WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS), None)
-
-
-def _stated(folder: Path) -> list[tuple[str, Path]]:
-    """The splits that the data set's card, README.md, states; its default configuration has no name here."""
-    card = folder / "README.md"
-    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
-    head, found = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL), []
-    try:
-        stated = yaml.safe_load(head[1]) if head else {}
-        for config in stated.get("configs", ()):
-            name = "" if config["config_name"] == "default" else config["config_name"]
-            listed, base = config["data_files"], folder / config.get("data_dir", "")
-            for each in listed if isinstance(listed, list) else [listed]:
-                entry = each if isinstance(each, dict) else {"split": "train", "path": each}
-                label, paths = "/".join(filter(None, [name, entry["split"]])), entry["path"]
-                for path in [paths] if isinstance(paths, str) else paths:
-                    found += [(label, file) for file in _data_files(base, path)]
-    except (yaml.YAMLError, LookupError, TypeError, AttributeError, ValueError, NotImplementedError):
-        return []  # a card of another form states no splits
-    return found
 
 
 def _chosen(splits: Mapping[str, list[Path]], choice: str, role: Role, name: str) -> list[Path]:
@@ -200,7 +168,7 @@ def read_rows(file: Path, *, columns: Collection[str] | None = None) -> Iterator
         if kind in (".parquet", ".arrow"):
             yield from _table_rows(file, kind, columns)
         elif kind == ".csv":
-            text = io.StringIO(_content(file), newline="")
+            text = io.StringIO(_content(file).decode("utf-8"), newline="")
             yield from ((f"{file}: row {number}", row) for number, row in enumerate(csv.DictReader(text), start=1))
         else:
             yield from _json_rows(file)
@@ -238,9 +206,9 @@ def _opened(file: Path) -> io.BufferedIOBase:
     return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
 
 
-def _content(file: Path) -> str:
+def _content(file: Path) -> bytes:
     with _opened(file) as raw:
-        return raw.read().decode("utf-8-sig")
+        return raw.read().removeprefix(BOM)
 
 
 def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
@@ -253,41 +221,27 @@ def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
 
 def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
     """The rows of JSONL, of a JSON array, or of objects that take several lines each."""
+    parts = ((f"{file}:{number}", line) for number, line in raw_lines(file))
     first = next((line for _, line in raw_lines(file)), b"")
-    if first[:1] != b"[" and first != b"{" and (_kind(file) != ".json" or _is_json(first)):
-        yield from ((f"{file}:{number}", parse_row(line, f"{file}:{number}")) for number, line in raw_lines(file))
-        return
-    text, rows, place = _content(file).strip(), [], 0
-    try:
-        while place < len(text):
-            value, end = json.JSONDecoder().raw_decode(text, place)
-            rows += value if isinstance(value, list) else [value]
-            blank = BLANKS.match(text, end)
-            place = end if blank is None else blank.end()
-    except ValueError as error:
-        raise DataError(f"{file}: malformed JSON ({error}); expected objects or an array of them") from error
-    for number, row in enumerate(rows, start=1):
-        yield f"{file}: row {number}", _object(row, f"{file}: row {number}")
+    whole = _kind(file) == ".json" or first.startswith(b"[") or first == b"{"
+    for where, part in [(str(file), _content(file))] if whole else parts:
+        try:
+            rows = list(_values(part.decode("utf-8")))
+        except ValueError as error:
+            raise DataError(
+                f"{where}: malformed JSON in UTF-8 ({error}); expected an object a line, or an array"
+            ) from error
+        for number, row in enumerate(rows, start=1):
+            place = f"{file}: row {number}" if whole else where
+            if not isinstance(row, dict):
+                raise DataError(f"{place}: got {type(row).__name__}; expected one JSON object a row")
+            yield place, row
 
 
-def _is_json(line: bytes) -> bool:
-    try:
-        json.loads(line)
-    except ValueError:
-        return False
-    return True
-
-
-def parse_row(line: bytes, where: str) -> Row:
-    """One line of JSONL as a row; ``where`` begins the message of what is no JSON object in UTF-8."""
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except ValueError as error:
-        raise DataError(f"{where}: malformed JSON ({error}); expected one object a line, in UTF-8") from error
-    return _object(row, where)
-
-
-def _object(row: object, where: str) -> Row:
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: got {type(row).__name__}; expected one JSON object a row")
-    return row
+def _values(text: str) -> Iterator[object]:
+    """What is in a text of JSON, one behind the other, and in its arrays."""
+    found = NOT_BLANK.search(text)
+    while found is not None:
+        value, end = json.JSONDecoder().raw_decode(text, found.start())
+        yield from value if isinstance(value, list) else [value]
+        found = NOT_BLANK.search(text, end)

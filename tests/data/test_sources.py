@@ -135,19 +135,6 @@ def test_a_choice_names_configuration_split_or_both(choice: str, numbers: list[i
         assert [int(problem.answer) - 1 for problem in load(f"{tmp_path}:{choice}")] == numbers
 
 
-def test_a_card_states_the_splits(tmp_path: Path) -> None:
-    for number, file in enumerate(("a/x.parquet", "b/x.parquet", "c/x.parquet")):
-        table(tmp_path / file, [ROWS[number]])
-    stated = "- {config_name: default, data_files: [{split: train, path: [a/*, b/*]}]}\n"
-    more = "- {config_name: extended, data_files: c/*.parquet}\n"
-    (tmp_path / "README.md").write_text(f"---\nlicense: mit\nconfigs:\n{stated}{more}---\n# A set\n")
-    assert [int(problem.answer) for problem in load(tmp_path)] == [1, 2]
-    assert [int(problem.answer) for problem in load(f"{tmp_path}:extended")] == [3]
-    (tmp_path / "README.md").write_text("---\nconfigs: [{config_name: a}, 7, : ]\n---\n")  # no card: names decide
-    with pytest.raises(DataError, match="it has a, b, c"):
-        load(tmp_path)
-
-
 def test_a_hub_name_is_read_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
