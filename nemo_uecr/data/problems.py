@@ -161,6 +161,11 @@ def check_references(name: str, problems: Sequence[Problem]) -> None:
         for problem, answer, found in zip(problems, answers, checked, strict=True)
         if found.verdict is not Verdict.CORRECT or _is_solution(answer)
     ]
+    if 2 * sum("####" in each.question and "boxed" not in each.question for each in problems) > len(problems):
+        log.warning(
+            "%s: the questions ask for the answer behind ####, and the verifier reads \\boxed{} alone; take the bare "
+            "question, as in data.question_key=extra_info.question, and ask for the box in data.prompt_template", name,
+        )  # fmt: skip
     if bad:
         said = f"{name}: the verifier cannot judge {len(bad)} of {len(problems)} reference answers; the first is that "
         said += f"of problem {bad[0].id!r}, {bad[0].answer!r:.80}"

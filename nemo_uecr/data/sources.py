@@ -228,9 +228,7 @@ def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
         try:
             rows = list(_values(part.decode("utf-8")))
         except ValueError as error:
-            raise DataError(
-                f"{where}: malformed JSON in UTF-8 ({error}); expected an object a line, or an array"
-            ) from error
+            raise DataError(f"{where}: malformed JSON ({error}); expected an object a line, or an array") from error
         for number, row in enumerate(rows, start=1):
             place = f"{file}: row {number}" if whole else where
             if not isinstance(row, dict):
