@@ -245,7 +245,7 @@ class EvaluationConfig(Section):
     seed: Seed  # Seed of the decoding, the same at every evaluation.
     max_tokens: Count  # Longest response in tokens.
     stop: Texts = ()  # A response ends after the token that completes one of these strings, finished.
-    benchmarks: dict[Text, Text]  # Name and JSONL file of each benchmark; may be empty.
+    benchmarks: dict[Text, Text]  # Name and problems of each benchmark, as in `data.train`; may be empty.
 
     @model_validator(mode="after")
     def _decoding_is_possible(self) -> Self:
@@ -260,8 +260,8 @@ class EvaluationConfig(Section):
 class ProblemsConfig(Section):
     """Training problems and how a prompt is made from one."""
 
-    train: Text  # JSONL file of problems, one object a line.
-    question_key: Text  # Field of the question.
+    train: Text  # Problems: a file, a folder or a name on the hub, perhaps with `:SPLIT`.
+    question_key: Text  # Field of the question, a text or a list of messages; dots lead into nested fields.
     answer_key: Text  # Field of the reference answer.
     prompt_template: Annotated[str, Field(pattern=r"\{question\}")]  # The user's turn, with {question} in it.
     enable_thinking: bool  # Handed to the chat template; false is the non-thinking mode.
@@ -433,7 +433,7 @@ class RoutingConfig(Section):
 class DataConfig(ProblemsConfig):
     """Training problems and how a prompt is made from one."""
 
-    id_key: Text | None  # Field of the problem's id; null: the line number.
+    id_key: Text | None  # Field of the problem's id; null, or where there is none: the row's number.
     system_prompt: Text | None  # The system turn; null: none.
 
 
