@@ -37,7 +37,7 @@ SENTINELS = ("proof", "notfound", "not found", "not_found", "none", "null", "nan
 #: Reasons of the rows that are left out and counted; every other row that cannot be read stops a run.
 NO_ANSWER = ("answer_empty", "answer_sentinel")
 #: `Level 5`, `5`, `5/8`.
-LEVEL = re.compile(r"(?:[a-z]+[\s:_-]*)?([+-]?\d+(?:\.\d+)?)(?:\s*/\s*([1-9]\d*))?", re.IGNORECASE)
+LEVEL = re.compile(r"(?:[a-z][a-z\s:_-]*)?([+-]?\d+(?:\.\d+)?)(?:\s*/\s*([1-9]\d*))?", re.IGNORECASE)
 #: Above any difficulty; NaN, infinity and integers beyond floating point are none.
 HARDEST = 1e9
 #: Small fields that `data prepare` carries along when the source has them.
@@ -130,7 +130,10 @@ def read_problems(source: Source, keys: Keys) -> list[Problem]:
             left[str(error)] += 1
             continue
         if problem.id in places:
-            raise DataError(f"{where}: duplicate id {problem.id!r}, also at {places[problem.id]}; ids must be unique")
+            raise DataError(
+                f"{where}: duplicate id {problem.id!r}, also at {places[problem.id]}; expected unique ids in "
+                f"{fields.id!r} (data.id_key=null numbers the rows)"
+            )
         places[problem.id] = where
         problems.append(problem)
     check_left_out(source.name, left, unread=left.total(), kept=len(problems))

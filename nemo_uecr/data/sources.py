@@ -142,15 +142,15 @@ def _chosen(splits: Mapping[str, list[Path]], choice: str, role: Role, name: str
     found = [label for label in splits if _fits(label, choice)]
     if "*" in choice and found:
         return [file for label in found for file in splits[label]]
-    for wanted in (choice, role, f"{choice}/{role}"):  # a split of the default configuration comes before others'
-        if wanted in found:
-            return splits[wanted]
-    ours = [label for label in found if label.endswith(f"/{role}")]
-    if len(only := ours or found) == 1:
+    exact = [label for label in (choice, role, f"{choice}/{role}") if label in found]  # before other configurations'
+    only = exact[:1] or [label for label in found if label.endswith(f"/{role}")] or found
+    held_out = role == "train" and not choice and all(label.endswith(("test", "validation")) for label in only)
+    if len(only) == 1 and not held_out:
         return splits[only[0]]
-    what = f"no split {choice!r}" if not found else f"{len(found)} splits, and none is chosen"
+    unclear = "only splits that are held out" if held_out else f"{len(only)} splits, and none is chosen"
+    what = unclear if found else f"no split {choice!r}"
     labels = ", ".join(sorted(label or "files of no split" for label in splits))
-    example = next((label for label in (ours or found or splits) if label), role)
+    example = next(filter(None, only or splits), role)
     raise DataError(f"{name}: {what}; it has {labels}. Write which is meant, as in {name}:{example}")
 
 

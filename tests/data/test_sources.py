@@ -102,6 +102,8 @@ LAYOUTS: dict[str, tuple[dict[str, int], list[int] | None, list[int] | None]] = 
     "converted": ({"default/train/0000.parquet": 0, "default/test/0000.parquet": 1}, [0], [1]),
     "below": ({"train/algebra/1.parquet": 0, "train/geometry/1.parquet": 1, "test/algebra/1.parquet": 2}, [0, 1], [2]),
     "contest is no test": ({"contest.parquet": 0, "latest.parquet": 1}, [0, 1], [0, 1]),
+    "held out alone": ({"test.parquet": 0}, None, [0]),
+    "train alone": ({f"data/train-{SHARD}": 0}, [0], [0]),
     "hidden": ({"train.parquet": 0, ".cache/train.parquet": 1}, [0], [0]),
     "saved by datasets": ({"train/data-00000-of-00001.arrow": 0, "test/data-00000-of-00001.arrow": 1}, [0], [1]),
 }
@@ -115,7 +117,7 @@ def test_training_reads_train_and_a_benchmark_test(name: str, tmp_path: Path) ->
         (tmp_path / file).with_name("dataset_info.json").write_text("{}")
     for role, numbers in zip(("train", "test"), expected, strict=True):
         if numbers is None:
-            with pytest.raises(DataError, match="splits, and none is chosen"):
+            with pytest.raises(DataError, match="splits"):
                 find_source(str(tmp_path), role)  # type: ignore[arg-type]
         else:
             found = read_problems(find_source(str(tmp_path), role), USUAL)  # type: ignore[arg-type]
@@ -257,8 +259,8 @@ def test_columns_of_a_table_can_be_written_as_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("level", "kept"),
-    [("Level 5", True), ("5", True), (5, True), ("lvl-5", True), ("45/9", True), ("Level 6", False), ("Level ?", None),
-     ("hard", None), (None, None)],
+    [("Level 5", True), ("5", True), (5, True), ("lvl-5", True), ("AMC level 5", True), ("45/9", True),
+     ("Level 6", False), ("Level ?", None), ("hard", None), (None, None)],
 )  # fmt: skip
 def test_levels_as_people_write_them(level: object, kept: bool | None, tmp_path: Path) -> None:
     rows = [row | {"level": level} for row in ROWS[:1]] + [row | {"level": 5} for row in ROWS[1:]]
