@@ -62,6 +62,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def training_file(given: Path, key: str) -> Path:
     """The source that a configuration's ``key`` names; of a prepared folder its kept rows, where they are its own."""
+    given = given.expanduser()
     recover_folder(given)
     if not (given / MANIFEST).is_file():
         return given

@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: A solution that ends in this marker has the answer after it.
-MARKED = re.compile(r"(?<!#)####(?!#)\s*([^\n]+)$")
+#: How solutions mark their answer.
+MARKED = re.compile(r"(?<!#)####(?!#)\s*([^\n]+)$|<answer>(.*?)</answer>", re.DOTALL)
+#: A list of texts that a table keeps as text.
+LISTED = re.compile(r"""\[\s*(["'])(.*)\1\s*\]""", re.DOTALL)
 THOUSANDS = re.compile(r"([+-]?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?)")
 #: What stands for "no answer" where every row must have one, without case, dollar signs, points and `\\text`.
 SENTINELS = ("proof", "notfound", "not found", "not_found", "none", "null", "nan", "n/a")
@@ -124,8 +126,8 @@ def read_problems(source: Source, keys: Keys) -> list[Problem]:
         except Unread as error:
             if str(error) not in NO_ANSWER:
                 raise DataError(
-                    f"{where}: {error}; the row has {', '.join(sorted(row)) or 'no fields'}. Correct it, name another "
-                    "field, or let `nemo-uecr data prepare` leave such rows out and count them"
+                    f"{where}: {error}; the row has {', '.join(map(str, row)) or 'no fields'}. Correct it, name "
+                    "another field, or let `nemo-uecr data prepare` leave such rows out and count them"
                 ) from error
             left[str(error)] += 1
             continue
@@ -145,41 +147,36 @@ def read_problems(source: Source, keys: Keys) -> list[Problem]:
 def check_left_out(name: str, reasons: Mapping[str, int], *, unread: int, kept: int) -> None:
     """Refuse a source of which nothing is kept, or most rows could not be read; ``reasons`` count what is left out."""
     read = kept + sum(reasons.values())
-    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) or "it is empty"
-    if 2 * unread > read:
+    if not kept or 2 * unread > read:
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
         raise DataError(
-            f"{name}: {unread} of {read} rows cannot be read as problems ({counts}); expected most of them to have a "
-            "question and an answer. Name their fields, or filter the source first"
+            f"{name}: {kept} of {read} rows are problems to keep ({counts}); expected most rows to have a question and "
+            "an answer that can be read, and some to pass the filters. Name the right fields, or filter otherwise"
         )
-    if not kept:
-        raise DataError(f"{name}: none of {read} rows is kept ({counts}); expected some. Loosen what leaves them out")
 
 
 def check_references(name: str, problems: Sequence[Problem]) -> None:
     """Refuse problems most of whose answers the verifier cannot judge: each is compared with itself, in a box."""
     answers = [reference_answer(problem.answer) for problem in problems]
     checked = check_responses([rf"\boxed{{{answer}}}" for answer in answers], answers, SHARED)
-    bad = [
-        problem
-        for problem, answer, found in zip(problems, answers, checked, strict=True)
-        if found.verdict is not Verdict.CORRECT or _is_solution(answer)
+    fine = [
+        found.verdict is Verdict.CORRECT
+        and len(WORD.findall(answer)) <= MOST_WORDS
+        and ("\n" not in answer or "\\begin" in answer)
+        for answer, found in zip(answers, checked, strict=True)
     ]
+    if not all(fine):
+        first = problems[fine.index(False)]
+        said = f"{name}: the verifier cannot judge {fine.count(False)} of {len(fine)} reference answers; the first is "
+        said += f"that of problem {first.id!r}, {first.answer!r:.80}"
+        if 2 * fine.count(False) > len(fine):
+            raise DataError(f"{said}. Expected final answers, no worked solutions; name their field: data.answer_key")
+        log.warning("%s", said)
     if 2 * sum("####" in each.question and "boxed" not in each.question for each in problems) > len(problems):
         log.warning(
             "%s: the questions ask for the answer behind ####, and the verifier reads \\boxed{} alone; take the bare "
             "question, as in data.question_key=extra_info.question, and ask for the box in data.prompt_template", name,
         )  # fmt: skip
-    if bad:
-        said = f"{name}: the verifier cannot judge {len(bad)} of {len(problems)} reference answers; the first is that "
-        said += f"of problem {bad[0].id!r}, {bad[0].answer!r:.80}"
-        if 2 * len(bad) > len(problems):
-            raise DataError(f"{said}. Expected final answers, no worked solutions; name their field: data.answer_key")
-        log.warning("%s", said)
-
-
-def _is_solution(answer: str) -> bool:
-    lines = "\n" in answer and "\\begin" not in answer
-    return lines or len(WORD.findall(answer)) > MOST_WORDS
 
 
 # What a problem's columns say.
@@ -285,6 +282,8 @@ def _found(row: Mapping[str, object], key: str) -> object:
     for part in key.split("."):
         if isinstance(value, str) and value.startswith("{"):  # an object that a table keeps as text
             value = _json(value)
+        if value is None:
+            return None
         if not isinstance(value, dict) or part not in value:
             return ABSENT
         value = value[part]
@@ -332,13 +331,14 @@ def answer_of(value: object, name: str) -> str:
         raise Unread("answer_missing")
     if value is None or (isinstance(value, str) and not value.strip()) or value != value:  # NaN is pandas' null
         raise Unread("answer_empty")
-    if isinstance(value, str) and re.match(r"\[\s*\"", value):  # a list that a table keeps as text
-        value = _json(value)
     text = text_of(value)
-    if text is None:
-        raise Unread(f"{name} is {kind_of(value)}, expected a text or number")
+    listed = None if text is None else LISTED.fullmatch(text)
+    if text is None or (listed and listed[1] in listed[2]):
+        raise Unread(f"{name} is {kind_of(value)}{' of a list' * bool(listed)}, expected a text or number")
+    if listed:
+        text = listed[2].replace("\\\\", "\\")
     if marked := MARKED.search(text):
-        text = marked[1].strip()
+        text = (marked[1] or marked[2]).strip()
         text = text.replace(",", "") if THOUSANDS.fullmatch(text) else text
     text = reference_answer(text)
     if re.sub(r"\\text\s*\{(.*)\}", r"\1", text).strip("$ .").casefold() in ("", *SENTINELS):

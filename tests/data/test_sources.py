@@ -184,6 +184,8 @@ FORMS: dict[str, Callable[[Row], Row]] = {
     "verl": verl,
     "verl, the truth as text": lambda row: verl(row) | {"reward_model": json.dumps(verl(row)["reward_model"])},
     "a list as text": lambda row: verl(row | {"answer": json.dumps([row["answer"]])}),
+    "a list as Python writes it": lambda row: verl(row | {"answer": repr([row["answer"]])}),
+    "tags": lambda row: row | {"answer": f"<answer> {row['answer']} </answer>"},
     "trl": lambda row: {"prompt": verl(row)["prompt"], "solution": f"${row['answer']}$"},
     "trl, plain": lambda row: {"prompt": row["question"], "solution": row["answer"]},
     "parts": lambda row: {
@@ -234,7 +236,9 @@ ANSWERS: list[tuple[object, Any, str | None]] = [
     (pyarrow.large_string(), "7", "7"), (pyarrow.dictionary(pyarrow.int8(), pyarrow.string()), "7", "7"),
     (pyarrow.string(), r"x \boxed{7}", "7"), (pyarrow.string(), "So 1,200 + 34.\n#### $1,234", "$1234"),
     (pyarrow.string(), "#### Step 1\nWe add.", "#### Step 1\nWe add."), (pyarrow.string(), "(1,234)", "(1,234)"),
-    (pyarrow.list_(pyarrow.string()), ["7", "8"], None), (pyarrow.list_(pyarrow.string()), [], None),
+    (pyarrow.string(), r'["\\frac{1}{2}"]', r"\frac{1}{2}"), (pyarrow.string(), r"['\frac{1}{2}']", r"\frac{1}{2}"),
+    (pyarrow.string(), '["7", "8"]', None), (pyarrow.list_(pyarrow.string()), ["7", "8"], None),
+    (pyarrow.list_(pyarrow.string()), [], None),
     (pyarrow.binary(), b"7", None), (pyarrow.date32(), datetime.date(2024, 1, 7), None),
     (pyarrow.struct({"value": pyarrow.string()}), {"value": "7"}, None), (pyarrow.float64(), float("inf"), None),
 ]  # fmt: skip
@@ -247,7 +251,7 @@ def test_answers_of_every_type(kind: object, value: object, text: str | None, tm
     if text is not None:
         assert load(path)[0].answer == text
     else:
-        with pytest.raises(DataError, match=r"row 1: answer is (a list|an object|of type)"):
+        with pytest.raises(DataError, match=r"row 1: answer is (a list|an object|of type|a text of a list)"):
             load(path)
 
 
