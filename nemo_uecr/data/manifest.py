@@ -60,20 +60,18 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def training_file(given: Path, key: str) -> Path:
+def training_file(path: Path, key: str) -> Path:
     """The source that a configuration's ``key`` names; of a prepared folder its kept rows, where they are its own."""
-    given = given.expanduser()
-    recover_folder(given)
-    if not (given / MANIFEST).is_file():
-        return given
-    manifest = read_manifest(given)
-    if other := [name for name in (KEPT, HELD) if _fault(given, name, manifest)]:
-        raise DataError(
-            f"{key}: {given / other[0]} is not the one of the manifest; run `nemo-uecr data verify {given}`"
-        )
+    path = path.expanduser()
+    recover_folder(path)
+    if not (path / MANIFEST).is_file():
+        return path
+    manifest = read_manifest(path)
+    if other := [name for name in (KEPT, HELD) if _fault(path, name, manifest)]:
+        raise DataError(f"{key}: {path / other[0]} is not the one of the manifest; run `nemo-uecr data verify {path}`")
     if manifest["counts"]["kept"] == 0:
-        raise DataError(f"{key}: {given} has no kept row; prepare it with a wider --difficulty or other answer types")
-    return given / KEPT
+        raise DataError(f"{key}: {path} has no kept row; prepare it with a wider --difficulty or other answer types")
+    return path / KEPT
 
 
 def check_local_problems(config: Config) -> tuple[dict[str, int], list[str]]:

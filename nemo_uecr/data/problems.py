@@ -245,7 +245,7 @@ def fields_of(source: Source, keys: Keys) -> Fields:
         raise DataError(f"{source.name}: no rows; expected at least one with a question and an answer")
 
     def named(among: Sequence[str]) -> str | None:
-        return next((key for key in among if _found(first, key) is not ABSENT), None)
+        return next((key for key in among if value_at(first, key, absent=ABSENT) is not ABSENT), None)
 
     question, answer = named(keys.question), named(keys.answer)
     if question is None or answer is None:
@@ -262,20 +262,15 @@ def fields_of(source: Source, keys: Keys) -> Fields:
 def problem_of(row: Row, fields: Fields, number: int) -> Problem:
     """The problem of a row, by its fields; Unread where it is none."""
     context, question = question_of(value_at(row, fields.question), fields.question)
-    answer = answer_of(_found(row, fields.answer), fields.answer)
+    answer = answer_of(value_at(row, fields.answer, absent=ABSENT), fields.answer)
     identity = str(number) if fields.id is None else text_of(value_at(row, fields.id))
     if identity is None:
         raise Unread(f"{fields.id} is {kind_of(value_at(row, str(fields.id)))}, expected a text or number")
     return Problem(identity, question, answer, {name: _plain(value) for name, value in row.items()}, context)
 
 
-def value_at(row: Mapping[str, object], key: str) -> object:
-    """The value under a name, or where dots lead into nested ones; None where there is none."""
-    found = _found(row, key)
-    return None if found is ABSENT else found
-
-
-def _found(row: Mapping[str, object], key: str) -> object:
+def value_at(row: Mapping[str, object], key: str, *, absent: object = None) -> object:
+    """The value under a name, or where dots lead into nested ones; ``absent`` where there is none."""
     if key in row:
         return row[key]
     value: object = row
@@ -285,7 +280,7 @@ def _found(row: Mapping[str, object], key: str) -> object:
         if value is None:
             return None
         if not isinstance(value, dict) or part not in value:
-            return ABSENT
+            return absent
         value = value[part]
     return value
 
@@ -306,12 +301,11 @@ def question_of(value: object, name: str) -> tuple[tuple[Turn, ...], str]:
         if turns[-1]["role"] != "user":
             raise Unread(f"{name} ends with a turn of {turns[-1]['role']!r}, expected the user's")
         return tuple(turns[:-1]), turns[-1]["content"]
-    text = value if isinstance(value, str) else None
-    if value is None or (text is not None and not usable(text)):
-        raise Unread("question_missing")
-    if text is None:
+    if not isinstance(value, str | None):
         raise Unread(f"{name} is {kind_of(value)}, expected a text or a list of messages")
-    return (), text.strip()
+    if value is None or not usable(value):
+        raise Unread("question_missing")
+    return (), value.strip()
 
 
 def _turn(turn: object, name: str) -> Turn:

@@ -90,7 +90,7 @@ def locate(name: str, *, revision: str | None) -> tuple[Path, str | None]:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 
-    wanted = [f"*{kind}{packed}" for kind in KINDS for packed in ("", ".gz")] + ["README.md"]
+    wanted = [f"*{kind}{packed}" for kind in KINDS for packed in ("", ".gz")]
     try:
         # Returns the cached snapshot when the hub is offline and the revision is already on disk.
         folder = huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=wanted)
@@ -139,7 +139,8 @@ def _split_in(name: str) -> str | None:
 
 
 def _chosen(splits: Mapping[str, list[Path]], choice: str, role: Role, name: str) -> list[Path]:
-    found = [label for label in splits if _fits(label, choice)]
+    forms = (choice, f"{choice}/*", f"*/{choice}") if choice else ("*",)
+    found = [label for label in splits if any(fnmatchcase(label, form) for form in forms)]
     if "*" in choice and found:
         return [file for label in found for file in splits[label]]
     exact = [label for label in (choice, role, f"{choice}/{role}") if label in found]  # before other configurations'
@@ -152,10 +153,6 @@ def _chosen(splits: Mapping[str, list[Path]], choice: str, role: Role, name: str
     labels = ", ".join(sorted(label or "files of no split" for label in splits))
     example = next(filter(None, only or splits), role)
     raise DataError(f"{name}: {what}; it has {labels}. Write which is meant, as in {name}:{example}")
-
-
-def _fits(label: str, choice: str) -> bool:
-    return not choice or any(fnmatchcase(label, form) for form in (choice, f"{choice}/*", f"*/{choice}"))
 
 
 # Rows.

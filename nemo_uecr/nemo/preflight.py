@@ -13,15 +13,7 @@ from nemo_uecr.config.nemo_schema import NemoConfig, NemoDataConfig, NemoStudent
 from nemo_uecr.config.schema import CallReward, teacher_models
 from nemo_uecr.data import models
 from nemo_uecr.data.manifest import check_answers, training_file
-from nemo_uecr.data.problems import (
-    Problem,
-    check_routing,
-    kind_of,
-    level_of,
-    problems_of,
-    teacher_name,
-    value_at,
-)
+from nemo_uecr.data.problems import Problem, check_routing, kind_of, level_of, problems_of, teacher_name, value_at
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.engines import check_model_place
 from nemo_uecr.files import file_sha256, read_object, replace_file
