@@ -39,6 +39,7 @@ WORDS = {
     }.items() for word in words.split()
 }  # fmt: skip
 SHARD = re.compile(r"(\w+)-\d{5}-of-\d{5}")
+DECODER = json.JSONDecoder()
 NOT_BLANK = re.compile(r"\S")
 BOM = b"\xef\xbb\xbf"
 PARQUET_ROWS = 1024
@@ -237,6 +238,6 @@ def _values(text: str) -> Iterator[object]:
     """What is in a text of JSON, one behind the other, and in its arrays."""
     found = NOT_BLANK.search(text)
     while found is not None:
-        value, end = json.JSONDecoder().raw_decode(text, found.start())
+        value, end = DECODER.raw_decode(text, found.start())
         yield from value if isinstance(value, list) else [value]
         found = NOT_BLANK.search(text, end)
