@@ -119,7 +119,7 @@ def _kind(file: Path) -> str | None:
 
 
 def _splits(folder: Path) -> dict[str, list[Path]]:
-    """The files of a folder by ``CONFIGURATION/SPLIT``, each part left out where their names do not say it."""
+    """The files of a folder by ``CONFIGURATION/SPLIT``, each part left out where names do not say it, or `default`."""
     splits: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("*")):
         *parents, name = file.relative_to(folder).parts
@@ -131,7 +131,7 @@ def _splits(folder: Path) -> dict[str, list[Path]]:
             place = next((place for place, part in enumerate(parents) if _split_in(part)), len(parents))
             parents, split = parents[:place], _split_in("/".join(parents[place : place + 1]))
         label = "/".join([*(part for part in parents if part != "data"), *filter(None, [split])])
-        splits.setdefault(label, []).append(file)
+        splits.setdefault(label or "default", []).append(file)
     return splits
 
 
@@ -151,9 +151,8 @@ def _chosen(splits: Mapping[str, list[Path]], choice: str, role: Role, name: str
         return splits[only[0]]
     unclear = "only splits that are held out" if held_out else f"{len(only)} splits, and none is chosen"
     what = unclear if found else f"no split {choice!r}"
-    labels = ", ".join(sorted(label or "files of no split" for label in splits))
-    example = next(filter(None, only or splits), role)
-    raise DataError(f"{name}: {what}; it has {labels}. Write which is meant, as in {name}:{example}")
+    example = next(iter(only or splits))
+    raise DataError(f"{name}: {what}; it has {', '.join(sorted(splits))}. Write which is meant, as in {name}:{example}")
 
 
 # Rows.

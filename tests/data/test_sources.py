@@ -104,6 +104,7 @@ LAYOUTS: dict[str, tuple[dict[str, int], list[int] | None, list[int] | None]] = 
     "contest is no test": ({"contest.parquet": 0, "latest.parquet": 1}, [0, 1], [0, 1]),
     "held out alone": ({"test.parquet": 0}, None, [0]),
     "train alone": ({f"data/train-{SHARD}": 0}, [0], [0]),
+    "beside others": ({"data/part-0.parquet": 0, "extra/part-0.parquet": 1}, None, None),
     "hidden": ({"train.parquet": 0, ".cache/train.parquet": 1}, [0], [0]),
     "saved by datasets": ({"train/data-00000-of-00001.arrow": 0, "test/data-00000-of-00001.arrow": 1}, [0], [1]),
 }
@@ -125,13 +126,14 @@ def test_training_reads_train_and_a_benchmark_test(name: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("choice", "numbers"), [("main", [0]), ("main/test", [1]), ("socratic", [2]), ("*/train", [0, 2]), ("other", None)]
+    ("choice", "numbers"),
+    [("main", [0]), ("main/test", [1]), ("default", [3]), ("socratic", [2]), ("*/train", [0, 2]), ("other", None)],
 )
 def test_a_choice_names_configuration_split_or_both(choice: str, numbers: list[int] | None, tmp_path: Path) -> None:
-    for number, file in enumerate(("main/train", "main/test", "socratic/train", "socratic/test")):
+    for number, file in enumerate(("main/train", "main/test", "socratic/train", "data/a-b")):
         table(tmp_path / f"{file}-{SHARD}", [ROWS[number]])
     if numbers is None:
-        with pytest.raises(DataError, match="no split 'other'; it has main/test, main/train, socratic/test"):
+        with pytest.raises(DataError, match="no split 'other'; it has default, main/test, main/train, socratic/train"):
             load(f"{tmp_path}:{choice}")
     else:
         assert [int(problem.answer) - 1 for problem in load(f"{tmp_path}:{choice}")] == numbers
