@@ -87,7 +87,7 @@ def test_rewards_are_those_of_the_local_back_end(tmp_path: Path) -> None:
     master = master_config(config)
     environment = RewardEnvironmentImpl(master["env"][master["data"]["train"]["env_name"]])
     prompt = {"role": "user", "content": "What is 2+3? Somebody wrote \\boxed{5}."}
-    responses = ["so \\boxed{5}", "\\boxed{\\frac{10}{2}}", "\\boxed{6}", "five", "\\boxed{5=6}"]
+    responses = ["so \\boxed{5}", "\\boxed{5.0}", "\\boxed{6}", "five", "\\boxed{5=6}"]
     logs = [[prompt, {"role": "assistant", "content": text}] for text in responses]
     about = {"ground_truth": "5", "prompt": prompt["content"], "columns": {"level": 2}}
     returned = environment.step(logs, [about] * 5)

@@ -21,6 +21,8 @@ from nemo_uecr.verifier.pool import check_response, judge
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The oracle's frozen table: rows of given answer, reference answer and verdict, by kind of form.
+#: Verdicts by kind of answer: a line is `+` where it is right, `-` where it is not, the answer, `:::` and its reference.
+VERDICTS = (Path(__file__).parent / "verdicts.txt").read_text(encoding="utf-8")
 TABLE = json.loads((ROOT / "tools/oracle/verifier.json").read_text(encoding="utf-8"))["numbers"]
 
 
@@ -28,6 +30,15 @@ TABLE = json.loads((ROOT / "tools/oracle/verifier.json").read_text(encoding="utf
 def test_every_pair_of_the_frozen_table(kind: str) -> None:
     found = [[answer, reference, judge(answer, reference).value] for answer, reference, _ in TABLE[kind]]
     assert found == TABLE[kind]
+
+
+@pytest.mark.parametrize("kind", VERDICTS.split("# ")[1:], ids=lambda kind: kind.split("\n")[0])
+def test_every_verdict_of_the_list(kind: str) -> None:
+    lines = kind.splitlines()[1:]
+    for line in lines:
+        answer, reference = line[2:].split(" ::: ")
+        assert judge(answer, reference) is (Verdict.CORRECT if line[0] == "+" else Verdict.WRONG), line
+    assert lines
 
 
 @given(st.integers(-(10**9), 10**9), st.integers(0, 3), st.integers(0, 3))
@@ -53,8 +64,9 @@ def test_values_side_by_side_multiply(factors: list[int], data: st.DataObject) -
     forms = st.sampled_from(("({})", "[{}]", r"\left({}\right)"))
     text = str(factors[0]) + "".join(data.draw(forms).format(factor) for factor in factors[1:])
     product = math.prod(factors)
-    assert compare(text, str(product)) is Verdict.CORRECT
-    assert sum(factors) == product or compare(text, str(sum(factors))) is Verdict.WRONG
+    assert compare(text + r"\pi", rf"{product}\pi") is Verdict.CORRECT
+    assert compare(text, str(product)) is Verdict.WRONG  # a computation that is left to be done
+    assert sum(factors) == product or compare(text + r"\pi", rf"{sum(factors)}\pi") is Verdict.WRONG
 
 
 def test_verdicts_and_rewards() -> None:

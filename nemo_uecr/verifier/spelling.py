@@ -1,0 +1,135 @@
+r"""One spelling of an answer: LaTeX in the place of other signs, nothing that only looks, plain digits for numbers."""
+
+from __future__ import annotations
+
+import re
+
+#: A LaTeX command, an escaped character (the end of a matrix row is one), or a character.
+TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
+_FONT = r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf|textit|mathit|operatorname)\s*\{"
+TEXT = re.compile(rf"{_FONT}([^{{}}]*)\}}")
+#: What stands in braces, three deep.
+GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+#: Letters that a font makes units: ``5\mathrm{m}``.
+UNIT_LETTERS = frozenset("mgshdlLNJWVCF")
+#: A mixed number, the one form that looks like a product and that people mean as a sum.
+MIXED = re.compile(
+    r"(?<!frac)(?<![\d.}])(\d+)(?:\s|\\[,!])*\\[dtc]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))"
+)
+
+# Signs that people type for what LaTeX writes ---------------------------------------------------------------------------
+
+_TYPED = {
+    "−–—": "-", "×": r"\times ", "·⋅": r"\cdot ", "÷": r"\div ", "≤⩽": r"\le ", "≥⩾": r"\ge ", "≠": r"\ne ",
+    "±": r"\pm ", "∞": r"\infty ", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
+    "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "∠": r"\angle ",
+    "⟨〈": r"\langle ", "⟩〉": r"\rangle ", "°": r"^{\circ}", "√": r"\sqrt ", "∖": r"\setminus ", "，": ",", "（": "(",
+    "）": ")", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
+    "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}", "⅘": r"\frac{4}{5}", "⅙": r"\frac{1}{6}",
+    "⅚": r"\frac{5}{6}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}",
+    "€": r"\text{ euro }", "£": r"\text{ sterling }", "¥": r"\text{ yen }", "₹": r"\text{ rupee }",
+}  # fmt: skip
+_TYPED_SIGN = str.maketrans({sign: latex for signs, latex in _TYPED.items() for sign in signs})
+_SMALL, _BIG = "⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻₀₁₂₃₄₅₆₇₈₉", "0123456789n+-0123456789"
+_SCRIPT = str.maketrans(_SMALL, _BIG)
+_TEXTS = re.compile(rf"({_FONT}[^{{}}]*\}})")
+_RADICAND = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))")
+_RAISED, _LOWERED = re.compile(f"[{_SMALL[:13]}]+"), re.compile(f"[{_SMALL[13:]}]+")
+_COMMANDS = [
+    (re.compile(pattern), latex)
+    for pattern, latex in (
+        (r"\\geqslant(?![A-Za-z])|\\geq?(?![A-Za-z])|(?<![=<>])>=", r"\\ge "),
+        (r"\\leqslant(?![A-Za-z])|\\leq?(?![A-Za-z])|(?<![=<>])<=(?![>])", r"\\le "),
+        (r"\\neq?(?![A-Za-z])|\\not\s*=|!=|=/=", r"\\ne "),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"(?:\\left\s*)?\\langle(?![A-Za-z])", "("),
+        (r"(?:\\right\s*)?\\rangle(?![A-Za-z])", ")"),
+        (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\degree(?![A-Za-z])", r"^{\\circ}"),
+        (r"\\R(?![A-Za-z])|\\Reals(?![A-Za-z])", r"\\mathbb{R}"),
+        (r"\\backslash(?![A-Za-z])|(?<=\\mathbb\{R\})\s*-(?=\s*\\\{)", r" \\setminus "),
+        (r"(\\text\{ (?:euro|sterling|yen|rupee) \})\s*([\d.,]*\d)", r"\2\1"),
+        (r"\\(?:text|mathrm)\s*\{\s*(?:percent|per cent)\s*\}|(?<=\d)\s*percent$", r"\\%"),
+        (r"\\(?:pounds|textsterling)(?![A-Za-z])", r"\\text{ sterling }"),
+        (r"\\(?:euro|texteuro)(?![A-Za-z])", r"\\text{ euro }"),
+        (r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}\s*(?=\{)|\\color\s*(?:\{[^{}]*\}|[a-z]+\s)", ""),
+        (r"\\(?:bm|boldsymbol|underline|displaystyle|textstyle)(?![A-Za-z])", " "),
+    )
+]  # fmt: skip
+
+# Words ----------------------------------------------------------------------------------------------------------------
+
+_ONE_LETTER = re.compile(r"\\(?:mathrm|mathbf|mathit|mathcal|operatorname)\s*\{\s*([A-Za-z])\s*\}")
+_OR = re.compile(r"\\(?:lor|vee|land|wedge)(?![A-Za-z])|;|(?<![A-Za-z\\{])(?:or|and)(?![A-Za-z}])")
+_OR_WORD = re.compile(r"\s*(?:,?\s*(?:or|and)|,)\s*", re.IGNORECASE)
+#: A number in a text is a number: ``7\text{8}`` are two, and ``\text{12 cm}`` is one with its unit.
+_COUNTED = re.compile(r"\s*([+-]?[\d.,]*\d)(?![\d.,])\s*(.*)", re.DOTALL)
+_BASES = dict(
+    zip("two three four five six seven eight nine ten eleven twelve sixteen".split(), (*range(2, 13), 16), strict=True)
+)
+_BASE = re.compile(
+    r"_\s*(?:\{\s*)?(?:\\(?:text|mathrm)\s*\{\s*)?(?:base\s*)?\(?([a-z]+|\d+)\)?\s*\}*$|\\text\{\s*\(?base\s*(\w+)\)?\s*\}$"
+)
+_CONSTANT = re.compile(r"(?<=\+)\s*(?:[CcKk]|\\text\s*\{\s*(?:[Cc]onst(?:ant|\.)?|[Cc])\s*\})\s*$")
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+_SPACES = frozenset((r"\quad", r"\qquad", r"\ ", r"\;", r"\:", "~"))
+_REPEATING = re.compile(
+    r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar)\s*\{(\d+)\}|\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?)"
+)
+_SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?)0*(\d{1,3})(?![\w.])")
+_SLASHED = re.compile(r"(?<![\w.}^)\\])(\d+)(?:\s|\\,)+(\d+)\s*/\s*(\d+)(?![\w.])")
+_THOUSANDS = re.compile(r"(?<![\d.,(\[{])[1-9]\d{0,2}(?:(?:\{,\}|,\\!|\\,|,)\d{3})+(?![\d,])")
+
+
+def spelled(text: str) -> str:
+    """The text in the spelling that the comparison reads; "or", "and" and semicolons are commas."""
+    text = _within_delimiters(text.replace("**", " "))
+    text = "".join(_typed(part) if place % 2 == 0 else part for place, part in enumerate(_TEXTS.split(text)))
+    for pattern, latex in _COMMANDS:
+        text = pattern.sub(latex, text)
+    text = _ONE_LETTER.sub(lambda match: match[1] if match[1] not in UNIT_LETTERS else match[0], text)
+    text = TEXT.sub(_freed, text)
+    text = "".join(" " if token in _SPACES or token.isspace() else token for token in TOKEN.findall(text))
+    text = " ".join(text.split())
+    text = re.sub(r",(?:\s*,)+", ",", _OR.sub(" , ", text))
+    text = _BASE.sub(lambda match: rf"_{{{_BASES.get(match[1] or match[2], match[1] or match[2])}}}", text)
+    text = _CONSTANT.sub("C", text)
+    text = _SLASHED.sub(r"\1\\frac{\2}{\3}", text)
+    text = _SCIENTIFIC.sub(lambda match: rf"({match[1]}\times 10^{{{match[2].strip('+')}{match[3]}}})", text)
+    return _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), _REPEATING.sub(_as_fraction, text))
+
+
+def _within_delimiters(text: str) -> str:
+    text = text.strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("`", "`")):
+        if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening + closing):
+            return text[len(opening) : -len(closing)].strip()
+    return text
+
+
+def _typed(text: str) -> str:
+    """The part outside text commands without typed signs; ``\\sqrt 12`` from a radical sign takes the whole number."""
+    text = _RADICAND.sub(r"\\sqrt{\1\2}", text).translate(_TYPED_SIGN)
+    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_SCRIPT)}}}", text)
+    return _LOWERED.sub(lambda match: f"_{{{match[0].translate(_SCRIPT)}}}", text)
+
+
+def _freed(match: re.Match[str]) -> str:
+    """A text command without the joining word or the number that it holds."""
+    if _OR_WORD.fullmatch(match[1]):
+        return ", "
+    number = _COUNTED.fullmatch(match[1])
+    if number is None:
+        return match[0]
+    return f" {number[1]} " + (rf"\text{{ {number[2]} }}" if number[2] else "")
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    r"""``0.1\overline{6}`` and ``0.1\dot{6}`` are (16 - 1) / 90."""
+    whole, fixed, period, first, middle, last = match.groups(default="")
+    period = period or first + middle + last
+    top = int(whole + fixed + period) - int((whole + fixed) or "0")
+    return rf"\frac{{{top}}}{{{'9' * len(period) + '0' * len(fixed)}}}"
