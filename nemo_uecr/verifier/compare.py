@@ -20,7 +20,6 @@ from typing import Any
 from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.spelling import GROUP, MIXED, TEXT, TOKEN, spelled
 
-
 # Plain texts and numbers ----------------------------------------------------------------------------------------------
 
 _BLANKS = re.compile(r"((?<=[0-9A-Za-z.])\s+(?=[0-9A-Za-z.]))|\s+")
@@ -292,10 +291,10 @@ def _as_intervals(text: str) -> str:
 
 # Matrices -------------------------------------------------------------------------------------------------------------
 
-_MATRICES = "matrix pmatrix bmatrix Bmatrix smallmatrix psmallmatrix bsmallmatrix array cases".split()
+_MATRICES = re.compile("(?:[pbB]|p?small|bsmall)?matrix|array|cases")
 _TABLE = re.compile(
-    r"(?P<factor>[^=+,&]*?)(?P<opening>\\\{|\\\||[\[(|]?)\s*\\begin\{\s*(?P<name>[A-Za-z]+)\s*\}(?:\{[lcr| ]*\})?(?P<body>.*)"
-    r"\\end\{\s*(?P=name)\s*\}\s*(?P<closing>\\\}|\\\||[\])|.]?)\s*"
+    r"(?P<factor>[^=+,&]*?)(?P<opening>\\\{|\\\||[\[(|]?)\s*\\begin\{\s*(?P<name>[A-Za-z]+)\s*\}(?:\{[lcr| ]*\})?"
+    r"(?P<body>.*)\\end\{\s*(?P=name)\s*\}\s*(?P<closing>\\\}|\\\||[\])|.]?)\s*"
     r"(?P<turned>\^\s*\{?\s*(?:T|\\top|\\intercal|\\(?:text|mathrm|mathsf)\{T\})\s*\}?)?\s*",
     re.DOTALL,
 )
@@ -307,7 +306,7 @@ def _table(text: str) -> tuple[str, str, list[list[str]]] | None:
     found = _TABLE.fullmatch(text)
     if (
         found is None
-        or found["name"] not in _MATRICES
+        or not _MATRICES.fullmatch(found["name"])
         or found["opening"] in ("|", r"\|")
         or r"\det" in found["factor"]
     ):
@@ -334,7 +333,7 @@ def _same_table(ours: tuple[str, str, list[list[str]]], theirs: tuple[str, str, 
     return all(_agree(cell, other, computed=factors) for cell, other in zip(*cells, strict=True))
 
 
-# Single values: what is refused before math-verify reads them ----------------------------------------------------------
+# Single values: what is refused before math-verify reads them ---------------------------------------------------------
 
 #: What math-verify reads as something people do not mean: `7 \approx 8` as 7, `2^10` as 20, `[-\infty` as half-open.
 _MISREAD = re.compile(
@@ -365,7 +364,7 @@ _QUOTIENT = re.compile(
     rf"[+-]?\s*(?:(?:\d+\s*)?\\[dtc]?frac\s*(?:\{{\s*[+-]?{_UNSIGNED}\s*\}}|\d)\s*(?:\{{\s*[+-]?{_UNSIGNED}\s*\}}|\d)"
     rf"|{_UNSIGNED}\s*/\s*{_UNSIGNED})\s*(?:\\?%)?"
 )
-#: Brackets in brackets, powers in powers and signs beyond a reference's that no answer has and that take seconds to read.
+#: Brackets in brackets, powers in powers and signs beyond a reference's that no answer has and that take seconds.
 _DEEPEST, _LONGER, _TOWER = 40, 300, re.compile(r"\^\s*(?:\{[^{}]*|\()\^\s*(?:\{[^{}]*|\()\^")
 
 
@@ -468,7 +467,7 @@ def _same(given: str, expected: str) -> bool:
 
 
 def _apart(ours: Any, theirs: Any) -> bool:
-    """Whether two expressions differ at a point: at once where simplifying takes seconds, and however small they are."""
+    """Whether two expressions differ at a point: seen at once where simplifying takes seconds, however small they are."""
     import sympy
 
     if not all(isinstance(value, sympy.Expr) and not (value.is_Symbol or value.is_Matrix) for value in (ours, theirs)):
@@ -734,8 +733,8 @@ def _other_unit(given: str, expected: str) -> bool:
 
 def _units(text: str) -> dict[str, int]:
     """Every unit with its power, negative behind a stroke or "per"."""
-    for pattern, spelled in _SIGNS:
-        text = pattern.sub(spelled, text)
+    for pattern, unit in _SIGNS:
+        text = pattern.sub(unit, text)
     units: Counter[str] = Counter()
     below = False
     for match in _UNIT.finditer(text):

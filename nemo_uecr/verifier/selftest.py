@@ -107,7 +107,7 @@ def _other_forms(answer: str) -> dict[str, str]:
 
 
 def _changed(answer: str) -> dict[str, str]:
-    """What looks like the answer and is another: one digit, sign, letter, unit, bracket, place or row is not its own."""
+    """What looks like the answer and is another by a digit, a sign, a letter, a unit, a bracket, a place or a row."""
     forms: dict[str, str] = {}
     if digits := list(re.finditer(r"\d", answer)):
         place, digit = digits[-1].start(), int(digits[-1][0])

@@ -1,5 +1,7 @@
 r"""One spelling of an answer: LaTeX in the place of other signs, nothing that only looks, plain digits for numbers."""
 
+# ruff: noqa: RUF001 - the signs that look alike are what this file is about
+
 from __future__ import annotations
 
 import re
@@ -17,7 +19,7 @@ MIXED = re.compile(
     r"(?<!frac)(?<![\d.}])(\d+)(?:\s|\\[,!])*\\[dtc]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))"
 )
 
-# Signs that people type for what LaTeX writes ---------------------------------------------------------------------------
+# Signs that people type for what LaTeX writes -------------------------------------------------------------------------
 
 _TYPED = {
     "−–—": "-", "×": r"\times ", "·⋅": r"\cdot ", "÷": r"\div ", "≤⩽": r"\le ", "≥⩾": r"\ge ", "≠": r"\ne ",
@@ -65,9 +67,8 @@ _OR = re.compile(r"\\(?:lor|vee|land|wedge)(?![A-Za-z])|;|(?<![A-Za-z\\{])(?:or|
 _OR_WORD = re.compile(r"\s*(?:,?\s*(?:or|and)|,)\s*", re.IGNORECASE)
 #: A number in a text is a number: ``7\text{8}`` are two, and ``\text{12 cm}`` is one with its unit.
 _COUNTED = re.compile(r"\s*([+-]?[\d.,]*\d)(?![\d.,])\s*(.*)", re.DOTALL)
-_BASES = dict(
-    zip("two three four five six seven eight nine ten eleven twelve sixteen".split(), (*range(2, 13), 16), strict=True)
-)
+_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+_BASES |= {"eleven": 11, "twelve": 12, "sixteen": 16}
 _BASE = re.compile(
     r"_\s*(?:\{\s*)?(?:\\(?:text|mathrm)\s*\{\s*)?(?:base\s*)?\(?([a-z]+|\d+)\)?\s*\}*$|\\text\{\s*\(?base\s*(\w+)\)?\s*\}$"
 )
@@ -111,7 +112,7 @@ def _within_delimiters(text: str) -> str:
 
 
 def _typed(text: str) -> str:
-    """The part outside text commands without typed signs; ``\\sqrt 12`` from a radical sign takes the whole number."""
+    """What is outside text commands, without typed signs; a radical sign takes the whole number behind it."""
     text = _RADICAND.sub(r"\\sqrt{\1\2}", text).translate(_TYPED_SIGN)
     text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_SCRIPT)}}}", text)
     return _LOWERED.sub(lambda match: f"_{{{match[0].translate(_SCRIPT)}}}", text)

@@ -21,7 +21,7 @@ from nemo_uecr.verifier.pool import check_response, judge
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The oracle's frozen table: rows of given answer, reference answer and verdict, by kind of form.
-#: Verdicts by kind of answer: a line is `+` where it is right, `-` where it is not, the answer, `:::` and its reference.
+#: Verdicts by kind of answer; `+` where the answer is right and `-` where it is not, the answer, `:::`, its reference.
 VERDICTS = (Path(__file__).parent / "verdicts.txt").read_text(encoding="utf-8")
 TABLE = json.loads((ROOT / "tools/oracle/verifier.json").read_text(encoding="utf-8"))["numbers"]
 

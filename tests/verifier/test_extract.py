@@ -79,7 +79,8 @@ def test_extraction(text: str, answer: str | None) -> None:
     [r"\boxed{" * 150_000, "{" * 1_000_000, "}" * 1_000_000, r"\boxed{" + "{" * 1_000_000, "\\" * 1_000_000,
      r"\boxed{1}" * 110_000, r"\boxed{1}, " * 90_000, r"\boxed1" * 140_000, r"\boxed" + " " * 1_000_000,
      r"\boxed(" * 140_000, r"\boxed \frac{" * 70_000,
-     r"\boxed{1}" + " and" * 250_000 + r"\boxed{2}", "<think>" * 140_000, r"\boxed{" * 70_000 + "}" * 70_000, "\\" * 999_994 + "boxed{"],
+     r"\boxed{1}" + " and" * 250_000 + r"\boxed{2}", "<think>" * 140_000,
+     r"\boxed{" * 70_000 + "}" * 70_000, "\\" * 999_994 + "boxed{"],
 )  # fmt: skip
 def test_a_megabyte_is_quick(text: str) -> None:
     started = time.process_time()
