@@ -62,7 +62,7 @@ def final_answer(response: str, *, thinking: bool) -> str | None:
         response: the sampled text.
         thinking: whether the prompt opened a thought, so that the response begins within one.
     """
-    *_, last = [None, *_THOUGHT.finditer(response)]
+    last = _last_mark(response)
     if last is None:
         return None if thinking else last_boxed(response)
     return last_boxed(response[last.end() :]) if any(last.groups()) else None
@@ -70,8 +70,13 @@ def final_answer(response: str, *, thinking: bool) -> str | None:
 
 def opens_thought(prompt: str) -> bool:
     """Whether a rendered prompt ends in an opened thought; tags in the question do not count."""
-    *_, last = [None, *_THOUGHT.finditer(prompt)]
+    last = _last_mark(prompt)
     return last is not None and not any(last.groups()) and not prompt[last.end() :].strip()
+
+
+def _last_mark(text: str) -> re.Match[str] | None:
+    marks = list(_THOUGHT.finditer(text))
+    return marks[-1] if marks else None
 
 
 def last_boxed(text: str) -> str | None:

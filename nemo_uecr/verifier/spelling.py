@@ -134,3 +134,90 @@ def _as_fraction(match: re.Match[str]) -> str:
     period = period or first + middle + last
     top = int(whole + fixed + period) - int((whole + fixed) or "0")
     return rf"\frac{{{top}}}{{{'9' * len(period) + '0' * len(fixed)}}}"
+
+
+# Numbers in digits, and the parts of a text -------------------------------------------------------------------------
+
+_BLANKS = re.compile(r"((?<=[0-9A-Za-z.])\s+(?=[0-9A-Za-z.]))|\s+")
+#: Digits, thousands set off by commas or not at all. `1,2` is a list, and no thousands follow a leading zero.
+DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+|\d+|(?=\.\d))(?:\.\d*)?"
+#: LaTeX raises a single digit unless there are braces, so `2 \times 10^34` is left to those who read LaTeX.
+_POWER = r"[eE]([+-]?\d{1,12})|(?:\\times|\\cdot|\*) ?10\^(?:\{([+-]?\d{1,12})\}|(\d)(?!\d))"
+NUMBER = re.compile(rf"([+-]?)({DIGITS})(?:{_POWER})?")
+#: What sets thousands apart in LaTeX: a braced comma, a comma with negative space, a thin space.
+_SEPARATOR = re.compile(r"\{,\}(?:\\!)?|,\\!|(?<=\d)\\,(?=\d{3}(?!\d))")
+SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
+OPENING, CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
+_SIGNS_OF_RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\lt", r"\gt")
+GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
+    phi varphi chi psi omega ell Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"""
+_LETTER_TOKENS = frozenset("abcdfghjklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") | {
+    rf"\\{name}" for name in GREEK.split()
+}
+
+
+def plain_number(text: str) -> tuple[str, str, int] | None:
+    """Sign, digits and power of ten of a number written in digits; None for anything else.
+
+    value = sign · digits · 10^power,   digits without zeros at either end, so that equal values are equal tuples
+    """
+    plain = _SEPARATOR.sub(",", text).strip("$")
+    match = NUMBER.fullmatch(plain) if plain.isascii() else None
+    if match is None:
+        return None
+    sign, digits, *powers = match.groups(default="")
+    whole, _, fraction = digits.replace(",", "").partition(".")
+    digits = (whole + fraction).lstrip("0")
+    if not digits:
+        return "", "", 0
+    bare = digits.rstrip("0")
+    return sign.strip("+"), bare, int("".join(powers) or 0) - len(fraction) + len(digits) - len(bare)
+
+
+def without_point(answer: str) -> str:
+    """The answer without the full stop of its sentence; ``...`` stays."""
+    bare = answer.rstrip()
+    return bare if bare.endswith("..") else bare.removesuffix(".")
+
+
+def squeezed(text: str) -> str:
+    """The text without blanks, but for those that keep two digits, points or letters apart."""
+    return _BLANKS.sub(lambda blanks: " " if blanks[1] else "", text.strip())
+
+
+def tokens_of(text: str) -> list[str]:
+    """The LaTeX tokens of a text, the ends of an environment as one each."""
+    return re.findall(rf"\\(?:begin|end)\{{[^{{}}]*\}}|{TOKEN.pattern}", text, re.DOTALL)
+
+
+def top_level(text: str, separator: str) -> list[str]:
+    """The text cut at a separator that stands within no bracket and no environment."""
+    parts, depth = [""], 0
+    for token in tokens_of(SIZED.sub("", text)):
+        depth += (token in OPENING or token.startswith(r"\begin{")) - (token in CLOSING or token.startswith(r"\end{"))
+        if token == separator and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += token
+    return parts
+
+
+def closes_at_end(text: str) -> bool:
+    """Whether the bracket at the start is the one at the end."""
+    depth = 0
+    tokens = tokens_of(text)
+    for place, token in enumerate(tokens):
+        depth += (token in OPENING) - (token in CLOSING)
+        if depth == 0:
+            return place == len(tokens) - 1
+    return False
+
+
+def is_relation(text: str) -> bool:
+    """Whether a sign that compares stands within no bracket."""
+    return any(len(top_level(text, sign)) > 1 for sign in ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\lt", r"\gt"))
+
+
+def letters(text: str) -> frozenset[str]:
+    """The letters that are unknowns, without those of commands, texts and the constants e and i."""
+    return _LETTER_TOKENS & set(TOKEN.findall(TEXT.sub(" ", text)))

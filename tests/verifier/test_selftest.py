@@ -25,8 +25,9 @@ def test_changed_forms_of_every_structure_must_fail() -> None:
     """And the rewritten ones must pass: `_changed` names what is not the answer any more."""
     answers = [
         r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix} -1/3 \\ 2/3 \\ 5/3 \end{pmatrix}", r"(3,4]",
-        r"\left( 3, \frac{\pi}{2} \right)", "60t", "52_8", "-7", r"5.4 \text{ cents}", r"864 \mbox{ inches}^2", r"145^\circ",
-        r"-\frac{1}{4}", "5x - 7y + 11z + 4 = 0", r"x \in [-2,7]", r"3 \pm 2 \sqrt{2}", r"(-\infty, 2) \cup (3, \infty)",
+        r"\left( 3, \frac{\pi}{2} \right)", "60t", "52_8", "-7", r"5.4 \text{ cents}", r"864 \mbox{ inches}^2",
+        r"145^\circ", r"-\frac{1}{4}", "5x - 7y + 11z + 4 = 0", r"x \in [-2,7]",
+        r"3 \pm 2 \sqrt{2}", r"(-\infty, 2) \cup (3, \infty)",
     ]  # fmt: skip
     made = [trial for answer in answers for trial in trials("p", answer)]
     forms = {trial.form for trial in made}

@@ -1,0 +1,370 @@
+r"""Single values: what is refused before math-verify reads them, their units, and math-verify itself."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from nemo_uecr.verifier.spelling import (
+    CLOSING,
+    DIGITS,
+    GROUP,
+    MIXED,
+    OPENING,
+    SIZED,
+    TEXT,
+    closes_at_end,
+    is_relation,
+    letters,
+    plain_number,
+    squeezed,
+    tokens_of,
+)
+
+# Single values: what is refused before math-verify reads them ---------------------------------------------------------
+
+#: What math-verify reads as something people do not mean: `7 \approx 8` as 7, `2^10` as 20, `[-\infty` as half-open.
+_MISREAD = re.compile(
+    r"\\(?:approx|equiv|cong|sim|doteq)|[≈≡→⇒]|\\\\|\^\s*\d\d|\[\s*[-+]?\s*(?:\\infty|∞)|(?:\\infty|∞)\s*\]"
+)
+_WORD = re.compile(r"[A-Za-z\u00b5]+")
+#: Marks that math-verify drops or divides at: primes, the colons of times and ratios, halves of the day.
+_LITERAL = re.compile(r"['\u2032\u2033\u2019\"]|\\prime(?![A-Za-z])|(?<!\\):|(?<![A-Za-z\\])[ap]\.?\s*m\.?(?![A-Za-z])")
+#: Names of points and of things with a number: read as LaTeX they are products, and `CBA` would be `ABC`.
+_NAME_OF_POINTS = re.compile(r"[A-Z]{2,}|(?<![A-Za-z\\\d.])[A-Za-z]+\d+")
+_FRACTION = re.compile(rf"\\(?:[dtc]?frac|[dt]?binom)\s*({GROUP}|\d)\s*({GROUP}|\d)")
+_ROOT = re.compile(rf"\\sqrt\s*(?:\[[^\]]*\]\s*)?({GROUP}|\d)")
+#: A function with its base or power, which a number may follow, as in ``\log_{2} 8``.
+_INDEXED = re.compile(rf"\\(?:log|ln|lg|sin|cos|tan|cot|sec|csc|sum|prod|int|lim)(?:\s*[_^]\s*(?:{GROUP}|\\?\w))+")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*\}(?:\{[lcr| ]*\})?")
+#: Two values without an operator; ``\x02`` ends a fraction, a root or a word.
+_SIDE_BY_SIDE = re.compile(r"\d\.?[\s{}]+\.?\d|(?:[)\]}\x02]|\\circ(?![A-Za-z]))[\s{}]*\.?\d")
+#: Computations that no answer leaves to be done, and those that a number leaves to nobody.
+_OPERATION = re.compile(
+    r"\\(?:sum|prod|i*nt|oint|lim)(?![A-Za-z])|\\[dt]?frac\s*\{\s*(?:d|\\partial)\s*\}\s*\{\s*(?:d|\\partial)"
+)
+_NUMERIC_OPERATION = re.compile(
+    r"!|\\(?:[dt]?binom|choose|gcd|lcm|max|min|[bp]?mod|lfloor|lceil|det)(?![A-Za-z])|matrix"
+)
+_UNSIGNED = rf"\(?(?:{DIGITS})(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{{[+-]?\d+\}}|\d(?!\d)))?\)?"
+_NUMERAL = re.compile(rf"[+-]?\s*(?:{_UNSIGNED}|10\s*\^\s*(?:\{{[+-]?\d+\}}|\d(?!\d)))\s*(?:\\?%)?")
+_QUOTIENT = re.compile(
+    rf"[+-]?\s*(?:(?:\d+\s*)?\\[dtc]?frac\s*(?:\{{\s*[+-]?{_UNSIGNED}\s*\}}|\d)\s*(?:\{{\s*[+-]?{_UNSIGNED}\s*\}}|\d)"
+    rf"|{_UNSIGNED}\s*/\s*{_UNSIGNED})\s*(?:\\?%)?"
+)
+#: Brackets in brackets, powers in powers and signs beyond a reference's that no answer has and that take seconds.
+_DEEPEST, _LONGER, _TOWER = 40, 300, re.compile(r"\^\s*(?:\{[^{}]*|\()\^\s*(?:\{[^{}]*|\()\^")
+
+
+def too_large(given: str, expected: str) -> bool:
+    """Whether the answer is a tower of powers, brackets in brackets or a row of signs that its reference is not."""
+    tower = _TOWER.search(given) is not None and _TOWER.search(expected) is None
+    tokens = tokens_of(given)
+    deepest = max(itertools.accumulate(((token in OPENING) - (token in CLOSING) for token in tokens), initial=0))
+    signs = sum(not token.isdigit() for token in tokens)
+    return tower or deepest > _DEEPEST or signs > _LONGER + 4 * len(tokens_of(expected))
+
+
+def same_value(given: str, expected: str, *, computed: bool) -> bool:
+    """Whether two single values are the same; ``computed`` lets an unevaluated computation be a number."""
+    if is_relation(given) != is_relation(expected):
+        return False
+    given, expected = _with_units(given, expected), _with_units(expected, given)
+    if _other_structure(given, expected) or _other_unit(given, expected):
+        return False
+    given, expected = _without_units(given), _without_units(expected)
+    numbers = plain_number(squeezed(given)), plain_number(squeezed(expected))
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    if not computed and _unevaluated(given, expected):
+        return False
+    return _same(given, expected)
+
+
+def _unevaluated(given: str, expected: str) -> bool:
+    """Whether the answer leaves a computation to be done that its reference does not."""
+    left = [{found[0] for found in _OPERATION.finditer(text)} for text in (given, expected)]
+    if left[0] - left[1]:
+        return True
+    if not letters(expected) and _NUMERIC_OPERATION.search(given) and not _NUMERIC_OPERATION.search(expected):
+        return True
+    bare, number = (
+        _unbracketed(given),
+        plain_number(squeezed(_unbracketed(expected)).removesuffix("%").removesuffix("\\")),
+    )
+    whole = number is not None and number[2] >= 0
+    irrational = re.search(r"\\(?:pi|sqrt|ln|log)(?![A-Za-z])|(?<![A-Za-z])e(?![A-Za-z])", bare)
+    return (
+        number is not None and not _NUMERAL.fullmatch(bare) and (whole or not (_QUOTIENT.fullmatch(bare) or irrational))
+    )
+
+
+def _unbracketed(text: str) -> str:
+    text = text.strip()
+    while len(text) > 2 and text[0] in "([{" and closes_at_end(text):
+        text = text[1:-1].strip()
+    return text
+
+
+def _other_structure(answer: str, reference: str) -> bool:
+    """Whether the answer is written otherwise than its reference answer."""
+    names = [sorted(_NAME_OF_POINTS.findall(TEXT.sub(r"\1", text))) for text in (answer, reference)]
+    return (
+        _strange_words(answer, reference)
+        or names[0] != names[1]
+        or any(test(answer) and not test(reference) for test in (_MISREAD.search, _side_by_side))
+        or _LITERAL.search(answer + reference) is not None  # only the same text is the same
+    )
+
+
+def _strange_words(answer: str, reference: str) -> bool:
+    """Whether the answer has words that are no unit and not in the reference, or signs that a text command hides."""
+    known = {word.lower() for word in _WORD.findall(reference)} | _UNIT_WORDS
+    contents = [content.strip() for content in TEXT.findall(answer)]
+    hidden = any(text and not _WORD.search(text) for text in contents)
+    return hidden or any(word.lower() not in known for text in contents for word in _WORD.findall(text))
+
+
+def _side_by_side(text: str) -> bool:
+    r"""Whether a number follows another value without an operator; math-verify adds them: ``203 1`` would be 204."""
+    if any(int(a or b) >= int(c or d) for _, a, b, c, d in MIXED.findall(text)):
+        return True  # a whole number before an improper fraction
+    plain = _INDEXED.sub(r"\\log ", TEXT.sub("\x02", SIZED.sub(" ", _ENVIRONMENT.sub("&", text))))
+    for _ in range(4):  # roots and fractions, inner ones too, as marks around their arguments
+        plain = _ROOT.sub(lambda found: f"\x01{found[1][1:-1] or found[1]}\x02", plain)
+        plain = _FRACTION.sub(lambda m: f"\x01{m[1][1:-1] or m[1]}\x01{m[2][1:-1] or m[2]}\x02", plain)
+    return _SIDE_BY_SIDE.search(re.sub(r"\\[,!]", " ", plain)) is not None
+
+
+# Units and number bases -----------------------------------------------------------------------------------------------
+
+#: Every spelling of a unit has the first one's name.
+_SPELLINGS = (
+    "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre",
+    "in inch inche", "ft foot feet", "yd yard", "mi mile", "mg milligram", "g gram", "kg kilogram", "lb pound",
+    "oz ounce", "s sec second", "min minute", "h hr hour", "d day", "week wk", "month", "yr year",
+    "ml milliliter millilitre", "l liter litre", "mph", "gallon gal", "quart", "pint", "acre", "calorie",
+    "degree deg", "radian rad", "celsiu c", "fahrenheit f", "cent", "dollar usd", "euro eur", "sterling", "yen",
+    "rupee", "percent", "hz", "n", "j", "w", "v",
+)  # fmt: skip
+_UNIT_NAMES = {spelling: names.split()[0] for names in _SPELLINGS for spelling in names.split()}
+#: Words for what was counted, which say nothing of the amount.
+_COUNTED = """unit way people person student child children boy girl man men woman women ball coin card point side edge
+    vertex vertices face triangle rectangle circle digit integer number value solution root pair set step turn round
+    game match team player page book pen pencil apple orange egg cookie cake pizza slice cup bottle box bag car bus
+    train trip ticket friend animal cat dog fish bird cow chicken sheep horse tree flower plant worker job question test
+    class room house seat stamp toy bolt piece part marble penny pennies nickel dime quarter term factor divisor
+    multiple path outcome arrangement permutation combination function word letter color colour per of"""
+_POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "\u00b2": 2, "\u00b3": 3}
+_UNIT_WORDS = frozenset(
+    word + ending for word in (*_UNIT_NAMES, *_COUNTED.split(), "square", "sq", "cubic") for ending in ("", "s", "es")
+)
+_UNIT = re.compile(
+    r"(?:(?P<slash>/)\s*)?\\(?:text|mbox|mathrm|textrm)\s*\{(?P<text>[^{}]*)\}"
+    r"\s*(?:\^\s*(?:(?P<digit>\d)|\{\s*(?P<power>[+-]?\d+)\s*\}))?"
+)
+#: Words behind a number, perhaps with powers and strokes: `5 square feet`, `5 km/h`.
+_BARE_UNIT = re.compile(
+    r"(?<=[\d})])((?:\s|\\,)*)([A-Za-z]+(?:(?:\s*\^\s*\{?\s*[23]\s*\}?)?\s*/?\s*[A-Za-z]+)*)(?=\s*(?:\^\s*\{?\s*\d\s*\}?)?\s*$)"
+)
+#: What a unit is written as at the end of a value.
+_UNIT_TAIL = re.compile(
+    r"(?:\s|\\,)*(?:/?\s*\\(?:text|mbox|mathrm|textrm)\s*\{[^{}]*\}\s*(?:\^\s*(?:\d|\{\s*[+-]?\d+\s*\}))?\s*)+$"
+    r"|\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})\s*$"
+)
+_UNIT_PIECE = re.compile(r"[A-Za-zµ]+|[\u00b2\u00b3/]")
+#: Units that are written as signs.
+_SIGNS = (
+    (re.compile(r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})"), r"\\text{ degree }"),
+    (re.compile(r"\\\$"), r"\\text{ dollar }"),
+    (re.compile(r"\\?%"), r"\\text{ percent }"),
+)
+_BASE = re.compile(r"[\d)]\s*_\s*\{?\s*(\d+)\s*\}?")
+
+
+def _other_unit(given: str, expected: str) -> bool:
+    """Whether the answer has a number base, or both have a unit, that is not the other's.
+
+    A unit that only one of them has does not count; of measures all must agree, of counted things one.
+    """
+    bases = [set(_BASE.findall(text)) for text in (given, expected)]
+    if bases[0] and bases[0] != bases[1]:
+        return True
+    ours, theirs = _units(given), _units(expected)
+    if r"\pi" in given and "degree" in ours.keys() - theirs.keys():
+        return True  # a multiple of pi counts radians
+    if not ours or not theirs:
+        return False
+    known = set(_UNIT_NAMES.values())
+    measures = [{name: power for name, power in side.items() if name in known} for side in (ours, theirs)]
+    counted = [side.keys() - known - {"per", "of", "unit"} for side in (ours, theirs)]
+    if not all(measures):
+        return not ours.keys() & theirs.keys()
+    return measures[0] != measures[1] or (all(counted) and not counted[0] & counted[1])
+
+
+def _units(text: str) -> dict[str, int]:
+    """Every unit with its power, negative behind a stroke or "per"."""
+    for pattern, unit in _SIGNS:
+        text = pattern.sub(unit, text)
+    units: Counter[str] = Counter()
+    below = False
+    for match in _UNIT.finditer(text):
+        below, waiting, last = below or match["slash"] is not None, 1, ""
+        for piece in _UNIT_PIECE.findall(re.sub(r"\bper\s+cent\b", "percent", match["text"].lower())):
+            if piece in ("per", "/"):
+                below = True
+            elif piece in ("squared", "cubed", "\u00b2", "\u00b3"):
+                units[last] *= _POWERS[piece]
+            elif piece in _POWERS:
+                waiting = _POWERS[piece]
+            else:
+                last = _unit_name(piece)
+                units[last] += -waiting if below else waiting
+                waiting = 1
+        if last and (match["digit"] or match["power"]):
+            units[last] *= int(match["digit"] or match["power"])
+    return {name: power for name, power in units.items() if power}
+
+
+def _unit_name(word: str) -> str:
+    """A unit's or counted thing's one name, without its plural."""
+    names = (word, word.removesuffix("s"), word.removesuffix("es"))
+    return next((_UNIT_NAMES[name] for name in names if name in _UNIT_NAMES), names[1])
+
+
+def _with_units(text: str, other: str) -> str:
+    r"""The value with its unit in a text command, as in ``5\text{ cm}``.
+
+    Known words of two letters and more are units; a letter is an unknown, unless the other text has it as a unit.
+    """
+    bare = _BARE_UNIT.search(text)
+    if bare is None:
+        return text
+    words = re.findall("[A-Za-z]+", bare[2])
+    known = all(word.lower() in _UNIT_WORDS and (len(word) > 1 or len(words) > 1) for word in words)
+    if not known and [_unit_name(words[0])] != [_unit_name(word.strip()) for word in TEXT.findall(other)]:
+        return text
+    unit = re.sub(r"[A-Za-z]+(?:\s+[A-Za-z]+)*", lambda match: rf"\text{{{match[0]}}}", bare[2])
+    return text[: bare.start()] + unit + text[bare.end() :]
+
+
+def _without_units(text: str) -> str:
+    """The value alone; a dollar sign and a currency before it are units too."""
+    bare = re.sub(r"^\s*(-?)\s*\\?\$", r"\1", text)
+    bare = _UNIT_TAIL.sub("", _UNIT_TAIL.sub("", bare)).strip()
+    return bare or text
+
+
+# Single values: math-verify -------------------------------------------------------------------------------------------
+
+#: Values of the unknowns where two expressions are compared before sympy simplifies anything.
+_POINT = (1.3717, 0.6411, 1.7233, 0.8537, 1.1939, 0.4793, 1.5491)
+#: Relative difference of two values that are not the same, and the absolute one where a decimal is rounded.
+_APART, _ROUNDED = 1e-9, 2e-6
+#: Whole numbers of more digits take sympy minutes; none is an answer, but for the very text of its reference.
+_HUGE = 10**5000
+
+
+def _same(given: str, expected: str) -> bool:
+    import math_verify
+
+    ours, theirs = parsed(given), parsed(expected)
+    if ours is None or theirs is None or _apart(ours, theirs) or _other_relation(ours, theirs):
+        return False
+    return bool(math_verify.verify([theirs], [ours], timeout_seconds=None, raise_on_error=True))
+
+
+def _apart(ours: Any, theirs: Any) -> bool:
+    """Whether two expressions differ at a point: seen at once where simplifying takes seconds, and however small."""
+    import sympy
+
+    if not all(isinstance(value, sympy.Expr) and not (value.is_Symbol or value.is_Matrix) for value in (ours, theirs)):
+        return False
+    unknowns = sorted(ours.free_symbols | theirs.free_symbols, key=str)
+    values = _at(ours, unknowns, 0), _at(theirs, unknowns, 0)
+    if not all(value is not None and value.is_finite for value in values):
+        return False
+    rounded = ours.has(sympy.Float) or theirs.has(sympy.Float)
+    size = max(abs(value) for value in values)
+    if size > _HUGE:
+        return True
+    return bool(abs(values[0] - values[1]) > max(_APART * size, _ROUNDED if rounded else 0))
+
+
+def _at(value: Any, unknowns: Sequence[Any], turn: int) -> Any:
+    """The number that an expression is at one of the points; None where it is none."""
+    point = {unknown: _POINT[(place + turn) % len(_POINT)] for place, unknown in enumerate(unknowns)}
+    found = value.evalf(20, subs=point)
+    return found if found.is_number else None
+
+
+def _other_relation(ours: Any, theirs: Any) -> bool:
+    """Whether a relation that no real number, or every one, satisfies is compared with one of other terms.
+
+    math-verify compares solutions, and relations without any have the same.
+    """
+    import sympy
+
+    if not all(isinstance(value, sympy.core.relational.Relational) for value in (ours, theirs)):
+        return False
+    unequal = [isinstance(value, sympy.Ne) for value in (ours, theirs)]
+    if ours.free_symbols != theirs.free_symbols or unequal[0] != unequal[1]:
+        return True
+    unknowns = sorted(theirs.free_symbols, key=str)
+    sides = [value.lhs - value.rhs for value in (ours, theirs)]
+    factors = [_at(sides[0] / sides[1], unknowns, turn) for turn in range(3)]
+    if None not in factors and all(abs(factor - factors[0]) <= _APART * abs(factors[0]) for factor in factors):
+        return False
+    try:
+        return unequal[0] or sympy.solve(theirs, unknowns) in ([], sympy.true, sympy.false)
+    except NotImplementedError:  # sympy cannot solve it, and math-verify compares the terms
+        return False
+
+
+@functools.lru_cache(maxsize=4096)
+def parsed(text: str) -> Any:
+    r"""The sympy value of a whole box; None where it cannot be read.
+
+    As math-verify's `parse` reads it, but for two things that it gives no setting for: a value behind another
+    multiplies it (``3(7)`` is no mixed number 10), and letters keep their case.
+    """
+    from latex2sympy2_extended import NormalizationConfig, normalize_latex
+    from math_verify.grader import should_treat_as_complex
+
+    text = MIXED.sub(lambda m: rf"({m[1]}+\frac{{{m[2] or m[3]}}}{{{m[4] or m[5]}}})", text)
+    spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
+    latex = normalize_latex(rf"\boxed{{{text}}}", config=spelling)
+    try:
+        return _reader()(is_real=not should_treat_as_complex(latex)).parse(latex)
+    except Exception as error:
+        if type(error) is not Exception:
+            raise
+        return None
+
+
+@functools.cache
+def _reader() -> Any:
+    """latex2sympy's reader, without its rule that adds a whole number to the rational behind it."""
+    import sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
+
+    class Reader(_Latex2Sympy):  # type: ignore[misc]
+        def __init__(self, *, is_real: bool) -> None:
+            super().__init__(is_real=is_real, config=ConversionConfig(lowercase_symbols=False))
+
+        def convert_postfix_list(self, arr: list[Any], i: int = 0) -> Any:
+            factor = self.convert_postfix(arr[i])
+            if isinstance(factor, list):  # d/dx, which takes what follows
+                return sympy.Derivative(self.convert_postfix_list(arr, i + 1), factor[0])
+            if i == len(arr) - 1 or not isinstance(factor, sympy.Expr | sympy.MatrixBase):
+                return factor
+            rest = self.convert_postfix_list(arr, i + 1)
+            matrices = isinstance(factor, sympy.MatrixBase) or isinstance(rest, sympy.MatrixBase)
+            return (self.mat_mul_flat if matrices else self.mul_flat)(factor, rest)
+
+    return Reader
