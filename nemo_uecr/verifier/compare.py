@@ -72,7 +72,7 @@ def _equivalent(given: str, expected: str) -> bool:
         return True
     if too_large(given, expected):
         return False
-    member, given = _said_of(given)
+    member, given = _said_of(_with_constant(given, expected))
     other, expected = _said_of(expected)
     if member and other and member != other:
         return False
@@ -90,6 +90,12 @@ def _equivalent(given: str, expected: str) -> bool:
     if values is None or not any(_agree(value, expected) for value in values):
         return False
     return all(_agree(value, expected, computed=True) for value in values)
+
+
+def _with_constant(given: str, expected: str) -> str:
+    """The answer with the constant of integration by its reference's letter."""
+    constant = re.search(r"\+\s*C$", expected) and len(letters(expected)) == 2  # a function of one variable
+    return _CONSTANT.sub("C", given) if constant else given
 
 
 # Lettered options -----------------------------------------------------------------------------------------------------
@@ -274,11 +280,17 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 #: What names one number, where no other unknown has to be found: `|z|`, `f(2)`, `P(A)`, `AB`, `\angle ABC`, `\sin A`.
+_FIGURE = r"(?:\\(?:triangle|angle)\s*)*[A-Z]{0,9}(?:\^\{?2\}?)?"
+_NAMED = "overline|widehat|bar|vec|hat|overrightarrow|mathbf|mathbb|gcd|det|deg|dim|Pr|arg|operatorname"
 _QUANTITY = re.compile(
-    rf"\s*(?:\|[^|]+\||\\(?:lvert|lVert|\|).+\\(?:rvert|rVert|\|)|[A-Za-z](?:\^\{{-1\}})?\s*\(\s*[-+\d.,/\s]+\)|[PE]\s*[(\[].+[)\]]"
-    rf"|(?:m\s*)?(?:\\(?:angle|triangle|overline|widehat|bar|vec|hat|overrightarrow|mathbf|mathbb|gcd|det|deg|dim|Pr|arg|operatorname)\s*)+"
-    rf"(?:{GROUP}|\w|[(\[][^=]*[)\]]|\s)*|\[?[A-Z]{{2,}}\]?|\\(?:sin|cos|tan|cot|sec|csc)\s*\(?\s*(?:[A-Z]|\\(?:angle|{'|'.join(GREEK.split())})(?![A-Za-z])[\sA-Z]*)\)?)\s*"
+    rf"\s*(?:\|[^|]+\||\\(?:lvert|lVert|\|).+\\(?:rvert|rVert|\|)|[PEn]\s*[(\[].+[)\]]|(?:m\s*)?\\(?:angle|triangle)\s*(?:{_FIGURE}|\w)"
+    rf"|\\(?:{_NAMED})\s*(?:{GROUP}|\w|[(\[][^=]*[)\]]|\s)*|[A-Z]{{2}}{_FIGURE}|\[\s*{_FIGURE}\s*\]"
+    rf"|\\(?:text|mathrm)\s*\{{[A-Za-z ]+\}}\s*{_FIGURE}|\\frac\s*\{{\s*d[^}}]*\}}\s*\{{\s*d[^}}]*\}}"
+    rf"|\\(?:sin|cos|tan|cot|sec|csc)\s*\(?\s*(?:[A-Z]|\\angle\s*[A-Z]+|\\(?:{'|'.join(GREEK.split())})(?![A-Za-z]))\s*\)?)\s*"
 )
+#: A function of numbers, `f(2)`, `f'(g(2))` or `(f \circ g)(2)`, without its name and brackets.
+_FUNCTION = re.compile(r"[A-Za-z]'*(?:\^\{-1\})?\s*\(|\((?:\s*[a-z]\s*\\circ)+\s*[a-z]\s*\)\s*\(")
+_CONSTANT = re.compile(r"(?<=\+)\s*(?:[CcKk]|\\text\s*\{\s*(?:[Cc]onst(?:ant|\.)?|[Cc])\s*\})\s*$")
 _SYMBOL = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
@@ -316,10 +328,12 @@ def _values_of(given: str, expected: str) -> list[str] | None:
 
 def _names_number(side: str) -> bool:
     """Whether a side names a number instead of asking for one, as ``a+b`` does: no equation gives two unknowns."""
-    several = len(set(re.findall(rf"(?<!\\)(?<![A-Za-z\\]){_UNKNOWN}", side))) > 1
-    return _QUANTITY.fullmatch(side) is not None or (
-        several and re.search(r"[A-Za-z]\s*\(|,|\\(?!frac|cdot)", side) is None
-    )
+    inside, functions = _FUNCTION.subn("", side)
+    if _QUANTITY.fullmatch(side) or (functions and re.fullmatch(r"[-+\d.,/\s)]+", inside)):
+        return True
+    several = len(set(re.findall(rf"(?<![A-Za-z\\]){_UNKNOWN}", side))) > 1
+    commands = set(re.findall(r"\\([A-Za-z]+)", side)) - {"frac", "cdot", *GREEK.split()}
+    return several and not functions and not commands and "," not in side
 
 
 def _named(expected: str) -> tuple[str, str] | None:

@@ -20,8 +20,12 @@ _BARE = re.compile(
     r"(?:\{(?:[^{}\n]|\{[^{}\n]*\})*\}|\\(?!(?:[Bb]oxed|fbox|framebox))[A-Za-z]+|\\[%$]|[^\s{}$.,;:!?*\\]|[.,](?=\d)){1,99})"
 )
 #: Between boxes: what makes no difference, the names of the values, and the words that join them into one answer.
-_SILENT = re.compile(r"[$}]|\\[()\[\],;:! ]|\\q?quad(?![A-Za-z])|\\(?:text|mbox|textbf)\s*\{|[A-Za-z](?:_\{?\w)?\s*=")
-_JOINED = re.compile(r"(?:\s|[,;&/]|\b(?:and|or|either|also|maybe|perhaps|possibly)\b)*", re.IGNORECASE)
+_SILENT = re.compile(r"[$}*]|\\[()\[\],;:! ]|\\q?quad(?![A-Za-z])|\\(?:text|mbox|textbf)\s*\{|[A-Za-z](?:_\{?\w)?\s*=")
+_JOINED = re.compile(r"(?:\s|[,;&]|\b(?:and|also)\b)*|[\s.]*and\b\s*", re.IGNORECASE)
+#: Words between boxes that take the first one back: the answer is neither.
+_HEDGE = re.compile(
+    r"^[^.:!?\n]*(?:\b(?:or|maybe|perhaps|possibly|lor|vee)\b|/)[^.:!\n]*$|^[\s.]*or\b[^.:!]*$", re.IGNORECASE
+)
 _JOINT_CHARS = 60
 
 
@@ -98,10 +102,11 @@ def last_boxed(text: str) -> str | None:
         if joined[-1].start - box.end > _JOINT_CHARS:
             break
         between = _SILENT.sub(" ", text[box.end : joined[-1].start])
-        if not between.strip() or _JOINED.fullmatch(between) is None:
+        hedge = _HEDGE.search(between) is not None
+        if not hedge and (not between.strip() or _JOINED.fullmatch(between) is None):
             break
         joined.append(box)
-        either = either or re.search(r"or|/|maybe|perhaps|possibly", between, re.IGNORECASE) is not None
+        either = either or hedge
     contents = [box.content for box in reversed(joined)]
     same = len(set(contents)) == 1 or not contents[-1]
     return contents[-1] if same else (r" \text{ or } " if either else ", ").join(contents)

@@ -25,7 +25,7 @@ _TYPED = {
     "−–—": "-", "×": r"\times ", "·⋅": r"\cdot ", "÷": r"\div ", "≤⩽": r"\le ", "≥⩾": r"\ge ", "≠": r"\ne ",
     "±": r"\pm ", "∞": r"\infty ", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
     "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "∠": r"\angle ",
-    "⟨〈": r"\langle ", "⟩〉": r"\rangle ", "°": r"^{\circ}", "√": r"\sqrt ", "∖": r"\setminus ", "，": ",", "（": "(",
+    "⟨〈": r"\langle ", "⟩〉": r"\rangle ", "°º": r"^{\circ}", "√": r"\sqrt ", "∖": r"\setminus ", "，": ",", "（": "(",
     "）": ")", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
     "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}", "⅘": r"\frac{4}{5}", "⅙": r"\frac{1}{6}",
     "⅚": r"\frac{5}{6}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}",
@@ -42,21 +42,23 @@ _COMMANDS = [
     for pattern, latex in (
         (r"\\geqslant(?![A-Za-z])|\\geq?(?![A-Za-z])|(?<![=<>])>=", r"\\ge "),
         (r"\\leqslant(?![A-Za-z])|\\leq?(?![A-Za-z])|(?<![=<>])<=(?![>])", r"\\le "),
-        (r"\\neq?(?![A-Za-z])|\\not\s*=|!=|=/=", r"\\ne "),
+        (r"\\neq?(?![A-Za-z])|\\not\s*=|!=|=/=|<>", r"\\ne "),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"(?:\\left\s*)?\\langle(?![A-Za-z])", "("),
         (r"(?:\\right\s*)?\\rangle(?![A-Za-z])", ")"),
         (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\degree(?![A-Za-z])", r"^{\\circ}"),
-        (r"\\R(?![A-Za-z])|\\Reals(?![A-Za-z])", r"\\mathbb{R}"),
+        (r"\\R(?![A-Za-z])|\\Reals(?![A-Za-z])|\\mathbb\s+R", r"\\mathbb{R}"),
         (r"\\backslash(?![A-Za-z])|(?<=\\mathbb\{R\})\s*-(?=\s*\\\{)", r" \\setminus "),
-        (r"(\\text\{ (?:euro|sterling|yen|rupee) \})\s*([\d.,]*\d)", r"\2\1"),
         (r"\\(?:text|mathrm)\s*\{\s*(?:percent|per cent)\s*\}|(?<=\d)\s*percent$", r"\\%"),
         (r"\\(?:pounds|textsterling)(?![A-Za-z])", r"\\text{ sterling }"),
         (r"\\(?:euro|texteuro)(?![A-Za-z])", r"\\text{ euro }"),
+        (r"(\\text\{ (?:euro|sterling|yen|rupee) \})\s*([\d.,]*\d)", r"\2\1"),
+        (r"^\s*(?:\\left)?<([^<>]*,[^<>]*)(?:\\right)?>\s*$", r"(\1)"),
+        (r"\((\d+)\)(?=\s*_)", r"\1"),
         (r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}\s*(?=\{)|\\color\s*(?:\{[^{}]*\}|[a-z]+\s)", ""),
-        (r"\\(?:bm|boldsymbol|underline|displaystyle|textstyle)(?![A-Za-z])", " "),
+        (r"\\(?:bm|boldsymbol|underline|displaystyle|textstyle|large|Large|bf|rm)(?![A-Za-z])", " "),
     )
 ]  # fmt: skip
 
@@ -70,15 +72,14 @@ _COUNTED = re.compile(r"\s*([+-]?[\d.,]*\d)(?![\d.,])\s*(.*)", re.DOTALL)
 _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _BASES |= {"eleven": 11, "twelve": 12, "sixteen": 16}
 _BASE = re.compile(
-    r"_\s*(?:\{\s*)?(?:\\(?:text|mathrm)\s*\{\s*)?(?:base\s*)?\(?([a-z]+|\d+)\)?\s*\}*$|\\text\{\s*\(?base\s*(\w+)\)?\s*\}$"
+    r"_\s*\{?\s*(?:\(|\\(?:text|mathrm)\s*\{\s*(?:base\s*)?)(\w+)\s*[)}]\s*\}?$|\\text\{\s*\(?base\s*(\w+)\)?\s*\}$"
 )
-_CONSTANT = re.compile(r"(?<=\+)\s*(?:[CcKk]|\\text\s*\{\s*(?:[Cc]onst(?:ant|\.)?|[Cc])\s*\})\s*$")
 
 # Numbers --------------------------------------------------------------------------------------------------------------
 
 _SPACES = frozenset((r"\quad", r"\qquad", r"\ ", r"\;", r"\:", "~"))
 _REPEATING = re.compile(
-    r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar)\s*\{(\d+)\}|\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?)"
+    r"(?<![\d.])(\d*)\.(\d*)(?:\\(?:overline|bar)\s*(?:\{(\d+)\}|(\d))|\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?)"
 )
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?)0*(\d{1,3})(?![\w.])")
 _SLASHED = re.compile(r"(?<![\w.}^)\\])(\d+)(?:\s|\\,)+(\d+)\s*/\s*(\d+)(?![\w.])")
@@ -97,7 +98,6 @@ def spelled(text: str) -> str:
     text = " ".join(text.split())
     text = re.sub(r",(?:\s*,)+", ",", _OR.sub(" , ", text))
     text = _BASE.sub(lambda match: rf"_{{{_BASES.get(match[1] or match[2], match[1] or match[2])}}}", text)
-    text = _CONSTANT.sub("C", text)
     text = _SLASHED.sub(r"\1\\frac{\2}{\3}", text)
     text = _SCIENTIFIC.sub(lambda match: rf"({match[1]}\times 10^{{{match[2].strip('+')}{match[3]}}})", text)
     return _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), _REPEATING.sub(_as_fraction, text))
@@ -130,8 +130,8 @@ def _freed(match: re.Match[str]) -> str:
 
 def _as_fraction(match: re.Match[str]) -> str:
     r"""``0.1\overline{6}`` and ``0.1\dot{6}`` are (16 - 1) / 90."""
-    whole, fixed, period, first, middle, last = match.groups(default="")
-    period = period or first + middle + last
+    whole, fixed, *periods = match.groups(default="")
+    period = "".join(periods)
     top = int(whole + fixed + period) - int((whole + fixed) or "0")
     return rf"\frac{{{top}}}{{{'9' * len(period) + '0' * len(fixed)}}}"
 

@@ -112,7 +112,8 @@ def _unbracketed(text: str) -> str:
 
 def _other_structure(answer: str, reference: str) -> bool:
     """Whether the answer is written otherwise than its reference answer."""
-    names = [sorted(_NAME_OF_POINTS.findall(TEXT.sub(r"\1", text))) for text in (answer, reference)]
+    names = [_NAME_OF_POINTS.findall(TEXT.sub(r"\1", text)) for text in (answer, reference)]
+    names = [sorted(name for name in found if name.lower() not in _UNIT_NAMES) for found in names]
     return (
         _strange_words(answer, reference)
         or names[0] != names[1]
