@@ -5,6 +5,7 @@ r"""One spelling of an answer: LaTeX in the place of other signs, nothing that o
 from __future__ import annotations
 
 import re
+import string
 
 #: A LaTeX command, an escaped character (the end of a matrix row is one), or a character.
 TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
@@ -148,12 +149,10 @@ NUMBER = re.compile(rf"([+-]?)({DIGITS})(?:{_POWER})?")
 _SEPARATOR = re.compile(r"\{,\}(?:\\!)?|,\\!|(?<=\d)\\,(?=\d{3}(?!\d))")
 SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
 OPENING, CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
-_SIGNS_OF_RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\lt", r"\gt")
+_COMPARING = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\lt", r"\gt")
 GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
     phi varphi chi psi omega ell Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"""
-_LETTER_TOKENS = frozenset("abcdfghjklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") | {
-    rf"\\{name}" for name in GREEK.split()
-}
+_UNKNOWNS = frozenset(string.ascii_letters) - {"e", "i"} | {"\\" + name for name in GREEK.split()}
 
 
 def plain_number(text: str) -> tuple[str, str, int] | None:
@@ -215,9 +214,9 @@ def closes_at_end(text: str) -> bool:
 
 def is_relation(text: str) -> bool:
     """Whether a sign that compares stands within no bracket."""
-    return any(len(top_level(text, sign)) > 1 for sign in ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\lt", r"\gt"))
+    return any(len(top_level(text, sign)) > 1 for sign in _COMPARING)
 
 
 def letters(text: str) -> frozenset[str]:
     """The letters that are unknowns, without those of commands, texts and the constants e and i."""
-    return _LETTER_TOKENS & set(TOKEN.findall(TEXT.sub(" ", text)))
+    return _UNKNOWNS & set(TOKEN.findall(TEXT.sub(" ", text)))

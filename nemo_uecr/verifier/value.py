@@ -25,12 +25,10 @@ from nemo_uecr.verifier.spelling import (
     tokens_of,
 )
 
-# Single values: what is refused before math-verify reads them ---------------------------------------------------------
+# What is refused before math-verify reads it --------------------------------------------------------------------------
 
-#: What math-verify reads as something people do not mean: `7 \approx 8` as 7, `2^10` as 20, `[-\infty` as half-open.
-_MISREAD = re.compile(
-    r"\\(?:approx|equiv|cong|sim|doteq)|[≈≡→⇒]|\\\\|\^\s*\d\d|\[\s*[-+]?\s*(?:\\infty|∞)|(?:\\infty|∞)\s*\]"
-)
+#: What math-verify reads as something people do not mean: `7 \approx 8` as 7, `2^10` as 20.
+_MISREAD = re.compile(r"\\(?:approx|equiv|cong|sim|doteq)|[≈≡→⇒]|\\\\|\^\s*\d\d")
 _WORD = re.compile(r"[A-Za-z\u00b5]+")
 #: Marks that math-verify drops or divides at: primes, the colons of times and ratios, halves of the day.
 _LITERAL = re.compile(r"['\u2032\u2033\u2019\"]|\\prime(?![A-Za-z])|(?<!\\):|(?<![A-Za-z\\])[ap]\.?\s*m\.?(?![A-Za-z])")
@@ -92,15 +90,11 @@ def _unevaluated(given: str, expected: str) -> bool:
         return True
     if not letters(expected) and _NUMERIC_OPERATION.search(given) and not _NUMERIC_OPERATION.search(expected):
         return True
-    bare, number = (
-        _unbracketed(given),
-        plain_number(squeezed(_unbracketed(expected)).removesuffix("%").removesuffix("\\")),
-    )
-    whole = number is not None and number[2] >= 0
+    bare, number = _unbracketed(given), plain_number(squeezed(re.sub(r"\\?%$", "", _unbracketed(expected))))
+    if number is None or _NUMERAL.fullmatch(bare):
+        return False
     irrational = re.search(r"\\(?:pi|sqrt|ln|log)(?![A-Za-z])|(?<![A-Za-z])e(?![A-Za-z])", bare)
-    return (
-        number is not None and not _NUMERAL.fullmatch(bare) and (whole or not (_QUOTIENT.fullmatch(bare) or irrational))
-    )
+    return number[2] >= 0 or not (_QUOTIENT.fullmatch(bare) or irrational)  # 7/2 is 3.5, but 14/2 is left to be done
 
 
 def _unbracketed(text: str) -> str:
@@ -261,7 +255,7 @@ def _without_units(text: str) -> str:
     return bare or text
 
 
-# Single values: math-verify -------------------------------------------------------------------------------------------
+# math-verify ----------------------------------------------------------------------------------------------------------
 
 #: Values of the unknowns where two expressions are compared before sympy simplifies anything.
 _POINT = (1.3717, 0.6411, 1.7233, 0.8537, 1.1939, 0.4793, 1.5491)

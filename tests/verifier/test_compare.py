@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,26 @@ def test_values_side_by_side_multiply(factors: list[int], data: st.DataObject) -
     assert compare(text + r"\pi", rf"{product}\pi") is Verdict.CORRECT
     assert compare(text, str(product)) is Verdict.WRONG  # a computation that is left to be done
     assert sum(factors) == product or compare(text + r"\pi", rf"{sum(factors)}\pi") is Verdict.WRONG
+
+
+@given(st.integers(1, 3), st.integers(1, 3), st.data())
+def test_a_matrix_is_its_entries_in_their_places(rows: int, columns: int, data: st.DataObject) -> None:
+    entries = st.lists(st.integers(-9, 9), min_size=columns, max_size=columns)
+    table = data.draw(st.lists(entries, min_size=rows, max_size=rows))
+
+    def written(own: list[list[int]], row_end: str = r" \\ ", between: str = " & ", around: str = "pmatrix") -> str:
+        body = row_end.join(between.join(map(str, row)) for row in own)
+        return rf"\begin{{{around}}} {body} \end{{{around}}}"
+
+    reference = written(table)
+    styles = st.tuples(st.sampled_from((r"\\", r" \\ ", r"\\[2pt] ")), st.sampled_from(("&", " & ")))
+    around = data.draw(st.sampled_from(("pmatrix", "bmatrix", "smallmatrix")))
+    assert compare(written(table, *data.draw(styles), around), reference) is Verdict.CORRECT
+    other = [list(row) for row in table]
+    other[data.draw(st.integers(0, rows - 1))][data.draw(st.integers(0, columns - 1))] += 1
+    turned = [list(column) for column in zip(*table, strict=True)]
+    for changed in (other, turned, table[::-1], [row[::-1] for row in table], [*table, table[0]], [[*chain(*table)]]):
+        assert (compare(written(changed), reference) is Verdict.CORRECT) == (changed == table)
 
 
 def test_verdicts_and_rewards() -> None:
