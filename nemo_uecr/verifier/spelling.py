@@ -58,6 +58,7 @@ _COMMANDS = [
         (r"(\\text\{ (?:euro|sterling|yen|rupee) \})\s*([\d.,]*\d)", r"\2\1"),
         (r"^\s*(?:\\left)?<([^<>]*,[^<>]*)(?:\\right)?>\s*$", r"(\1)"),
         (r"\((\d+)\)(?=\s*_)", r"\1"),
+        (r"(?:\s|(?<!\\)\\[,!])+$", ""),
         (r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}\s*(?=\{)|\\color\s*(?:\{[^{}]*\}|[a-z]+\s)", ""),
         (r"\\(?:bm|boldsymbol|underline|displaystyle|textstyle|large|Large|bf|rm)(?![A-Za-z])", " "),
     )
