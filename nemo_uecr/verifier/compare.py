@@ -110,7 +110,9 @@ _SILENT = re.compile(r"[$~*]|\\[ ,;:!]|\\q?quad(?![A-Za-z])")
 
 def _same_choice(given: str, expected: str) -> bool | None:
     r"""Whether the answer is the option ``B``, ``(B)`` or ``\textbf{(B)}\ 12``; None where the reference is none."""
-    ours, theirs = (_OPTION.fullmatch(_SILENT.sub(" ", TEXT.sub(r"\1", text)).strip()) for text in (given, expected))
+    ours, theirs = (
+        _OPTION.fullmatch(" ".join(_SILENT.sub(" ", TEXT.sub(r"\1", text)).split())) for text in (given, expected)
+    )
     if theirs is None or (ours is None and not theirs[3]):
         return None
     if ours is None:
@@ -284,7 +286,7 @@ _FIGURE = r"(?:\\(?:triangle|angle)\s*)*[A-Z]{0,9}(?:\^\{?2\}?)?"
 _NAMED = "overline|widehat|bar|vec|hat|overrightarrow|mathbf|mathbb|gcd|det|deg|dim|Pr|arg|operatorname"
 _QUANTITY = re.compile(
     rf"\s*(?:\|[^|]+\||\\(?:lvert|lVert|\|).+\\(?:rvert|rVert|\|)|[PEn]\s*[(\[].+[)\]]|(?:m\s*)?\\(?:angle|triangle)\s*(?:{_FIGURE}|\w)"
-    rf"|\\(?:{_NAMED})\s*(?:{GROUP}|\w|[(\[][^=]*[)\]]|\s)*|[A-Z]{{2}}{_FIGURE}|\[\s*{_FIGURE}\s*\]"
+    rf"|\\(?:{_NAMED})\s*(?:{GROUP}|\w|[(\[][^=()\[\]]*[)\]]|\s)*|[A-Z]{{2}}{_FIGURE}|\[\s*{_FIGURE}\s*\]"
     rf"|\\(?:text|mathrm)\s*\{{[A-Za-z ]+\}}\s*{_FIGURE}|\\frac\s*\{{\s*d[^}}]*\}}\s*\{{\s*d[^}}]*\}}"
     rf"|\\(?:sin|cos|tan|cot|sec|csc)\s*\(?\s*(?:[A-Z]|\\angle\s*[A-Z]+|\\(?:{'|'.join(GREEK.split())})(?![A-Za-z]))\s*\)?)\s*"
 )

@@ -55,7 +55,7 @@ _QUOTIENT = re.compile(
     rf"|{_UNSIGNED}\s*/\s*{_UNSIGNED})\s*(?:\\?%)?"
 )
 #: Brackets in brackets, powers in powers and signs beyond a reference's that no answer has and that take seconds.
-_DEEPEST, _LONGER, _TOWER = 40, 300, re.compile(r"\^\s*(?:\{[^{}]*|\()\^\s*(?:\{[^{}]*|\()\^")
+_DEEPEST, _LONGER, _TOWER = 40, 300, re.compile(r"(?:\^\s*(?:\{[^{}]*|\(|\d+)){2}\^")
 
 
 def too_large(given: str, expected: str) -> bool:
@@ -165,11 +165,11 @@ _UNIT = re.compile(
 )
 #: Words behind a number, perhaps with powers and strokes: `5 square feet`, `5 km/h`.
 _BARE_UNIT = re.compile(
-    r"(?<=[\d})])((?:\s|\\,)*)([A-Za-z]+(?:(?:\s*\^\s*\{?\s*[23]\s*\}?)?\s*/?\s*[A-Za-z]+)*)(?=\s*(?:\^\s*\{?\s*\d\s*\}?)?\s*$)"
+    r"(?<=[\d})])(?:\s|\\,)*([A-Za-z]+(?:(?:\s?\^\s?\{?[23]\}?)?(?:\s?/\s?|\s+)[A-Za-z]+)*)(?=(?:\s?\^\s?\{?\d\}?)?\s*$)"
 )
 #: What a unit is written as at the end of a value.
 _UNIT_TAIL = re.compile(
-    r"(?:\s|\\,)*(?:/?\s*\\(?:text|mbox|mathrm|textrm)\s*\{[^{}]*\}\s*(?:\^\s*(?:\d|\{\s*[+-]?\d+\s*\}))?\s*)+$"
+    r"(?:\\,)*(?:\s*(?:/\s*)?\\(?:text|mbox|mathrm|textrm)\s*\{[^{}]*\}(?:\s*\^\s*(?:\d|\{\s*[+-]?\d+\s*\}))?)+\s*$"
     r"|\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})\s*$"
 )
 _UNIT_PIECE = re.compile(r"[A-Za-zµ]+|[\u00b2\u00b3/]")
@@ -241,11 +241,11 @@ def _with_units(text: str, other: str) -> str:
     bare = _BARE_UNIT.search(text)
     if bare is None:
         return text
-    words = re.findall("[A-Za-z]+", bare[2])
+    words = re.findall("[A-Za-z]+", bare[1])
     known = all(word.lower() in _UNIT_WORDS and (len(word) > 1 or len(words) > 1) for word in words)
     if not known and [_unit_name(words[0])] != [_unit_name(word.strip()) for word in TEXT.findall(other)]:
         return text
-    unit = re.sub(r"[A-Za-z]+(?:\s+[A-Za-z]+)*", lambda match: rf"\text{{{match[0]}}}", bare[2])
+    unit = re.sub(r"[A-Za-z]+(?:\s+[A-Za-z]+)*", lambda match: rf"\text{{{match[0]}}}", bare[1])
     return text[: bare.start()] + unit + text[bare.end() :]
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import time
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
@@ -114,6 +115,27 @@ NONSENSE = [
 
 def test_nonsense_is_wrong_or_an_error_but_never_a_crash() -> None:
     assert {judge(text, "7") for text in NONSENSE} <= {Verdict.WRONG, Verdict.ERROR}
+
+
+#: Answers that took over two seconds or a time-out, with a reference that differs; the last ones are slow to search.
+SLOW = [
+    ("9^{9^{9^{9}}}", "3"), ("9^{9^{9}}", r"\pi"), ("9^{9^{9}}", "9^{387420488}"), ("2^2^2^2^2^2^2^2", "x+1"),
+    ("(x+1)^{1000}", "x"), ("(x+1)^{1000}", "(x+2)^{1000}"), ("99999999999!", "x"), ("2^{100000000}", "2^{100000001}"),
+    ("(" * 300 + "x" + ")" * 300, "x+1"), (r"\frac{1}{" * 200 + "2" + "}" * 200, "x"), ("7" + r"\ " * 900, "8"),
+    ("7" + r"\quad " * 300, "x"), ("7" + " " * 1800 + "8", "7"),
+    (r"\int_0^1 e^{\sin(x^2)+\cos x^3} dx", r"\frac{1}{2}"),
+    ("1+" * 900 + "1", "902"), ("x" * 1900, "x^{1901}"),
+    ("5 " + "ab" * 300 + "!", "5"), ("5" + r"\text{a} " * 200 + "!", "5"),
+    (r"\bar " + "()" * 200 + "!=5", "5"), ("the " + "$" * 1800, "B"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "reference"), SLOW, ids=lambda text: text[:12])
+def test_what_is_refused_cheaply_takes_no_two_seconds(answer: str, reference: str) -> None:
+    compare("1/2", r"\frac{1}{2}")  # imports what it needs
+    began = time.process_time()
+    assert (judge_plain(answer, reference) or compare(answer, reference)) is Verdict.WRONG
+    assert time.process_time() - began < 2.0
 
 
 def test_plain_answers_load_nothing_heavy() -> None:
