@@ -13,14 +13,16 @@ from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, Teach
 from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.plan import records, shapes
 from nemo_uecr.plan.faults import mismatches_of
-from nemo_uecr.plan.nemo import DECODE_STEP, PROCESS_BYTES, VLLM_BYTES, cache_faults, engine_seconds, response_lengths
+from nemo_uecr.plan.nemo import DECODE_STEP, VLLM_BYTES, cache_faults, engine_seconds, response_lengths
 from nemo_uecr.plan.records import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.shapes import BF16, FP32, ModelShape
 
 Sizes = Callable[[str, str], ModelShape]  # from a model's name and its role to its sizes
 
-# Python and kernel launches of one layer in one decoding step of transformers, whatever the model's size.
-LAYER_SECONDS = {"CPU": 4e-4, "GPU": 1e-3}
+# Of one layer in one decoding step of transformers besides what it reads, whatever the model's size. GPU: a CUDA graph of
+# 28 layers on an H200 took 9.3 ms at 16 rows and 12.3 ms at 32, about 1.3 ms of it reading (docs/benchmarks.md).
+LAYER_SECONDS = {"CPU": 4e-4, "GPU": 3.5e-4}
+PROCESS_BYTES = GIB  # of the process besides torch's tensors: 0.81 to 0.87 GiB on an H200 (docs/benchmarks.md)
 SLOW = "; on a CPU bfloat16 and micro-batches of one each take two to four times that"
 VLLM_ASLEEP = 8 * GIB // 10  # of a vLLM engine that sleeps: 0.76 GiB on an H100, its process included (NeMo-RL 223)
 SMALL_MOMENTS = 2.03  # bytes a parameter: two moments of 8 bits, and a scale for each 256
@@ -40,6 +42,19 @@ def kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
     values = 26 * shape.hidden + 8 + 10 * width + 8 * heads + 4 * groups + 8 * shape.feed_forward
     matrices = shapes.layer_parameters(shape) - 2 * shape.hidden - 2 * shape.head_dim
     return tokens * values + BF16 * matrices
+
+
+def adapted_bytes(shape: ModelShape, tokens: int, rank: int, *, bfloat16: bool) -> int:
+    """The same where only an adapter is trained: frozen norms keep less, and no weight is copied.
+
+    The adapter is float32: of a bfloat16 base it keeps every linear layer's input in float32.
+    """
+    width, matrices = shape.query + shape.key_value, _matrices(shape)
+    always = 2 * shape.hidden + 2 + width + 2 * shape.heads + shape.kv_heads + rank * len(matrices)
+    if not bfloat16:
+        return FP32 * tokens * (always + 2 * shape.hidden + 2 * width + 4 * shape.feed_forward)
+    inputs = sum(inputs for _, inputs in matrices)
+    return tokens * (FP32 * (always + inputs) + BF16 * (2 * width + 3 * shape.feed_forward))
 
 
 def logits_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool, gpu: bool) -> int:
@@ -156,7 +171,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
             f"{DECODE_STEP * 1e3:g} ms a decoding step of vLLM besides; {PROCESS_BYTES / GIB:.1f} GiB of CUDA's own, "
             f"{VLLM_BYTES / GIB:.0f} GiB of vLLM's besides weights and cache, {VLLM_ASLEEP / GIB:.1f} asleep"
             if run.vllm
-            else f"{run.launches * 1e3:.1f} ms of launches a layer and decoding step",
+            else f"{run.launches * 1e3:g} ms of launches a layer and decoding step",
             "not counted: verification, evaluation, checkpoints, a server's scores, Python and torch (about 1 GiB)",
         ),
         faults=(*mismatches, *_memory_faults(run, phases)),
@@ -243,7 +258,7 @@ def _resident(run: _Run, *needed: str) -> list[Item]:
         width = BF16 if run.rounded else FP32
         items.append(Item("gradients", width * run.trained, "bfloat16" if run.rounded else "float32"))
     if run.gpu:
-        items.append(Item("process", PROCESS_BYTES, "CUDA context and libraries; assumed"))
+        items.append(Item("process", PROCESS_BYTES, "CUDA context and libraries"))
     return items
 
 
@@ -354,15 +369,17 @@ def _update(run: _Run) -> Phase:
     again = run.config.train.activation_checkpointing
     shape, low, flops = run.student, run.low, (4 if again else 3) * run.forward(run.student)
     layer = kept_bytes(shape, run.tokens, bfloat16=low)
-    if run.lora:  # of each linear layer its input in float32, and what the adapter's first matrix makes of it
-        layer += FP32 * run.tokens * sum(inputs + run.lora for _, inputs in _matrices(shape))
+    gradients = 0  # that are larger than what the layer no longer needs; `kept_bytes` with its copies has the room
+    if run.lora:
+        layer = adapted_bytes(shape, run.tokens, run.lora, bfloat16=low)
+        gradients = 2 * FP32 * run.tokens * shape.feed_forward
     kept, said = shape.layers * layer, f"{shape.layers} layers, {run.tokens} tokens, all of them kept"
     # One after the other, so the largest counts: the logits, the layer, and what autograd sums over the chunks.
     work = [(logits_bytes(shape, run.tokens, bfloat16=low, gpu=run.gpu), "logits", "one chunk and its gradient")]
     if again:
         kept = (shape.layers + 5) * run.tokens * shape.hidden * run.weight
         said = f"{shape.layers} layers' inputs, the features and their gradients, {run.tokens} tokens"
-        work.append((layer, "layer at work", "one layer computed again"))
+        work.append((layer + gradients, "layer at work", "one layer computed again"))
     if not run.lora:
         table = 3 * run.weight * shape.vocabulary * shape.hidden
         work.append((table, "output layer at work", "its gradient, the chunk's, and their sum"))

@@ -56,6 +56,24 @@ def test_activations_of_a_local_layer_are_exact(sizes: dict[str, int], bfloat16:
     assert difference == local.kept_bytes(more, 48, bfloat16=bfloat16)
 
 
+@pytest.mark.parametrize("rank", [3, 5])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activations_under_an_adapter_are_exact(dtype: str, rank: int, tmp_path: Path) -> None:
+    from nemo_uecr.data.adapter import add_adapter
+    from nemo_uecr.local.models import load_model
+
+    found, tokens = [], 48
+    for layers in (2, 3):
+        folder = str(save_model(tmp_path, hidden_size=32, intermediate_size=96, num_hidden_layers=layers))
+        model = load_model(folder, role="s", dtype=dtype, device=torch.device("cpu"), master_weights=False)
+        add_adapter(model.module, rank=rank, alpha=1.0, seed=0)
+        with keeping(model.module) as saved, model.forward_context():
+            model.features(torch.zeros(1, tokens, dtype=torch.long))
+        found.append(nbytes(saved))
+    shape = shape_of(folder, role="student")
+    assert found[1] - found[0] == local.adapted_bytes(shape, tokens, rank, bfloat16=dtype == "bfloat16")
+
+
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
 def test_a_local_update_stays_below_its_plan(bfloat16: bool, tmp_path: Path) -> None:
     """Forward and backward of the back end's own training pass: activations and logits, without weight gradients."""
