@@ -20,6 +20,7 @@ from nemo_uecr.data.manifest import check_local_problems, training_file
 from nemo_uecr.data.problems import problems_of
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.evaluation.decode import check_cache
 from nemo_uecr.evaluation.engines import check_engine
 from nemo_uecr.files import locked
 from nemo_uecr.local.batch import FAILURE
@@ -171,6 +172,7 @@ def sampler_of(
 ) -> Sampler | VllmSampler:
     """What draws the student's responses."""
     if config.rollout.engine == "transformers":
+        check_cache(student.module)
         return partial(draw, student, microbatch=config.rollout.microbatch_responses)
     limits = (
         (prompts, config.rollout.max_response_tokens),

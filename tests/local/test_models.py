@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import MambaConfig, MambaForCausalLM
 
+from nemo_uecr.data.models import load_tokenizer
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from tests.local import tiny
@@ -57,6 +59,16 @@ def test_sequences_beyond_the_models_context_are_refused_before_the_run(tmp_path
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     edit(folder / "config.json", lambda config: config.update(max_position_embeddings=prompt + 6))
     tiny.run(tmp_path / "fits", *changes)
+
+
+def test_a_student_without_a_key_value_cache_is_refused_before_the_run(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny.STUDENT), local_files_only=True)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    folder = tiny.save_model(MambaForCausalLM(MambaConfig(**sizes, **ends)), tokenizer, tmp_path / "mamba")
+    with pytest.raises(DataError, match="'mamba' have no key-value cache"):
+        tiny.run(tmp_path / "run", f"student.model_name={folder}", "method.name=grpo")
+    assert not (tmp_path / "run").exists()
 
 
 def test_other_tokenizer_is_refused_by_id(teacher: Path, tmp_path: Path) -> None:
