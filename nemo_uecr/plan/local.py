@@ -19,8 +19,8 @@ from nemo_uecr.plan.shapes import BF16, FP32, ModelShape
 
 Sizes = Callable[[str, str], ModelShape]  # from a model's name and its role to its sizes
 
-# Of one layer in one decoding step of transformers besides what it reads, whatever the model's size. GPU: a CUDA graph of
-# 28 layers on an H200 took 9.3 ms at 16 rows and 12.3 ms at 32, about 1.3 ms of it reading (docs/benchmarks.md).
+# Of one layer in one decoding step of transformers besides what it reads, whatever the model's size. GPU: of a CUDA
+# graph; 28 layers took 9.3 ms at 16 rows and 12.3 ms at 32 on an H200, about 1.3 ms of it reading (docs/benchmarks.md).
 LAYER_SECONDS = {"CPU": 4e-4, "GPU": 3.5e-4}
 PROCESS_BYTES = GIB  # of the process besides torch's tensors: 0.81 to 0.87 GiB on an H200 (docs/benchmarks.md)
 SLOW = "; on a CPU bfloat16 and micro-batches of one each take two to four times that"

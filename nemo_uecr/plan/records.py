@@ -54,8 +54,8 @@ class Device:
         return max(read, self.forward_s(flops, devices))
 
 
-# Matrix and memory rates of the others take the share of the vendor's peak that the H200's have: 0.8 and 0.9. The H200's
-# host link is measured, both ways with pinned memory (docs/benchmarks.md).
+# Matrix and memory rates of the others take the share of the vendor's peak that the H200's have: 0.8 and 0.9.
+# The H200's host link is measured, both ways with pinned memory (docs/benchmarks.md).
 GPUS: dict[str, Device] = {
     "h200": Device("H200", int(139.8 * GIB), 790e12, 4.3e12, 55e9, 300e9, 40e9),
     "h100": Device("H100 80 GB", int(79.1 * GIB), 790e12, 3.0e12, 25e9, 300e9, 40e9),
