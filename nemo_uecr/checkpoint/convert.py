@@ -16,7 +16,7 @@ from nemo_uecr.checkpoint import proof, reading
 from nemo_uecr.checkpoint.bridge import Bridge, hf_names, names_alone, write_weights
 from nemo_uecr.checkpoint.on_cpu import megatron_on_cpu
 from nemo_uecr.checkpoint.proof import Agreement, Scores, Sequences
-from nemo_uecr.data.models import check_objects
+from nemo_uecr.data.models import GENERATION, TOKENIZER, check_objects
 from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import CheckpointError, first_line
 from nemo_uecr.files import check_writable, existing, file_sha256, new_folder, read_object
@@ -27,12 +27,6 @@ logger = logging.getLogger(__name__)
 RECORD = "conversion.json"
 FORMAT = "nemo_uecr.conversion/1"
 PACKAGES = ("torch", "transformers", "safetensors", "megatron-core", "megatron-bridge")
-GENERATION = "generation_config.json"
-#: Files of a tokenizer with its chat template.
-TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja",
-)  # fmt: skip
 GIGABYTE = 10**9
 
 

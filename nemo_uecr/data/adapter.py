@@ -3,7 +3,7 @@
 The base weights never change: with the adapter off the model *is* the base, bit for bit, and nothing is merged in
 place, because a merge in bfloat16 that is undone leaves other weights. A and B are float32, whatever the base.
 
-A saved adapter is a folder with peft's two files, and the base's config.json and tokenizer beside them.
+A saved adapter is a folder with peft's two files, and the base's config.json, generation_config.json and tokenizer.
 """
 
 from __future__ import annotations

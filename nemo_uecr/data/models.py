@@ -31,8 +31,14 @@ log = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-#: Files of a model folder that hold one JSON object, where they are there.
-OBJECTS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+#: What belongs to a model folder beside the weights: how it ends a response, and its tokenizer with the chat template.
+GENERATION = "generation_config.json"
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja",
+)  # fmt: skip
+#: Those that hold one JSON object, where they are there.
+OBJECTS = ("config.json", GENERATION, "tokenizer.json", "tokenizer_config.json")
 #: Keys of a config.json that `DecoderSizes` come from.
 SIZES = {
     "vocab_size": "vocabulary", "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
@@ -247,7 +253,7 @@ def let_others_read(folder: Path) -> None:
 
 
 def save_adapter(model: Any, folder: Path) -> None:
-    """Write peft's two files, and the base's config.json, for whoever asks for a model's sizes.
+    """Write peft's two files, and the base's config.json and end tokens: its folder may be elsewhere.
 
     transformers would have peft ask the hub, at each save, whether the base has another vocabulary.
     """
@@ -259,6 +265,7 @@ def save_adapter(model: Any, folder: Path) -> None:
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     model.peft_config["default"].save_pretrained(folder)
     model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
 
 
 # The hub.

@@ -120,8 +120,6 @@ class Tokens:
 def load_tokens(model: str) -> Tokens:
     """The tokenizer of a model folder or hub name, and its end tokens."""
     check_model_place(model)
-    from transformers.utils import cached_file
-
     # Without a network the hub's client logs every attempt; our error says it once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     local = models.only_here(model)
@@ -130,12 +128,7 @@ def load_tokens(model: str) -> Tokens:
     except models.ModelLoadError as error:
         fault = "cannot be read" if Path(model).is_dir() else "not found locally or on the Hub"
         raise DataError(f"model {model!r} {fault}: {error.reason}") from error
-    configured = None
-    for name in ("generation_config.json", "config.json"):  # the first that there is
-        file = cached_file(model, name, local_files_only=local, _raise_exceptions_for_missing_entries=False)
-        if file is not None:
-            configured = read_object(Path(file)).get("eos_token_id")
-            break
+    configured = _configured_ends(model, local=local)
     stated = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
     ids = frozenset(each for each in stated if each is not None)
     if not ids:
@@ -144,6 +137,22 @@ def load_tokens(model: str) -> Tokens:
             "eos_token in tokenizer_config.json, because a response ends with it"
         )
     return Tokens(tokenizer, ids)
+
+
+def _configured_ends(model: str, *, local: bool) -> Any:
+    """The first eos_token_id that is stated, an adapter's or its base's; of config.json also the one of its text."""
+    from transformers.utils import cached_file
+
+    for name in (models.GENERATION, "config.json"):
+        for place in filter(None, (model, adapter.base_of(model))):
+            check_model_place(place)
+            here = local if place == model else models.only_here(place)
+            file = cached_file(place, name, local_files_only=here, _raise_exceptions_for_missing_entries=False)
+            values = {} if file is None else read_object(Path(file))
+            for section in (values, values.get("text_config") or {}):
+                if (found := section.get("eos_token_id")) is not None:
+                    return found
+    return None
 
 
 def check_model_place(model: str) -> None:
