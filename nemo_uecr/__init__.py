@@ -31,7 +31,7 @@ __all__ = [
     "unified_advantage",
 ]  # fmt: skip
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 _SCORING = {"token_logp": "scoring.dense", "token_scores": "scoring.dense", "TokenScores": "scoring.records"}
 
