@@ -58,7 +58,7 @@ CONTENT: dict[str, bytes] = {
     "array.jsonl": json.dumps(ROWS, indent=2).encode(),  # a name that promises lines
     "objects.json": "\n".join(json.dumps(row, indent=2) for row in ROWS).encode(),
     "marked.jsonl": b"\xef\xbb\xbf" + b"\r\n".join(json.dumps(row).encode() for row in ROWS),
-    "packed.jsonl.gz": gzip.compress(b"\n".join(json.dumps(row).encode() for row in ROWS)),
+    "packed.jsonl.gz": gzip.compress(b"\n".join(json.dumps(row).encode() for row in ROWS), mtime=0),
     "set.csv": b"question,answer\r\n" + b"".join(f"{row['question']},{row['answer']}\r\n".encode() for row in ROWS),
 }
 

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 import torch
 from safetensors.torch import load_file
 
+from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation import engines
 from nemo_uecr.evaluation.engines import (
@@ -41,9 +42,13 @@ def engine(model: str) -> TransformersEngine:
     return TransformersEngine(model, load_tokens(model), dtype="float32", max_length=99)
 
 
+def asked(question: str) -> Problem:
+    return Problem("p", question, "")
+
+
 def requests(model: str) -> list[Request]:
     tokens = load_tokens(model)
-    return [Request(tokens.prompt(text, CHAT), seed) for seed, text in enumerate(PROMPTS)]
+    return [Request(tokens.prompt(asked(text), CHAT), seed) for seed, text in enumerate(PROMPTS)]
 
 
 def test_greedy_is_the_arg_max_of_the_plain_forward(model: str, engine: TransformersEngine) -> None:
@@ -90,7 +95,7 @@ def test_the_prompt_is_the_non_thinking_template_and_the_generation_config_ends_
     assert tokens.end_ids == {257}
 
     def prompt(chat: ChatSettings) -> str:
-        return str(tokens.tokenizer.decode(list(tokens.prompt("Why?", chat))))
+        return str(tokens.tokenizer.decode(list(tokens.prompt(asked("Why?"), chat))))
 
     expected = "<|turn|>system\nBe brief.<|end|><|turn|>user\nQ: Why?<|end|><|turn|>assistant\n<|quiet|>"
     assert prompt(ChatSettings("Q: {question}", "Be brief.", False)) == expected

@@ -67,14 +67,14 @@ def test_host_memory_by_hand() -> None:
 
 
 def test_seconds_by_hand() -> None:
-    """1008 x 8192 tokens of 17.55 GFLOP on 8 GPUs at 50% of 790 TFLOP/s: 45.87 s, and 15.3 GiB at 25 GB/s: 0.66 s."""
+    """1008 x 8192 tokens of 17.55 GFLOP on 8 GPUs at 50% of 790 TFLOP/s: 45.87 s, and 15.3 GiB at 55 GB/s: 0.30 s."""
     plan = plan_of()
-    assert seconds(plan, "score teacher") == pytest.approx(45.87 + 0.66, abs=0.05)
+    assert seconds(plan, "score teacher") == pytest.approx(45.87 + 0.30, abs=0.05)
     # Training: 3 forwards of 10.46 GFLOP and the body once more, at 45%, on one rank each: 117.9 s and travelling.
     flops = 1008 * 8192 * (4 * 10.460850176e9 - 2 * 151_936 * 2_560)
     assert seconds(plan, "train") == pytest.approx(flops / (8 * 790e12 * 0.45), rel=0.01)
-    # Refit: 5.03 GB of optimizer and twice 8.04 GB of weights at 25 GB/s, 8.04 GB through every rank at 12, and 3 s.
-    assert seconds(plan, "refit") == pytest.approx(0.845 + 0.670 + 3, abs=0.001)
+    # Refit: 5.03 GB of optimizer and twice 8.04 GB of weights at 55 GB/s, 8.04 GB through every rank at 12, and 3 s.
+    assert seconds(plan, "refit") == pytest.approx(0.384 + 0.670 + 3, abs=0.001)
     assert seconds(plan, "between phases") == pytest.approx(3 + 0.02 * (plan.seconds - 3) / 1.02)
 
 
@@ -87,8 +87,8 @@ def test_tensor_ranks_sum_and_a_pipeline_waits() -> None:
     cut = [f"student.parallel.{key}" for key in ("tensor=2", "sequence=true", "pipeline=2")]
     whole, parts = plan_of(), plan_of(*cut)
     alone = 1008 * 8192 * 10.460850176e9 / (8 * 790e12 * 0.5)
-    assert seconds(whole, "score student") == pytest.approx(alone + 8_044_936_192 / 25e9, abs=1e-3)
-    moved = item(parts, "score student", "student weights") / 25e9
+    assert seconds(whole, "score student") == pytest.approx(alone + 8_044_936_192 / 55e9, abs=1e-3)
+    moved = item(parts, "score student", "student weights") / 55e9
     assert seconds(parts, "score student") == pytest.approx((alone + 2.5367) * (1 + 1 / 224) + moved, abs=1e-3)
     nodes, eight = ("cluster.nodes=2", "cluster.gpus_per_node=4"), [cut[0][:-1] + "8", cut[1]]
     slow, fast = (plan_of(*eight, *more) for more in (nodes, ()))
@@ -115,7 +115,7 @@ def test_seconds_of_decoding() -> None:
     """
     read = 7168 * 2 * 8_044_936_192 / 3.01e12 + 7168 * 126 * 4608 * 147_456 / 2.15e12
     prefill = 126 / 8 * 1024 * forward_flops(KNOWN["Qwen/Qwen3-4B"], 1024) / (790e12 * 0.5)
-    expected = read + 14_336 * 0.002 + prefill + 8_044_936_192 / 25e9
+    expected = read + 14_336 * 0.002 + prefill + 8_044_936_192 / 55e9
     assert seconds(plan_of(), "rollout") == pytest.approx(expected, rel=1e-6)
 
 
