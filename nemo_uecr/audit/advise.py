@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nemo_uecr.audit.advice import Facts
+from nemo_uecr.audit.advice import ENDS, Facts
 from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
 from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.output import Array
@@ -51,8 +51,20 @@ GROUPS = 2
 #: Group sizes for which equal verdicts are counted, where there are as many responses to each problem.
 SIZES = (2, 4, 8, 16, 32, 64)
 #: Names of a step's metrics: from the scores, and what a saved batch has in the step's record alone.
-SCORED = ("outcome/gap_mean_right", "outcome/gap_mean_wrong", "teacher/entropy_mean", "response/length_mean")
-RECORDED = ("response/truncated_share", "teacher/top1_agreement", "teacher/top20_overlap", "teacher/truncated_share")
+SCORED = (
+    "teacher/gap_mean",
+    "outcome/gap_mean_right",
+    "outcome/gap_mean_wrong",
+    "teacher/entropy_mean",
+    "response/length_mean",
+)
+RECORDED = (
+    ENDS,
+    "response/truncated_share",
+    "teacher/top1_agreement",
+    "teacher/top20_overlap",
+    "teacher/truncated_share",
+)
 
 
 def facts_of_run(folder: Path) -> Facts:
@@ -113,6 +125,8 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stat
                 judged = rewards.judge(samples_of(0, Sequences(asks, own), config.data, models.student.tokens), step=0)
                 teacher_B = np.asarray([outcome.correct for outcome in judged])
                 numbers["teacher/truncated_share"] = float(np.mean([response.truncated for response in own]))
+            if batch.reading is not None and bool((ends_BT := batch.reading.ends_BT).any()):
+                numbers[ENDS] = float((batch.teacher.logp[0] - batch.student.logp[-1])[ends_BT].mean())
             if batch.student.top_NK is not None and batch.teacher.top_NK is not None:
                 numbers |= agreement_metrics(batch.student.top_NK, batch.teacher.top_NK, [])
             here = {name: each for name, each in models.teachers.by_name.items() if isinstance(each, ModelTeacher)}

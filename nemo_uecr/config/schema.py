@@ -391,6 +391,10 @@ class TeacherConfig(Section):
     # output layer keep `dtype`. A method whose group normalisation reads R^T would divide by the rounding's noise: it
     # needs a `method.std_floor` above the measured `method.scoring_noise`. Other methods do not enlarge the noise.
     quantize: Quantize = "none"
+    # Its score of the token that ends a response, of a teacher that ends otherwise than the student: that of the
+    # `sampled` token; that its `own` end tokens have together; or the student's, so that the token is `left_out` of the
+    # gap. Null: as sampled, and the run says what it costs.
+    end_token: Literal["sampled", "own", "left_out"] | None = None
 
 
 class UrlTeacherConfig(Section):
@@ -403,6 +407,7 @@ class UrlTeacherConfig(Section):
     tokenizer: Text  # The model's tokenizer, a local folder or a hub name; the student's, id by id.
     # Whether the vLLM has the plugin that returns the entropy; only methods that read the entropy need it.
     entropy: Literal["plugin", "none"]
+    end_token: Literal["sampled", "left_out"] | None = None  # As of a model, but its own end tokens it cannot score.
 
 
 class SelfTeacherConfig(Section):

@@ -128,6 +128,11 @@ def load_tokens(model: str) -> Tokens:
     except models.ModelLoadError as error:
         fault = "cannot be read" if Path(model).is_dir() else "not found locally or on the Hub"
         raise DataError(f"model {model!r} {fault}: {error.reason}") from error
+    return Tokens(tokenizer, end_ids(model, tokenizer, local=local))
+
+
+def end_ids(model: str, tokenizer: Any, *, local: bool) -> frozenset[int]:
+    """Ids of the tokens that end a response: those of its configuration, and its tokenizer's."""
     configured = _configured_ends(model, local=local)
     stated = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
     ids = frozenset(each for each in stated if each is not None)
@@ -136,7 +141,13 @@ def load_tokens(model: str) -> Tokens:
             f"model {model!r} has no end token; expected eos_token_id in generation_config.json or config.json, or "
             "eos_token in tokenizer_config.json, because a response ends with it"
         )
-    return Tokens(tokenizer, ids)
+    return ids
+
+
+def unequal_ends(tokenizer: Any, student: frozenset[int], teacher: frozenset[int]) -> str:
+    """How the two end their responses, in words; empty where they end alike."""
+    ours, theirs = (", ".join(repr(tokenizer.decode([each])) for each in sorted(ids)) for ids in (student, teacher))
+    return "" if student == teacher else f"the student ends a response with {ours}, the teacher with {theirs}"
 
 
 def _configured_ends(model: str, *, local: bool) -> Any:

@@ -76,12 +76,14 @@ def score(
     entropy: bool,
     rank: bool = False,
     places: Places | None = None,
+    own_ends_BT: Tensor | None = None,
 ) -> Scores:
     """Log-probability of every response token at each temperature, and the entropy at temperature 1, in one forward.
 
     With ``rank`` also each token's rank among the logits, 1 for the largest; with ``places`` the most likely ids there;
-    for a teacher that is cut to its student's output columns, the probability of those left out. Where logits are not
-    finite, NaN stays.
+    for a teacher that is cut to its student's output columns, the probability of those left out. Where ``own_ends_BT``,
+    the score at the first temperature, 1, is that of any of the model's own end tokens. Where logits are not finite,
+    NaN stays.
     """
     dropped = model.shared is not None and model.shared < model.vocabulary
     if model.shared is not None:
@@ -107,6 +109,11 @@ def score(
             place = (rows[row_N[tokens]], column_N[tokens])
             yield from ((target_BT, place, values_N) for target_BT, values_N in zip(logp, found.logp, strict=True))
             yield from ((target_BT, place, getattr(found, name)) for name, target_BT in others.items())
+            if own_ends_BT is not None and len(end_n := own_ends_BT[place].nonzero().squeeze(1)):
+                at_n = to_device(end_n, logits_NV.device)
+                logits_nV, own = logits_NV[at_n].float(), sorted(model.tokens.end_ids)
+                more_n = logits_nV[:, own].logsumexp(1) - logits_nV.gather(1, target_N[at_n].unsqueeze(1)).squeeze(1)
+                yield logp[0], (place[0][end_n], place[1][end_n]), found.logp[0][at_n] + more_n
             if rank_BT is not None:  # of equal logits every one has the better rank
                 above_NV = logits_NV[:, : model.shared] > logits_NV.gather(1, target_N.unsqueeze(1))
                 yield rank_BT, place, 1 + above_NV.sum(dim=1, dtype=torch.int32)

@@ -6,7 +6,7 @@ of one micro-batch in a flat list, b = responses of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -97,6 +97,12 @@ class Sequences:
         length_B = torch.tensor([len(response.token_ids) for response in self.responses])
         return torch.arange(self.width).unsqueeze(0) < length_B.unsqueeze(1)
 
+    def ends_BT(self, end_ids: Collection[int]) -> Tensor:
+        """True on the token that ends a response, by one of these ids."""
+        last_BT = self.mask_BT & ~self.mask_BT.roll(-1, dims=1)
+        last_BT[:, -1] = self.mask_BT[:, -1]
+        return last_BT & torch.isin(self.token_ids(), torch.tensor(sorted(end_ids)))
+
     def micro_rows(self, *, minibatch: int, microbatch: int) -> list[list[Tensor]]:
         """Rows of each micro-batch, one list for each optimizer step; scoring and update walk the same.
 
@@ -130,3 +136,9 @@ class Reading:
     names: Sequence[str]
     sequences: Sequences
     places: Places | None
+    student_ends: frozenset[int]
+
+    @cached_property
+    def ends_BT(self) -> Tensor:
+        """True on the student's end tokens."""
+        return self.sequences.ends_BT(self.student_ends)

@@ -77,6 +77,10 @@ def step_metrics(
         "count/global_steps": float(batch.step),
         "memory/peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kibi / 1024,
     }
+    if scored.teacher_logp_BT is not None and batch.reading is not None:
+        ends_BT = batch.reading.ends_BT & advantages.trained(scored.mask_BT)
+        if ends_BT.any():
+            metrics["teacher/end_gap_mean"] = float((scored.teacher_logp_BT - scored.old_logp_BT)[ends_BT].mean())
     if config.teachers and batch.reading is not None:
         metrics |= teacher_metrics(scored, advantages, batch.reading.names)
     metrics |= _agreement(batch, advantages, several=bool(config.teachers))

@@ -6,9 +6,10 @@ A new kind of source is a subclass of `Teacher`, and a line in `load_teachers`.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from nemo_uecr.config.schema import Config, DataConfig, RoutingConfig, TeacherCo
 from nemo_uecr.core.agreement import Places
 from nemo_uecr.data.models import check_same_tokenizer, prompt_ids
 from nemo_uecr.data.problems import check_routing, filled, teacher_name
-from nemo_uecr.evaluation.engines import load_tokens
+from nemo_uecr.evaluation.engines import load_tokens, unequal_ends
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.local.manifest import Locate
 from nemo_uecr.local.memory import Placement
@@ -27,6 +28,10 @@ from nemo_uecr.local.scores import Scores, Teacher, score
 from nemo_uecr.local.sequences import Prompt, Reading, Sequences, check_context
 from nemo_uecr.local.url_teacher import UrlTeacher
 
+log = logging.getLogger(__name__)
+
+#: Said once, when the first responses are scored: how student and teacher end, and means of the gap in nats.
+END_COST = "%s; its gap is %+.2f nats there, which moves the step's mean gap from %+.3f to %+.3f"
 #: In the run folder: what each server said and scored when the run began.
 PROBES = "teacher-probes.json"
 
@@ -37,6 +42,8 @@ class ModelTeacher(Teacher):
 
     model: TokenModel
     member: str
+    # The student's end tokens, in whose place its own are scored; none: the sampled token is.
+    replaced_ends: frozenset[int] = field(default=frozenset(), kw_only=True)
 
     @property
     def members(self) -> Mapping[str, TokenModel]:
@@ -49,7 +56,11 @@ class ModelTeacher(Teacher):
 
     def score(self, read: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool, places: Places | None) -> Scores:
         """Its own forward."""
-        return score(self.model, read, micro_rows, temperatures=(1.0,), entropy=entropy, places=places)
+        own_BT = read.ends_BT(self.replaced_ends) if self.replaced_ends else None
+        return score(
+            self.model, read, micro_rows,
+            temperatures=(1.0,), entropy=entropy, places=places, own_ends_BT=own_BT,
+        )  # fmt: skip
 
     def terms(self, step: int) -> dict[str, str]:
         """Its name."""
@@ -84,6 +95,9 @@ class Teachers:
 
     by_name: Mapping[str, Teacher]  # an unnamed one is called `teacher`
     routing: RoutingConfig | None  # which column of a problem names its teacher
+    student_ends: frozenset[int]  # ids of the tokens that end the student's responses
+    left_out: frozenset[str]  # names of those whose gap at the student's end token is 0
+    unsaid: dict[str, str]  # by name, how a teacher ends otherwise, until its first scores have said what that costs
 
     def places(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Places | None:
         """Where the student is compared with them; None where every teacher is behind a URL."""
@@ -95,7 +109,7 @@ class Teachers:
         """What the teachers read in place of these prompts, each behind its own problem's."""
         names = [teacher_name(prompt.problem, self.routing, self.by_name) for prompt in sequences.prompts]
         views = [self.by_name[name].view(prompt) for name, prompt in zip(names, sequences.prompts, strict=True)]
-        return Reading(names, Sequences(views, sequences.responses), places)
+        return Reading(names, Sequences(views, sequences.responses), places, self.student_ends)
 
     def keep_probes(self, folder: Path) -> None:
         """Write what a run's servers were when it began into its folder, where a resumed run finds it."""
@@ -111,8 +125,13 @@ class Teachers:
             views = [view for view, mine in zip(reading.sequences.prompts, mine_B.tolist(), strict=True) if mine]
             teacher.check(views, response)
 
-    def score(self, reading: Reading, micro_rows: Sequence[Tensor], placement: Placement, *, entropy: bool) -> Scores:
-        """Scores of every row by its own teacher; the teachers take turns on the device, each loads once."""
+    def score(
+        self, reading: Reading, micro_rows: Sequence[Tensor], placement: Placement, student: Scores, *, entropy: bool
+    ) -> Scores:
+        """Scores of every row by its own teacher; the teachers take turns on the device, each loads once.
+
+        Those of the ``student``, at temperature 1 its last, are where an end token is left out of the gap.
+        """
         whole: dict[str, Tensor] = {}
         top_NK = None if reading.places is None else reading.places.no_ids()
         for teacher, mine_B in self._turns(reading.names):
@@ -125,6 +144,15 @@ class Teachers:
                     whole.setdefault(name, torch.full(own_BT.shape, torch.nan))[mine_B] = own_BT[mine_B]
             if top_NK is not None and found.top_NK is not None:  # -1 at the others' tokens
                 top_NK = top_NK.maximum(found.top_NK)
+        out_B = torch.tensor([name in self.left_out for name in reading.names])
+        whole["logp"] = whole["logp"].where(~(reading.ends_BT & out_B.unsqueeze(1)), student.logp[-1])
+        for name in self.unsaid.keys() & set(reading.names):
+            own_BT = reading.sequences.mask_BT & torch.tensor([each == name for each in reading.names]).unsqueeze(1)
+            gap_BT = whole["logp"] - student.logp[-1]
+            parts = (own_BT & reading.ends_BT, own_BT & ~reading.ends_BT, own_BT)
+            if parts[0].any():
+                end, rest, all_ = (float(gap_BT[part_BT].mean()) for part_BT in parts)
+                log.warning(END_COST, self.unsaid.pop(name), end, rest, all_)
         return Scores((whole["logp"],), whole.get("H"), dropped_BT=whole.get("dropped"), top_NK=top_NK)
 
     def terms(self, step: int) -> dict[str, dict[str, str]]:
@@ -153,6 +181,13 @@ def load_teachers(
     """
     loaded: dict[object, Teacher] = {}
     by_name: dict[str, Teacher] = {}
+    ends, unsaid = student.tokens.end_ids, dict[str, str]()
+
+    def compare_ends(key: str, theirs: frozenset[int], asked: str | None) -> None:
+        if (said := unequal_ends(student.tokenizer, ends, theirs)) and asked is None:
+            unsaid[key.removeprefix("teachers.")] = said = f"{key}: {said}"
+            log.warning("%s; %s.end_token says what that token counts", said, key)
+
     for key, section in config.active_teachers.items():
         source: object = section
         if isinstance(section, TeacherConfig):
@@ -164,12 +199,16 @@ def load_teachers(
                 )
                 model.module.requires_grad_(False)
                 check_same_tokens(student, model)
-                loaded[source] = ModelTeacher(model.beside(student.vocabulary), key)
+                compare_ends(key, model.tokens.end_ids, section.end_token)
+                replaced = ends if section.end_token == "own" else frozenset[int]()
+                loaded[source] = ModelTeacher(model.beside(student.vocabulary), key, replaced_ends=replaced)
         elif source in loaded:
             pass
         elif isinstance(section, UrlTeacherConfig):
-            theirs = load_tokens(locate(section.tokenizer)).tokenizer
+            tokens = load_tokens(locate(section.tokenizer))
+            theirs = tokens.tokenizer
             check_same_tokenizer(student.tokenizer, theirs, (student.vocabulary, student.vocabulary))
+            compare_ends(key, tokens.end_ids, section.end_token)
             kept = Path(config.run.folder) / PROBES  # of a run that is continued
             first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else {}
             tolerance = config.tolerances.teacher_probe
@@ -179,4 +218,6 @@ def load_teachers(
             member = "student" if model.module is student.module else "reference"
             loaded[source] = SelfTeacher(model, member, section.prompt_template, config.data, section.self == "initial")
         by_name[key.removeprefix("teachers.")] = loaded[source]
-    return Teachers(by_name, config.routing) if by_name else None
+    asked = {key: getattr(section, "end_token", None) for key, section in config.active_teachers.items()}
+    left_out = frozenset(key.removeprefix("teachers.") for key, choice in asked.items() if choice == "left_out")
+    return Teachers(by_name, config.routing, ends, left_out, unsaid) if by_name else None

@@ -117,7 +117,7 @@ class Rollouts:
             with watch.phase("score_teacher"):
                 wants_entropy = "teacher_entropy" in self.method.scores
                 try:
-                    teacher = models.teachers.score(reading, rows, self.placement, entropy=wants_entropy)
+                    teacher = models.teachers.score(reading, rows, self.placement, student, entropy=wants_entropy)
                 except ScoreError as error:  # a server's; what was drawn is kept first
                     unscored = error
         if models.reference is not None:

@@ -34,7 +34,7 @@ from nemo_uecr.data import adapter, models
 from nemo_uecr.data.manifest import check_local_problems, training_file
 from nemo_uecr.data.problems import Problem, filled, problems_of, teacher_name
 from nemo_uecr.errors import DataError, UecrError, require_extra
-from nemo_uecr.evaluation.engines import check_engine, check_model
+from nemo_uecr.evaluation.engines import check_engine, check_model, end_ids, unequal_ends
 from nemo_uecr.files import check_writable, existing, read_object
 from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.local.url_teacher import UrlTeacher
@@ -402,6 +402,7 @@ def tokenizer_findings(run: AnyConfig) -> Iterator[Finding]:
     for key, name in teachers.items():
         sized = own if key in url_teachers(run) else name  # a server's columns are looked at there
         checks.append((f"{key} tokenizer", partial(_same_finding, own, student, key, name, sized)))
+        checks.append((f"{key} end tokens", partial(_ends_finding, run, student, key, name)))
     yield from made(checks)
 
 
@@ -426,6 +427,19 @@ def _same_finding(own: str, student: Any, key: str, name: str, sized: str) -> Fi
     models.check_same_tokenizer(student, teacher, (ours, theirs))
     padded = "" if ours == theirs else f"; {abs(theirs - ours)} columns of padding apart"
     return ok(f"{key} tokenizer", f"the same {len(student)} ids as the student's{padded}")
+
+
+def _ends_finding(run: AnyConfig, student: Any, key: str, name: str) -> Finding:
+    """Whether student and teacher end a response alike, or the run says what that token counts."""
+    folders = {folder: str(Path(folder).expanduser()) for folder in (run.student.model_name, name)}
+    ours, theirs = (end_ids(each, _tokenizer(each), local=True) for each in folders.values())
+    unequal = unequal_ends(student, ours, theirs)
+    remedy = f"the teacher scores the token that ends a response low: set {key}.end_token=own or left_out"
+    if isinstance(run, NemoConfig):
+        remedy = "backend nemo_rl has no key for it: give both models the same eos_token_id in generation_config.json"
+    asked = getattr(run.active_teachers[key], "end_token", None)
+    said = f"{unequal}; end_token={asked}" if asked else unequal
+    return judged(f"{key} end tokens", not unequal or asked is not None, said or "the student's", remedy, "warn")
 
 
 def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:

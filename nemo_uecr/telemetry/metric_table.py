@@ -83,6 +83,7 @@ _TABLE = (
     ("count/global_steps", "steps", "last", "rollout batches trained on so far"),
     ("count/optimizer_steps", "steps", "last", "optimizer steps taken so far"),
     ("teacher/gap_mean", "nats", "mean over tokens", "delta = log pi_T - log pi_old, unclipped"),
+    ("teacher/end_gap_mean", "nats", "mean over end tokens", "delta where the student ended its response"),
     ("teacher/gap_std", "nats", "std over tokens", "delta"),
     ("teacher/gap_abs_mean", "nats", "mean over tokens", "magnitude of delta"),
     ("teacher/gap_min", "nats", "min over tokens", "delta"),

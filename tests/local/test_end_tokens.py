@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from nemo_uecr.checkpoint.export import export
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.data.adapter import CONFIG, add_adapter, load_causal_lm
 from nemo_uecr.data.models import GENERATION, load_tokenizer, save_pretrained
-from nemo_uecr.evaluation.engines import load_tokens
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.errors import UecrError
+from nemo_uecr.evaluation.engines import ChatSettings, load_tokens
+from nemo_uecr.plan.doctor import made, tokenizer_findings
 from tests.local import tiny
 
+CHAT = ChatSettings(tiny.configured(Path("unused")).config.data.prompt_template, None, False)
 #: How a folder states its end tokens, and which they are: generation_config.json, config.json, the tokenizer's.
 STATED: dict[str, tuple[dict[str, Any] | None, dict[str, Any], str, set[int]]] = {
     "a list beside one of config.json": ({"eos_token_id": [1, 0]}, {"eos_token_id": 0}, "<|endoftext|>", {0, 1}),
@@ -96,6 +102,94 @@ def test_a_trained_adapter_answers_as_it_did_in_its_run(tmp_path: Path) -> None:
     for label in ("saved", "merged"):
         (file,) = (tmp_path / "e" / label).glob("samples*.jsonl")
         assert [row["token_ids"] for row in rows(file)] == [row["token_ids"] for row in inside]
+
+
+@pytest.fixture(scope="module")
+def swapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny student with the two end tokens exchanged: it ends with 0, where its teacher ends with 2."""
+    folder = ending(tmp_path_factory.mktemp("swapped") / "student", None, {"eos_token_id": 0}, "<|endoftext|>")
+    model, _ = load_causal_lm(str(folder), local_files_only=True, dtype=torch.float32)
+    with torch.no_grad():
+        weight = model.get_input_embeddings().weight
+        weight[[0, 2]] = weight[[2, 0]]
+    model.save_pretrained(folder)
+    return folder
+
+
+def first_batch(folder: Path, student: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The record and the tensors of one step, whose responses are the same whatever the teacher counts."""
+    tiny.run(folder, "train.steps=1", "telemetry.save_batch_every=1", f"student.model_name={student}", *overrides)
+    return rows(folder / "metrics.jsonl")[0], load_file(folder / "batches" / "step-000001.safetensors")
+
+
+def test_what_another_end_token_costs_and_what_the_key_makes_of_it(
+    swapped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    record, plain = first_batch(tmp_path / "plain", swapped)
+    mask, ids, gap = plain["mask"].bool(), plain["token_ids"], plain["teacher_logp"] - plain["old_logp"]
+    ends = mask & (ids == 0)
+    assert ends.any()
+    assert record["teacher/end_gap_mean"] == pytest.approx(float(gap[ends].mean()))
+    assert record["teacher/end_gap_mean"] < -3
+    start, cost = [each.getMessage() for each in caplog.records if "ends a response" in each.getMessage()]
+    assert "'<|endoftext|>', the teacher with '<|im_end|>'" in start
+    assert "teacher.end_token" in start
+    for number in (f"{gap[ends].mean():+.2f}", f"{gap[mask & ~ends].mean():+.3f}", f"{gap[mask].mean():+.3f}"):
+        assert number in cost
+    caplog.clear()
+    _, without = first_batch(tmp_path / "left_out", swapped, "teacher.end_token=left_out")
+    _, own = first_batch(tmp_path / "own", swapped, "teacher.end_token=own")
+    _, sampled = first_batch(tmp_path / "sampled", swapped, "teacher.end_token=sampled")
+    assert not any("ends a response" in each.getMessage() for each in caplog.records)
+    assert torch.equal(sampled["teacher_logp"][mask], plain["teacher_logp"][mask])
+    assert torch.equal(without["teacher_logp"][ends], plain["old_logp"][ends])
+    teacher, _ = load_causal_lm(str(tiny.TEACHER), local_files_only=True, dtype=torch.float32)
+    texts = json.loads((tmp_path / "own" / "batches" / "step-000001.json").read_text())["responses"]
+    prompts = {text["row"]: load_tokens(str(swapped)).prompt(Problem("", text["question"], ""), CHAT) for text in texts}
+    for row, column in ends.nonzero().tolist():
+        read = torch.tensor([[*prompts[row], *ids[row, :column].tolist()]])
+        with torch.no_grad():
+            expected = teacher(read).logits[0, -1].log_softmax(0)[2]
+        assert float(own["teacher_logp"][row, column]) == pytest.approx(float(expected), abs=1e-4)
+    for found in (without, own):
+        assert torch.equal(found["teacher_logp"][mask & ~ends], plain["teacher_logp"][mask & ~ends])
+
+
+def test_any_of_the_teachers_own_end_tokens_counts(swapped: Path, tmp_path: Path) -> None:
+    """p(0) + p(2), where the teacher ends with either, as many instruct models do."""
+    both = ending(tmp_path / "both", {"eos_token_id": [2, 0]}, {"eos_token_id": 2}, "<|im_end|>")
+    found = [
+        first_batch(tmp_path / name, swapped, f"teacher.model_name={both}", f"teacher.end_token={name}")[1]
+        for name in ("sampled", "own")
+    ]
+    ends = found[0]["mask"].bool() & (found[0]["token_ids"] == 0)
+    assert (found[1]["teacher_logp"][ends] > found[0]["teacher_logp"][ends] + 0.5).all()
+    assert (found[1]["teacher_logp"][ends] <= 0).all()
+
+
+def test_the_doctor_and_advise_say_that_they_end_otherwise(
+    swapped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = str(tiny.assets().config)
+    words = [*tiny.SMALL, f"run.folder={tmp_path / 'run'}", f"student.model_name={swapped}"]
+    for extra, status in (
+        ([], "warn"),
+        (["teacher.end_token=own"], "ok"),
+        (["student.model_name=" + str(tiny.STUDENT)], "ok"),
+    ):
+        loaded = tiny.configured(tmp_path / "run", f"student.model_name={swapped}", *extra).config
+        (finding,) = [each for each in made([("t", partial(tokenizer_findings, loaded))]) if "end tokens" in each.check]
+        assert (finding.status, "end_token" in finding.remedy) == (status, status == "warn")
+    assert entry_point(["advise", config, *words, "--problems", "4"]) == 0
+    assert "gap at the end token" in capsys.readouterr().out
+    section = json.loads((tmp_path / "run" / "audits" / "advise" / "section.json").read_text())
+    assert "set teacher.end_token" in json.dumps(section)
+
+
+def test_a_server_does_not_score_its_own_end_tokens(tmp_path: Path) -> None:
+    served = "teacher={url: 'http://localhost:1', model_name: m, tokenizer: t, entropy: plugin, end_token: own}"
+    with pytest.raises(UecrError, match=r"end_token.*left_out"):
+        tiny.configured(tmp_path, served)
 
 
 def rows(file: Path) -> list[dict[str, Any]]:
