@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nemo_uecr.audit.advice import ENDS, Facts
+from nemo_uecr.audit.advice import ENDS, LENGTH, TRUNCATED, Facts
 from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
 from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.output import Array
@@ -51,20 +51,8 @@ GROUPS = 2
 #: Group sizes for which equal verdicts are counted, where there are as many responses to each problem.
 SIZES = (2, 4, 8, 16, 32, 64)
 #: Names of a step's metrics: from the scores, and what a saved batch has in the step's record alone.
-SCORED = (
-    "teacher/gap_mean",
-    "outcome/gap_mean_right",
-    "outcome/gap_mean_wrong",
-    "teacher/entropy_mean",
-    "response/length_mean",
-)
-RECORDED = (
-    ENDS,
-    "response/truncated_share",
-    "teacher/top1_agreement",
-    "teacher/top20_overlap",
-    "teacher/truncated_share",
-)
+SCORED = ("outcome/gap_mean_right", "outcome/gap_mean_wrong", "teacher/gap_mean", "teacher/entropy_mean", LENGTH)
+RECORDED = (ENDS, TRUNCATED, "teacher/top1_agreement", "teacher/top20_overlap", "teacher/truncated_share")
 
 
 def facts_of_run(folder: Path) -> Facts:
@@ -122,7 +110,7 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stat
             asks = [prompt for prompt in batch.sequences.prompts[::each] for _ in range(size // 2)]
             own = own_responses(rollouts, models.teachers, asks)
             if own is not None:
-                judged = rewards.judge(samples_of(0, Sequences(asks, own), config.data, models.student.tokens), step=0)
+                judged = rewards.judge(samples_of(0, Sequences(asks, own), config, models.student.tokens), step=0)
                 teacher_B = np.asarray([outcome.correct for outcome in judged])
                 numbers["teacher/truncated_share"] = float(np.mean([response.truncated for response in own]))
             if batch.reading is not None and bool((ends_BT := batch.reading.ends_BT).any()):
@@ -137,7 +125,7 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stat
         batch.correct().numpy(),
         problem_B=np.repeat(np.arange(count), each),
         teacher_B=teacher_B,
-        numbers=numbers | {"response/truncated_share": float(batch.truncated().double().mean())},
+        numbers=numbers | {TRUNCATED: float(batch.truncated().double().mean())},
         columns=columns,
         noise_stated=noise_stated,
     )

@@ -189,7 +189,7 @@ class CallReward(Section):
     weight: float = 1.0  # Its weight in the sum.
     name: Annotated[str, Field(pattern=r"^\w+$")] | None = None  # Its name in telemetry; null: the function's.
     args: dict[str, Any] = {}  # Further keyword arguments.
-    messages: bool = False  # Whether TRL's prompts and completions are lists of messages instead of texts.
+    messages: bool = False  # Whether TRL's prompts, all turns, and completions are lists of messages instead of texts.
     timeout_s: Positive = 60.0  # Seconds that one call may take: a batch in TRL's style, a response in verl's.
 
     @property
@@ -449,6 +449,8 @@ class RolloutConfig(SamplingConfig):
     engine: Literal["transformers", "vllm"] = "transformers"
     gpu_memory: Share = 0.5  # Share of the GPU's memory that vLLM takes while it samples.
     microbatch_responses: Count  # Responses sampled at once by transformers; bounds memory.
+    # Whether the text that the rewards read lacks the special tokens inside a response; the end token it always lacks.
+    skip_special_tokens: bool = True
 
 
 class TrainConfig(OptimizerConfig):

@@ -360,13 +360,17 @@ def prompt_ids(
     return list(tokenizer(question, verbose=False)["input_ids"])
 
 
+def turns_before(system: str | None, context: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The turns before the question, the ``system`` turn first where the ``context`` has none of its own."""
+    own = system is None or (context and context[0]["role"] == "system")
+    return [*([] if own else [{"role": "system", "content": str(system)}]), *map(dict, context)]
+
+
 def rendered(
     tokenizer: Any, question: str, *, system: str | None, thinking: bool, context: Sequence[Mapping[str, str]] = ()
 ) -> str:
     """A prompt as text through the model's own chat template, up to where the response begins."""
-    turns = [*map(dict, context), {"role": "user", "content": question}]
-    if system is not None and turns[0]["role"] != "system":
-        turns.insert(0, {"role": "system", "content": system})
+    turns = [*turns_before(system, context), {"role": "user", "content": question}]
     try:
         return str(
             tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=thinking)

@@ -105,6 +105,16 @@ class Tokens:
         decoded: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return decoded
 
+    def whole_text(self, token_ids: Sequence[int]) -> str:
+        """The response with the special tokens inside it, without its end token."""
+        decoded: str = self.tokenizer.decode(list(token_ids[: len(token_ids) - (token_ids[-1] in self.end_ids)]))
+        return decoded
+
+    def special_inside(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        """The special tokens that `text` leaves out before the end token."""
+        known, inside = self.tokenizer.added_tokens_decoder, {*token_ids} - self.end_ids
+        return tuple(str(known[token]) for token in sorted(inside) if token in known and known[token].special)
+
     def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Whether the prompt ends in an opened thought; a mark is a few tokens."""
         return opens_thought(self.tokenizer.decode(list(prompt_ids[-20:])))
@@ -114,7 +124,7 @@ class Tokens:
         if token_ids[-1] in self.end_ids:
             return True
         # A token holds a byte or more. One token before them: some tokenizers strip the first one's space.
-        return any(text in self.text(token_ids[-len(text.encode()) - 1 :]) for text in stop)
+        return any(text in self.tokenizer.decode(list(token_ids[-len(text.encode()) - 1 :])) for text in stop)
 
 
 def load_tokens(model: str) -> Tokens:
@@ -331,7 +341,7 @@ def sampling_parameters(
     from vllm import SamplingParams
 
     ends = {"stop": list(decoding.stop), "detokenize": bool(decoding.stop), "stop_token_ids": sorted(end_ids)}
-    shared = asdict(decoding) | ends | {"logprobs": logprobs}
+    shared = asdict(decoding) | ends | {"logprobs": logprobs, "skip_special_tokens": False}  # `stop` may be one
     return [SamplingParams(**shared, seed=seed % 2**31) for seed in seeds]  # vLLM's CPU build keeps seeds in 32 bits
 
 

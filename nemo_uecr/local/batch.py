@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.schema import Config, DataConfig, MethodConfig
+from nemo_uecr.config.schema import Config, MethodConfig
 from nemo_uecr.core.records import SCORE_FIELDS, Advantages, ScoredBatch, Settings
 from nemo_uecr.data.batch_file import arithmetic, save_batch, tensors_of
+from nemo_uecr.data.models import turns_before
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import ScoreError, UecrError
 from nemo_uecr.files import replace_file
@@ -167,18 +168,21 @@ def sample_ids(step: int, sequences: Sequences) -> tuple[str, ...]:
     return tuple(f"step {step}, problem {prompt.problem.id}, row {row}" for row, prompt in enumerate(sequences.prompts))
 
 
-def samples_of(step: int, sequences: Sequences, data: DataConfig, tokens: Tokens) -> list[Sample]:
+def samples_of(step: int, sequences: Sequences, config: Config, tokens: Tokens) -> list[Sample]:
     """What the rewards read of each response."""
+    data, skip = config.data, config.rollout.skip_special_tokens
     return [
         Sample(
             id=name,
             prompt=data.prompt_template.replace("{question}", prompt.problem.question),
-            text=response.text,
+            text=response.text if skip else tokens.whole_text(response.token_ids),
             token_ids=response.token_ids,
             answer=prompt.problem.answer,
             columns=prompt.problem.columns,
             dataset=data.train,
             thinking=tokens.opens_thought(prompt.token_ids),
+            before=tuple(turns_before(data.system_prompt, prompt.problem.context)),
+            skipped=tokens.special_inside(response.token_ids) if skip else (),
         )
         for name, prompt, response in zip(
             sample_ids(step, sequences), sequences.prompts, sequences.responses, strict=True

@@ -57,10 +57,8 @@ class ModelTeacher(Teacher):
     def score(self, read: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool, places: Places | None) -> Scores:
         """Its own forward."""
         own_BT = read.ends_BT(self.replaced_ends) if self.replaced_ends else None
-        return score(
-            self.model, read, micro_rows,
-            temperatures=(1.0,), entropy=entropy, places=places, own_ends_BT=own_BT,
-        )  # fmt: skip
+        one = (1.0,)
+        return score(self.model, read, micro_rows, temperatures=one, entropy=entropy, places=places, own_ends_BT=own_BT)
 
     def terms(self, step: int) -> dict[str, str]:
         """Its name."""

@@ -88,7 +88,7 @@ class Rollouts:
             seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
             responses, fault = self.sample(prompts, seeds, self.decoding)
         sequences = Sequences(prompts, responses)
-        samples = samples_of(step, sequences, config.data, self.models.student.tokens)
+        samples = samples_of(step, sequences, config, self.models.student.tokens)
         with watch.phase("verify"):
             try:
                 outcomes = self.rewards.judge(samples, step=step)

@@ -431,15 +431,13 @@ def _same_finding(own: str, student: Any, key: str, name: str, sized: str) -> Fi
 
 def _ends_finding(run: AnyConfig, student: Any, key: str, name: str) -> Finding:
     """Whether student and teacher end a response alike, or the run says what that token counts."""
-    folders = {folder: str(Path(folder).expanduser()) for folder in (run.student.model_name, name)}
-    ours, theirs = (end_ids(each, _tokenizer(each), local=True) for each in folders.values())
-    unequal = unequal_ends(student, ours, theirs)
+    places = (str(Path(place).expanduser()) for place in (run.student.model_name, name))
+    unequal = unequal_ends(student, *(end_ids(place, _tokenizer(place), local=True) for place in places))
     remedy = f"the teacher scores the token that ends a response low: set {key}.end_token=own or left_out"
     if isinstance(run, NemoConfig):
         remedy = "backend nemo_rl has no key for it: give both models the same eos_token_id in generation_config.json"
-    asked = getattr(run.active_teachers[key], "end_token", None)
-    said = f"{unequal}; end_token={asked}" if asked else unequal
-    return judged(f"{key} end tokens", not unequal or asked is not None, said or "the student's", remedy, "warn")
+    settled = not unequal or getattr(run.active_teachers[key], "end_token", None) is not None
+    return judged(f"{key} end tokens", settled, unequal or "the student's", remedy, "warn")
 
 
 def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:

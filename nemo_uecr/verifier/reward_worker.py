@@ -97,6 +97,7 @@ class UserReward:
                 [[{"role": role, "content": text}] for text in texts]
                 for role, texts in (("user", prompts), ("assistant", completions))
             )
+            prompts = [[*sample["before"], *turns] for sample, turns in zip(samples, prompts, strict=True)]
         given |= {"prompts": prompts, "completions": completions, "trainer_state": SimpleNamespace(global_step=step)}
         given |= dict.fromkeys(("log_extra", "log_metric"), lambda *_: None)
         if samples[0]["token_ids"] is not None:

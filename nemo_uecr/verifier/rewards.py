@@ -34,12 +34,14 @@ class Sample:
 
     id: str  # names the response in messages
     prompt: str  # the user's turn
-    text: str  # the response, without special tokens
+    text: str  # the response without its end token; special tokens inside it are there where the run asks for them
     token_ids: tuple[int, ...] | None  # None where the back end does not hand them on
     answer: str  # the reference answer
     columns: Mapping[str, object]  # the problem's whole row
     dataset: str  # name of the training data
     thinking: bool = False  # whether the prompt opened a thought, so that the response begins within one
+    before: tuple[Mapping[str, str], ...] = ()  # the turns before the user's
+    skipped: tuple[str, ...] = ()  # special tokens that the response has and its text has not
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class Rewards:
         self._settings, self._correct_at, self._pool = settings, correct_at, pool
         calls = (cast("CallReward", each) for each in settings if hasattr(each, "call"))
         self._functions = {each.label: FunctionReward(each) for each in calls}
+        self._hinted = set[str]()
 
     def check_columns(self, there: Collection[str]) -> None:
         """Refuse a function with a parameter that is no column of the problems."""
@@ -156,10 +159,26 @@ class Rewards:
                 within = [sample.thinking for sample in samples]
                 checked = check_responses(texts, answers, self._pool, thinking=within)
                 found[each.label], verdicts = [c.reward for c in checked], [c.verdict for c in checked]
+        self._hint(samples, found)
         return [
             self._outcome(sample, verdict, dict(zip(found, values, strict=True)))
             for sample, verdict, *values in zip(samples, verdicts, *found.values(), strict=True)
         ]
+
+    def _hint(self, samples: Sequence[Sample], found: Mapping[str, Sequence[float | Failure | None]]) -> None:
+        """Say once of a reward that is 0 for a whole step what in the texts may be the cause."""
+        skipped = ", ".join(sorted({repr(token) for sample in samples for token in sample.skipped}))
+        for label in sorted(found.keys() - self._hinted):
+            if any(value != 0 for value in found[label]):
+                continue
+            causes = []
+            if label in self._functions and all(sample.thinking for sample in samples):
+                causes.append("the prompts open <think>, so no response has it; look for </think> alone")
+            if skipped:
+                causes.append(f"the texts lack the special tokens {skipped}; set rollout.skip_special_tokens=false")
+            if causes:
+                self._hinted.add(label)
+                log.warning("reward %s is 0 for the whole step. Perhaps %s", label, ", or ".join(causes))
 
     def _outcome(self, sample: Sample, verdict: Verdict | None, found: Mapping[str, float | Failure | None]) -> Outcome:
         failures = {name: value.verdict for name, value in found.items() if isinstance(value, Failure)}

@@ -73,7 +73,43 @@ def test_a_response_to_a_prompt_that_opens_a_thought_begins_within_it(tmp_path: 
     ends = ("assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n", "What does <think> mean?")
     prompts = [prompt(*tokens.tokenizer(text)["input_ids"]) for text in ends]
     sequences = Sequences(prompts, [Response((1,), truncated=False, text=r"\boxed{5}")] * len(ends))
-    assert [each.thinking for each in samples_of(1, sequences, data(), tokens)] == [True, False, False]
+    assert [each.thinking for each in samples_of(1, sequences, tiny.configured(tmp_path).config, tokens)] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_special_tokens_inside_a_response_reach_the_rewards_where_they_are_asked_for(
+    student: TokenModel, tmp_path: Path
+) -> None:
+    word, turn, end = (student.tokenizer(text)["input_ids"][0] for text in ("a", "<|im_start|>", "<|im_end|>"))
+    sequences = Sequences(
+        [prompt(9)] * 2, [Response((word, turn, word, end), False, "aa"), Response((end,), False, "")]
+    )
+    texts = {}
+    for skip in ("true", "false"):
+        config = tiny.configured(tmp_path, f"rollout.skip_special_tokens={skip}").config
+        found = samples_of(1, sequences, config, student.tokens)
+        texts[skip] = [(each.text, each.skipped) for each in found]
+    assert texts["true"] == [("aa", ("<|im_start|>",)), ("", ())]
+    assert texts["false"] == [("a<|im_start|>a", ()), ("", ())]
+
+
+def test_a_stop_string_may_be_a_special_token(student: TokenModel) -> None:
+    turn = student.tokenizer("<|im_start|>")["input_ids"][0]
+    model = fixed_logits(student, {turn: 0.0})
+    (response,) = sample(model, [prompt(9)], replace(PLAIN, stop=("<|im_start|>",)), seed=0, microbatch=1)
+    assert (response.token_ids, response.truncated) == ((turn,), False)
+
+
+def test_the_turns_before_the_question_reach_the_rewards(student: TokenModel, tmp_path: Path) -> None:
+    system, said = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}
+    config = tiny.configured(tmp_path, "data.system_prompt=Be kind.").config
+    for context, before in (((), [system | {"content": "Be kind."}]), ((system, said), [system, said])):
+        asked = replace(prompt(9), problem=replace(prompt(9).problem, context=context))
+        (found,) = samples_of(1, Sequences([asked], [Response((9,), False, "")]), config, student.tokens)
+        assert list(found.before) == before
 
 
 def test_micro_batches_change_no_draw(student: TokenModel) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ def trl(prompts, completions, completion_ids, hint, trainer_state, log_metric, s
 
 def trl_messages(prompts, completions):
     return [float(c[0]["content"] == "yes" and p[0]["role"] == "user") for p, c in zip(prompts, completions)]
+
+def roles(prompts, completions):
+    return [float([turn["role"] for turn in p] == ["system", "user"]) for p in prompts]
 
 async def waits(completions, **columns):
     await asyncio.sleep(0.01)
@@ -130,6 +134,36 @@ def test_trls_style_gets_the_batch_with_its_columns(judge: Judge) -> None:
     assert rewards(judge(given, "trl", args={"scale": 2}, weight=0.5)) == [8.5, 9.0]
     assert rewards(judge(samples("yes", "no"), "trl_messages", messages=True)) == [1.0, 0.0]
     assert rewards(judge(samples("yes", "no"), "waits")) == [3.0, 2.0]
+
+
+def test_a_conversation_has_the_turns_before_the_users(judge: Judge) -> None:
+    (plain,) = samples("yes")
+    system = replace(plain, before=({"role": "system", "content": "Be brief."},))
+    assert rewards(judge([plain, system], "roles", messages=True)) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "hint"),
+    [
+        ({"thinking": True}, "verl", "</think>"),
+        ({"skipped": ("=",)}, "verl", "rollout.skip_special_tokens=false"),
+        ({"skipped": ("=",)}, None, "rollout.skip_special_tokens=false"),
+        ({"thinking": True}, None, None),  # the verifier knows
+        ({}, "verl", None),
+    ],
+)
+def test_a_reward_of_0_for_a_whole_step_gets_a_hint_once(
+    file: Path, given: dict[str, Any], name: str | None, hint: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting = VerifierReward() if name is None else CallReward(call=f"{file}:{name}")
+    wrong, right = ([replace(each, **given) for each in samples("no", text)] for text in ("no", "yes"))
+    with closing(Rewards([setting], correct_at=0.5, pool=SHARED)) as judges:
+        if name is not None:
+            judges.judge(right, step=1)
+            assert not caplog.messages  # one response has a reward
+        judges.judge(wrong, step=2)
+        judges.judge(wrong, step=3)
+    assert [hint in message for message in caplog.messages] == ([] if hint is None else [True])
 
 
 def test_verls_style_gets_one_response(judge: Judge) -> None:
