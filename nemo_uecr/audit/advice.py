@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from nemo_uecr.audit.output import Audit, percent, shown
 from nemo_uecr.config.schema import Config
-from nemo_uecr.core.records import GAP_CLIP
 from nemo_uecr.method_registry import REGISTRY
 from nemo_uecr.stats import Share
 
@@ -27,8 +26,6 @@ FLOOR = 3.0
 #: A group size is worth a change where more groups than this have equal verdicts.
 MOST_EQUAL = 0.5
 REFUSED = "do not distil from this teacher"
-#: Metrics that say how responses end.
-ENDS, LENGTH, TRUNCATED = "teacher/end_gap_mean", "response/length_mean", "response/truncated_share"
 #: The method without a teacher; every cell has it.
 ALONE = "grpo"
 CAVEAT = "the map's models are about 10,000 times smaller than yours may be, and there the order can differ"
@@ -140,19 +137,22 @@ def measured_lines(facts: Facts) -> list[Line]:
     right, wrong = facts.equal[rollout.responses_per_prompt]
     sizes = ", ".join(f"{_whole(sum(both))} of {size}" for size, both in facts.equal.items())
     gaps = ", ".join(shown(numbers[f"outcome/gap_mean_{verdict}"], "+.3f") for verdict in ("right", "wrong"))
-    cut = ", ".join(_whole(numbers[name]) for name in (TRUNCATED, "teacher/truncated_share"))
+    cut = ", ".join(_whole(numbers[name]) for name in ("response/truncated_share", "teacher/truncated_share"))
     spread, noise = numbers["spread"], numbers["noise"]
     relation = f"the noise of scoring is {_whole(noise / spread)} of it" if spread and noise else "its noise is unknown"
     widths = {*facts.columns.values()}
     columns = "unknown" if not widths else "equal" if len(widths) == 1 else "differ by padding"
-    length = f"{numbers[LENGTH]:.0f} tokens on average, limit {rollout.max_response_tokens}"
+    ends = ", ".join(shown(numbers[f"teacher/{name}"], "+.3f") for name in ("end_gap_mean", "gap_mean"))
+    length = f"{numbers['response/length_mean']:.0f} tokens on average, limit {rollout.max_response_tokens}"
     return [
         Line("student right", _interval(where["student"]), "of its responses, sampled as in training"),
         Line("teacher right", _interval(facts.teacher), "of its own responses to the same problems"),
         Line("teacher's lead", _interval(where["lead"]), _reading(where["lead"], 0.0, LEAD)),
         Line("R^T puts right above wrong", _interval(where["order"]), _reading(where["order"], 0.5, ORDER)),
         Line("gap on right, on wrong", gaps, "nats a token; a good teacher's is higher on right responses"),
-        Line("gap at the end token", shown(numbers[ENDS], "+.2f"), _cost(numbers)),
+        Line(
+            "gap at the end token, mean", ends, "nats; far below 0: the teacher ends otherwise, set teacher.end_token"
+        ),
         Line("top-1 agreement", _whole(numbers["teacher/top1_agreement"]), "tokens that both models put first"),
         Line("top-20 overlap", _whole(numbers["teacher/top20_overlap"]), "of the twenty likeliest tokens of both"),
         Line("teacher entropy", shown(numbers["teacher/entropy_mean"], ".3f"), "nats a token; near 0: sure everywhere"),
@@ -161,16 +161,6 @@ def measured_lines(facts: Facts) -> list[Line]:
         Line("cut off, student, teacher", cut, length),
         Line("output columns", ", ".join(map(str, facts.columns.values())) or "-", columns),
     ]
-
-
-def _cost(numbers: Mapping[str, float | None]) -> str:
-    """What the token that ends a response does to the mean gap, in words."""
-    end, mean, length, cut = (numbers[name] for name in (ENDS, "teacher/gap_mean", LENGTH, TRUNCATED))
-    if end is None or mean is None or length is None or cut is None or length <= 1.0:
-        return "nats"
-    share = (1.0 - cut) / length
-    said = f"nats; it moves the mean gap from {(mean - share * end) / (1.0 - share):+.3f} to {mean:+.3f}"
-    return f"{said}: set teacher.end_token" if end < -GAP_CLIP else said
 
 
 def _side(share: Share | None, bound: float) -> int | None:

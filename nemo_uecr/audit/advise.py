@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nemo_uecr.audit.advice import ENDS, LENGTH, TRUNCATED, Facts
+from nemo_uecr.audit.advice import Facts
 from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
 from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.output import Array
@@ -51,8 +51,14 @@ GROUPS = 2
 #: Group sizes for which equal verdicts are counted, where there are as many responses to each problem.
 SIZES = (2, 4, 8, 16, 32, 64)
 #: Names of a step's metrics: from the scores, and what a saved batch has in the step's record alone.
-SCORED = ("outcome/gap_mean_right", "outcome/gap_mean_wrong", "teacher/gap_mean", "teacher/entropy_mean", LENGTH)
-RECORDED = (ENDS, TRUNCATED, "teacher/top1_agreement", "teacher/top20_overlap", "teacher/truncated_share")
+SCORED = (
+    "outcome/gap_mean_right", "outcome/gap_mean_wrong", "teacher/gap_mean", "teacher/entropy_mean",
+    "response/length_mean",
+)  # fmt: skip
+RECORDED = (
+    "response/truncated_share", "teacher/end_gap_mean", "teacher/top1_agreement", "teacher/top20_overlap",
+    "teacher/truncated_share",
+)  # fmt: skip
 
 
 def facts_of_run(folder: Path) -> Facts:
@@ -114,7 +120,9 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stat
                 teacher_B = np.asarray([outcome.correct for outcome in judged])
                 numbers["teacher/truncated_share"] = float(np.mean([response.truncated for response in own]))
             if batch.reading is not None and bool((ends_BT := batch.reading.ends_BT).any()):
-                numbers[ENDS] = float((batch.teacher.logp[0] - batch.student.logp[-1])[ends_BT].mean())
+                numbers["teacher/end_gap_mean"] = float(
+                    (batch.teacher.logp[0] - batch.student.logp[-1])[ends_BT].mean()
+                )
             if batch.student.top_NK is not None and batch.teacher.top_NK is not None:
                 numbers |= agreement_metrics(batch.student.top_NK, batch.teacher.top_NK, [])
             here = {name: each for name, each in models.teachers.by_name.items() if isinstance(each, ModelTeacher)}
@@ -125,7 +133,7 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stat
         batch.correct().numpy(),
         problem_B=np.repeat(np.arange(count), each),
         teacher_B=teacher_B,
-        numbers=numbers | {TRUNCATED: float(batch.truncated().double().mean())},
+        numbers=numbers | {"response/truncated_share": float(batch.truncated().double().mean())},
         columns=columns,
         noise_stated=noise_stated,
     )

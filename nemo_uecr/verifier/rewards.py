@@ -171,14 +171,12 @@ class Rewards:
         for label in sorted(found.keys() - self._hinted):
             if any(value != 0 for value in found[label]):
                 continue
-            causes = []
+            cause = skipped and f"the texts lack the special tokens {skipped}; set rollout.skip_special_tokens=false"
             if label in self._functions and all(sample.thinking for sample in samples):
-                causes.append("the prompts open <think>, so no response has it; look for </think> alone")
-            if skipped:
-                causes.append(f"the texts lack the special tokens {skipped}; set rollout.skip_special_tokens=false")
-            if causes:
+                cause = "the prompts open <think>, so no response has it; look for </think> alone"
+            if cause:
                 self._hinted.add(label)
-                log.warning("reward %s is 0 for the whole step. Perhaps %s", label, ", or ".join(causes))
+                log.warning("reward %s is 0 for the whole step; perhaps %s", label, cause)
 
     def _outcome(self, sample: Sample, verdict: Verdict | None, found: Mapping[str, float | Failure | None]) -> Outcome:
         failures = {name: value.verdict for name, value in found.items() if isinstance(value, Failure)}
