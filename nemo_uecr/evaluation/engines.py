@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,12 @@ class Tokens:
 
     def special_inside(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """The special tokens that `text` leaves out before the end token."""
-        known, inside = self.tokenizer.added_tokens_decoder, {*token_ids} - self.end_ids
-        return tuple(str(known[token]) for token in sorted(inside) if token in known and known[token].special)
+        return tuple(self._special[token] for token in sorted({*token_ids} & self._special.keys() - self.end_ids))
+
+    @cached_property
+    def _special(self) -> dict[int, str]:
+        """Made once: a tokenizer may have thousands."""
+        return {index: str(token) for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
 
     def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Whether the prompt ends in an opened thought; a mark is a few tokens."""
