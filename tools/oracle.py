@@ -89,7 +89,7 @@ def hashed(tensor: Any) -> Numbers:
         "dtype": str(tensor.dtype),
         "shape": list(tensor.shape),
         "sha256": hashlib.sha256(flat.numpy().tobytes()).hexdigest(),
-        "sum": float(flat.double().sum()),
+        "size": float(flat.double().abs().sum()),  # a residual sums to 0 but for rounding
         "values": [float(flat[place]) for place in places],
     }
 
@@ -98,7 +98,7 @@ def hashed(tensor: Any) -> Numbers:
 
 SETTINGS = {
     "plain": "alpha=1 rho=0.5 tau_delta=1 tau_entropy=1 step=0 seed=7".split(),
-    "other": "alpha=1.3 rho=0.7 tau_delta=0.8 tau_entropy=0.9 std_floor=0.05 std=sample opd_coef=0.6 step=45 "
+    "other": "alpha=1.3 rho=0.7 tau_delta=0.8 tau_entropy=0.9 std_floor=0.05 sample_std=true opd_coef=0.6 step=45 "
     "seed=11".split(),
 }
 

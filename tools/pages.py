@@ -9,13 +9,15 @@ python tools/pages.py cluster    # the written page, its planned times renewed
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_origin
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -25,14 +27,15 @@ from pydantic.fields import FieldInfo
 from nemo_uecr.cli.main import app
 from nemo_uecr.config.load import sections_of
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import OPTIONAL_SETTINGS, REQUIRED_SETTINGS, Config, Section
-from nemo_uecr.method_registry import REGISTRY
+from nemo_uecr.config.schema import Config, Section
+from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.telemetry.metric_table import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
 WORDS = {
     "integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false", "null": "null",
 }  # fmt: skip
+JSON_TYPES = {float: "number", bool: "boolean", str: "string", NoneType: "null"}
 SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 #: A key of a section in the source, with the comment above it and the one behind it.
 KEY = re.compile(r"((?:^    # .*\n)*)^    (\w+): [^#\n]*(?:# (.*))?$", re.M)
@@ -69,27 +72,33 @@ expects a text: there it is taken as written. `+key=value` and `++key=value` mea
 Types are strict: `"0.5"` is a text, `true` is no number, `1.0` is no integer, and NaN and infinity are refused.
 YAML 1.1 reads `010` as 8 and `1:30` as 90.
 
-Keys of `method` and `teacher` say which methods read them; every method reads the keys of the other sections.
-
 """
 
 _NEMO_OPENING = """\
 # Configuration of a run inside NeMo-RL
 
 Every key of `backend: nemo_rl`, to look things up. Files, inheritance and the command line work as in
-[configuration.md](configuration.md), which also has the table of methods and their settings. The page is written from
-`nemo_uecr/config/nemo_schema.py` by `python tools/pages.py`. What every shipped run shares is in
+[configuration.md](configuration.md), which also has the section [`method`](configuration.md#method). The page is
+written from `nemo_uecr/config/nemo_schema.py` by `python tools/pages.py`. What every shipped run shares is in
 `examples/configs/nemo_rl_base.yaml`.
+
+"""
+
+_SETTINGS = """
+
+## `method`
+
+Which [method](#methods) computes the advantage, and its settings. Those of other methods are accepted, and reported
+when the run starts.
 
 """
 
 _METHODS = """
 
-## Which method uses what
+## Methods
 
-Settings that a method does not use are accepted, and reported when the run starts. The settings alpha, rho,
-tau_delta and tau_entropy have no default: a method that uses one refuses to start without it. The last column has
-the method's own parameters, `method.parameters.NAME`, with their defaults.
+Each with the token advantage that it gives and the scores that it reads, from the classes in `nemo_uecr/core/methods`.
+delta is log pi_T(y_t) - log pi_old(y_t) at temperature 1. A method that reads no score of the teacher loads none.
 
 """
 
@@ -131,8 +140,8 @@ _PRESENCE = {
 
 
 def configuration() -> str:
-    """Every key of the local back end, and what each method reads."""
-    return _OPENING + "\n".join(_tables(Config)) + _METHODS + "\n".join(_methods()) + "\n"
+    """Every key of the local back end, and every method."""
+    return _OPENING + "\n".join((*_tables(Config), *_METHODS.splitlines(), *_methods())) + "\n"
 
 
 def configuration_nemo_rl() -> str:
@@ -191,10 +200,10 @@ PAGES = {
 }  # fmt: skip
 
 
-def meanings(schema: type[BaseModel]) -> dict[str, str]:
-    """What the comments of a section and of its bases say of each key; a section within has its own docstring."""
+def meanings(schema: type[BaseModel | Method]) -> dict[str, str]:
+    """What the comments of a section or method and of its bases say of each key; a section within has a docstring."""
     found: dict[str, str] = {}
-    for kind in (kind for kind in reversed(schema.__mro__) if issubclass(kind, Section)):
+    for kind in (kind for kind in reversed(schema.__mro__) if issubclass(kind, Section | Method)):
         for above, name, behind in KEY.findall(inspect.getsource(kind)):
             found[name] = behind or " ".join(re.findall(r"# (.*)", above))
     return found
@@ -206,7 +215,6 @@ def _tables(schema: type[BaseModel], section: str = "") -> Iterator[str]:
         yield from ("", f"## `{section}`", "", (schema.__doc__ or "").strip(), "")
     else:
         yield from ("## Top level", "", "What executes the run, and where.", "")
-    by_method = section.partition(".")[0] in ("method", "teacher")
     prefix = f"{section}." if section else ""
     nodes, meaning = schema.model_json_schema()["properties"], meanings(schema)
     within = {
@@ -214,16 +222,19 @@ def _tables(schema: type[BaseModel], section: str = "") -> Iterator[str]:
         for name, field in schema.model_fields.items()
         if get_origin(field.annotation) is not dict
     }
-    fields = {name: field for name, field in schema.model_fields.items() if not within.get(name)}
+    fields = {
+        name: field
+        for name, field in schema.model_fields.items()
+        if not within.get(name) and field.annotation is not Method
+    }
     if fields:
-        yield "| key | expects | default | meaning |" + (" read by |" if by_method else "")
-        yield "|---|---|---|---|" + ("---|" if by_method else "")
+        yield from ("| key | expects | default | meaning |", "|---|---|---|---|")
     for name, field in fields.items():
-        cells = [f"`{prefix}{name}`", _words(nodes[name]), _default(name, field), meaning[name]]
-        cells += [_readers(section, name)] if by_method else []
-        yield _row(cells)
-    for name, sections in within.items():
-        for inner in sections:
+        yield _row((f"`{prefix}{name}`", _words(nodes[name]), _default(field), meaning[name]))
+    for name, field in schema.model_fields.items():
+        if schema is Config and field.annotation is Method:
+            yield from _settings()
+        for inner in within.get(name, ()):
             yield from _tables(inner, f"{prefix}{name}")
 
 
@@ -251,37 +262,41 @@ def _words(node: Mapping[str, Any]) -> str:
     return " ".join([WORDS[node["type"]], " and ".join(limits)]).strip()
 
 
-def _default(name: str, field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    if name in REQUIRED_SETTINGS:
-        return "by method"
-    value = list(field.default) if isinstance(field.default, tuple) else field.default
-    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def _default(field: FieldInfo) -> str:
+    return "required" if field.is_required() else _written(field.default)
 
 
-def _readers(section: str, name: str) -> str:
-    """The methods that read a key of `method` or `teacher`."""
-    if section.startswith("teacher"):
-        readers = [entry.name for entry in REGISTRY.values() if entry.needs_teacher]
-    elif name in (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS):
-        readers = [entry.name for entry in REGISTRY.values() if name in entry.config_settings]
-    elif name == "parameters":
-        readers = [entry.name for entry in REGISTRY.values() if entry.parameters]
-    else:
-        return "all"
-    others = [name for name in REGISTRY if name not in readers]
-    return f"all but {', '.join(others)}" if len(others) < len(readers) else ", ".join(readers)
+def _written(value: object) -> str:
+    """A default, as YAML has it."""
+    value = list(value) if isinstance(value, tuple) else value
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _settings() -> Iterator[str]:
+    """A row for each setting of the methods, and one more for each other meaning of it."""
+    found: dict[tuple[str, str, str, str], list[str]] = {}
+    for name, method in METHODS.items():
+        kinds, meaning = get_type_hints(method), meanings(method)
+        for each in dataclasses.fields(method):
+            inside = [WORDS[JSON_TYPES[kind]] for kind in get_args(kinds[each.name]) or (kinds[each.name],)]
+            allowed = method.ranges()[each.name]
+            expects = ", or ".join((inside[0] if allowed is None else str(allowed), *inside[1:]))
+            default = "required" if each.default is dataclasses.MISSING else _written(each.default)
+            found.setdefault((f"`method.{each.name}`", expects, default, meaning[each.name]), []).append(name)
+    yield from (*_SETTINGS.splitlines(), "| key | expects | default | meaning | of |", "|---|---|---|---|---|")
+    yield _row(("`method.name`", "a name in the table of methods", "required", "The method.", "all"))
+    for cells, of in found.items():
+        others = [name for name in METHODS if name not in of]
+        yield _row((*cells, f"all but {', '.join(others)}" if len(others) < len(of) else ", ".join(of)))
 
 
 def _methods() -> Iterator[str]:
-    settings = (*REQUIRED_SETTINGS, *OPTIONAL_SETTINGS)
-    yield f"| method | teacher | {' | '.join(settings)} | parameters |"
-    yield "|---" * (len(settings) + 3) + "|"
-    for name, entry in REGISTRY.items():
-        used = ["yes" if setting in entry.config_settings else "" for setting in settings]
-        own = ", ".join(f"{key} = {parameter.default:g}" for key, parameter in entry.parameters.items())
-        yield f"| {name} | {'yes' if entry.needs_teacher else 'no'} | {' | '.join(used)} | {own} |"
+    yield from ("| method | token advantage | reads | source |", "|---|---|---|---|")
+    for name, method in METHODS.items():
+        reads = ", ".join(f"`{score}`" for score in sorted(method.reads)) or "none"
+        yield _row((f"`{name}`", f"`{method.equation()}`", reads, method.source))
 
 
 def _metric_lines() -> Iterator[str]:

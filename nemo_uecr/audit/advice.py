@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from nemo_uecr.audit.output import Audit, percent, shown
 from nemo_uecr.config.schema import Config
-from nemo_uecr.method_registry import REGISTRY
+from nemo_uecr.core.methods import METHODS
 from nemo_uecr.stats import Share
 
 #: Cells this much further away than the nearest, summed over the axes, may be the run's as well.
@@ -111,7 +111,7 @@ def largest_regret(method: str, cells: Sequence[Cell]) -> float:
 def chosen(cells: Sequence[Cell]) -> str:
     """The method with the smallest largest regret; of equal ones the one that reads fewest scores."""
     common = sorted(set.intersection(*(set(cell.means) for cell in cells)))
-    return min(common, key=lambda method: (largest_regret(method, cells), len(REGISTRY[method].scores)))
+    return min(common, key=lambda method: (largest_regret(method, cells), len(METHODS[method].reads)))
 
 
 def method_for(where: Mapping[str, Share | None], cells: Sequence[Cell]) -> str:
@@ -192,13 +192,18 @@ def advice_lines(facts: Facts, cells: Sequence[Cell]) -> list[Line]:
     inside = distance(facts.where, nearest) == 0
     beside, such = ("", "nearest") if inside else ("outside, nearest to ", "a guess: nearest")
     where = f"{such} in pass rate, lead, order and equal verdicts: {nearest.name!r}; unknown: {unknown}"
-    alpha, safe, noise = 1.0 if method.alpha is None else method.alpha, numbers["safe_alpha"], numbers["noise"]
+    alpha, safe, noise = method.settings().get("alpha", 1.0), numbers["safe_alpha"], numbers["noise"]
     passes = "the responses do not tell" if safe is None else "a wrong response rarely passes a right one"
     weight = Line("alpha", f"{alpha:g}", passes, "the map: 0.3, 1 and 3 alike")
     if safe is not None and safe <= alpha:
         passed = "from there on a wrong response passes a right one in a tenth of the mixed groups"
         weight = Line("alpha", f"below {safe:.2g}", passed, "counted; not in the map")
-    floor = Line("std_floor", f"{method.std_floor:g}", "no noise is stated", "the map: 0, 0.1 and 0.3 alike")
+    floor = Line(
+        "std_floor",
+        f"{method.settings().get('std_floor', 0.0):g}",
+        "no noise is stated",
+        "the map: 0, 0.1 and 0.3 alike",
+    )
     if noise is not None:
         value = f"{FLOOR * alpha * noise:.2g}"
         floor = Line("std_floor", value, "three times the noise of alpha R^T", "not in the map")

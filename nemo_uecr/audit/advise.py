@@ -23,9 +23,9 @@ from nemo_uecr.audit.sources import saved_texts
 from nemo_uecr.audit.store import numbered
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
-from nemo_uecr.core.groups import Groups
-from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.core.functions import compute
+from nemo_uecr.core.methods import method_of
+from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.data.batch_file import load_batch, scored_batch
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError
@@ -50,6 +50,8 @@ REPLICATES, SEED = 2000, 0
 GROUPS = 2
 #: Group sizes for which equal verdicts are counted, where there are as many responses to each problem.
 SIZES = (2, 4, 8, 16, 32, 64)
+#: Settings of the methods that have the teachers score; no number of an advice depends on them.
+SCORING = {"alpha": 1.0, "rho": 0.0, "tau_delta": 1.0, "tau_entropy": 1.0}
 #: Names of a step's metrics: from the scores, and what a saved batch has in the step's record alone.
 SCORED = (
     "outcome/gap_mean_right", "outcome/gap_mean_wrong", "teacher/gap_mean", "teacher/entropy_mean",
@@ -80,11 +82,10 @@ def facts_of_run(folder: Path) -> Facts:
         teacher_B=None,
         numbers={name: record.get(name) for name in RECORDED},
         columns={},
-        noise_stated=run.origins.get("method.scoring_noise") != "default",
     )
 
 
-def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stated: bool) -> Facts:
+def facts_of_config(config: Config, *, problems: int, locate: Locate) -> Facts:
     """Facts from responses to the first problems that a run would draw; nothing is trained.
 
     The teachers score even where the configured method reads no scores, and give half a group of responses to each
@@ -92,7 +93,7 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stat
     """
     asked, size = config, config.rollout.responses_per_prompt
     entropy = all(getattr(teacher, "entropy", "") != "none" for teacher in (config.teacher, *config.teachers.values()))
-    scoring = config.method.model_copy(update={"name": "uecr" if entropy else "puu"})
+    scoring = method_of("uecr" if entropy else "puu", SCORING)
     loss = config.loss.model_copy(update={"reference_kl": 0.0})
     config = config.model_copy(update={"method": scoring, "loss": loss})
     if config.threads is not None:
@@ -108,7 +109,7 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stat
         placement, sample = placement_of(config, models, None), sampler_of(config, models.student, locate, prompts, {})
         rollouts = Rollouts(config, models, placement, sample, rewards, prompts, Path(config.run.folder))
         log.info("advise: %d responses of the student to %d problems", count * each, count)
-        batch, fault = rollouts.rollout(1, Stopwatch())
+        batch, fault = rollouts.rollout(1, Stopwatch(), {})
         if fault is not None:
             raise fault.error(models.student, batch.sample_ids[fault.row])
         batch.check_scores()
@@ -135,7 +136,6 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate, noise_stat
         teacher_B=teacher_B,
         numbers=numbers | {"response/truncated_share": float(batch.truncated().double().mean())},
         columns=columns,
-        noise_stated=noise_stated,
     )
 
 
@@ -169,17 +169,14 @@ def _facts(
     teacher_B: Array | None,
     numbers: Mapping[str, float | None],
     columns: Mapping[str, int],
-    noise_stated: bool,
 ) -> Facts:
     """``teacher_B`` are verdicts of the teacher's own responses, as many to each problem, in the order of problems."""
     method, scored = config.method, batch.teacher_logp_BT is not None
-    settings = Settings(**method.core_settings() | {"alpha": 1.0 if method.alpha is None else method.alpha})
-    advantages = METHODS["puu" if scored else "grpo"].compute(batch, settings, detail=True)
-    right = torch.from_numpy(right_B)
-    noise = method.scoring_noise
-    metrics = method_metrics(batch, advantages, settings, {}, correct_B=right, truncated_B=right, noise=noise)
+    used = method_of("puu" if scored else "grpo", {"alpha": 1.0} | method.settings())
+    advantages, right = compute(used, batch), torch.from_numpy(right_B)
+    metrics = method_metrics(batch, advantages, used, {}, correct_B=right, truncated_B=right)
     sampler = ClusterBootstrap.draw(problem_B, replicates=REPLICATES, seed=SEED)
-    problem_K, groups = np.arange(sampler.clusters), Groups.of(batch.group_B)
+    problem_K, groups = np.arange(sampler.clusters), batch.groups
     rewards = [right_B[problem_B == problem].astype(float) for problem in problem_K]
     sizes = sorted({*SIZES, config.rollout.responses_per_prompt})
 
@@ -210,7 +207,7 @@ def _facts(
     return Facts(
         where=where,
         teacher=teacher,
-        numbers=found | {"noise": noise if noise_stated else None},
+        numbers=found | {"noise": method.settings().get("scoring_noise")},
         equal={
             size: (1.0 - pass_at_k([1.0 - rows for rows in rewards], size), 1.0 - pass_at_k(rewards, size))
             for size in sizes

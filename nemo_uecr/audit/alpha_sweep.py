@@ -15,9 +15,8 @@ import torch
 from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, checkpoint_counts, group_table, teacher_rewards
 from nemo_uecr.audit.output import Audit, Numbers, shown
 from nemo_uecr.audit.store import STUDENT, Array, Scores
-from nemo_uecr.core.groups import Groups
-from nemo_uecr.core.puu import unified_advantage
-from nemo_uecr.core.records import EPSILON, GAP_CLIP
+from nemo_uecr.core import EPSILON, GAP_CLIP, unified_advantage
+from nemo_uecr.core.record import Groups
 from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percentile_interval
 
 #: The sweep: named operating points and 161 values over [0, 8], a step of 0.05.
@@ -105,12 +104,12 @@ def _mixed_groups(table: GroupTable, reward_B: Array) -> _Mixed:
 
 def sign_changes(table: GroupTable, reward_B: Array, alpha_A: Array) -> Array:
     """[B, A] bool, sign of A^U(alpha) differs from the sign of the centred task reward; False outside mixed groups."""
-    groups = Groups.of(torch.from_numpy(table.index_B))
+    index_B = torch.from_numpy(table.index_B)
     task_B, teacher_B = torch.from_numpy(table.correct_B.astype(np.float64)), torch.from_numpy(reward_B)
-    expected_B, in_mixed_B = groups.centre(task_B).sign(), torch.from_numpy(table.mixed_P[table.index_B])
+    expected_B, in_mixed_B = Groups.of(index_B).centre(task_B).sign(), torch.from_numpy(table.mixed_P[table.index_B])
     changed = []
     for alpha in alpha_A:
-        parts = unified_advantage(task_B, teacher_B, groups, alpha=float(alpha))
+        parts = unified_advantage(task_B, teacher_B, index_B, alpha=float(alpha))
         changed.append((parts.unified.sign() != expected_B) & in_mixed_B)
     changed_BA: Array = torch.stack(changed, dim=1).numpy()
     return changed_BA

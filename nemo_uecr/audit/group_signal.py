@@ -14,9 +14,7 @@ import torch
 from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, group_table, rows_of, seeded, teacher_rewards
 from nemo_uecr.audit.output import Audit, Numbers, percent, shown
 from nemo_uecr.audit.store import Array, Responses, Scores
-from nemo_uecr.core.groups import Groups, normalised
-from nemo_uecr.core.puu import unified_advantage
-from nemo_uecr.core.records import GAP_CLIP
+from nemo_uecr.core import GAP_CLIP, unified_advantage
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap
 from nemo_uecr.verifier.extract import final_answer
@@ -50,9 +48,8 @@ def group_signal_audit(
     reward_B, nonfinite_B = teacher_rewards(scores, anchor, clip=GAP_CLIP)
     task_B = exact_integer_rewards(scores) if integer_verdicts else responses.verified_rewards()
     table = group_table(responses, task_B, pseudo_groups(responses, sizes, seed=seed))
-    groups = Groups.of(torch.from_numpy(table.index_B))
-    task, teacher = torch.from_numpy(task_B), torch.from_numpy(reward_B)
-    parts = unified_advantage(task, teacher, groups, alpha=ALPHA)
+    index, task, teacher = (torch.from_numpy(each) for each in (table.index_B, task_B, reward_B))
+    parts = unified_advantage(task, teacher, index, alpha=ALPHA)
     sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
     std_P = np.empty(table.size_P.shape)
     std_P[table.index_B] = parts.std.numpy()
@@ -61,7 +58,7 @@ def group_signal_audit(
         "std_above": std_P > STD, "range_above": table.range(reward_B) > GAP_RANGE,
     }  # fmt: skip
     components = {
-        "grpo": normalised(task, groups, floor=0.0, sample=False)[0], "unified": parts.unified,
+        "grpo": unified_advantage(task, teacher, index, alpha=0.0).unified, "unified": parts.unified,
         "task": parts.task, "teacher": ALPHA * parts.teacher,
     }  # fmt: skip
     magnitude = {name: value_B.abs().numpy() for name, value_B in components.items()}

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nemo_uecr.audit.store import Array, Responses, Scores, Tokens
-from nemo_uecr.core.records import ScoredBatch
+from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 
 #: A group is distinguished by the teacher when R^T spreads over more than this, nats (the paper's eps_gap).
@@ -132,21 +133,19 @@ def checkpoint_counts(responses: Responses, nonfinite_B: Array, step: int) -> di
 
 
 def scored_batch(scores: Scores, tokens: Tokens, rows: Array) -> ScoredBatch:
-    """Responses of whole groups, given by their rows among the tokens, as the methods read them: packed, in float64."""
+    """Responses of whole groups, given by their rows among the tokens, as the methods read them, in float64."""
     spans = [tokens.span(int(row)) for row in rows]
-    lengths = torch.tensor([span.stop - span.start for span in spans])
     own = tokens.rows[rows]
 
-    def packed(value_N: Tensor) -> Tensor:
-        return torch.cat([value_N[span] for span in spans]).double()
+    def padded(value_N: Tensor) -> Tensor:
+        return pad_sequence([value_N[span].double() for span in spans], batch_first=True)
 
     return ScoredBatch(
         task_reward_B=torch.from_numpy(scores.responses.reward_B[own]),
         group_B=torch.from_numpy(scores.responses.group_B[own]),
-        mask_BT=torch.ones(int(lengths.sum()), dtype=torch.bool),
-        old_logp_BT=packed(tokens.anchor_logp),
-        teacher_logp_BT=packed(tokens.teacher_logp),
-        teacher_entropy_BT=packed(tokens.teacher_entropy),
-        offsets=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
+        mask_BT=padded(torch.ones_like(tokens.anchor_logp)).bool(),
+        old_logp_BT=padded(tokens.anchor_logp),
+        teacher_logp_BT=padded(tokens.teacher_logp),
+        teacher_entropy_BT=padded(tokens.teacher_entropy),
         sample_ids=tuple(scores.responses.ids[row] for row in own),
     )

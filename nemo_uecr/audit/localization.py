@@ -6,7 +6,7 @@ Shape legend: I = responses with both kinds of steps, N = tokens of one response
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ from nemo_uecr.audit.groups import rows_of, scored_batch, seeded
 from nemo_uecr.audit.judging import INVALID, VALID, Labels, is_reasoning_free, segment, token_steps, write_steps
 from nemo_uecr.audit.output import Audit, Numbers, shown, tracked
 from nemo_uecr.audit.store import STUDENT, Array, Scores, Tokens
-from nemo_uecr.core.groups import Groups
-from nemo_uecr.core.methods.uecr import Rule, projected, without_entropy
-from nemo_uecr.core.methods.view import View
-from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.core.methods import method_of
+from nemo_uecr.core.methods.uecr import Uecr
+from nemo_uecr.core.record import Groups, ScoredBatch
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap
 
@@ -40,7 +39,7 @@ HEADS = ("variant", "gap D", "95% interval", "D > 0 %", "first error", "95% inte
 def localization_audit(
     scores: Scores,
     labels: Mapping[str, Labels],
-    settings: Settings,
+    uecr: Uecr,
     tokenizer: Any,
     *,
     checkpoint: int,
@@ -66,26 +65,21 @@ def localization_audit(
     _, problem_B = np.unique(scores.responses.problem_B[tokens.rows], return_inverse=True)
     sampler = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
     batch = scored_batch(scores, tokens, own)
-    rho, tau_delta, tau_entropy = settings.given(("rho", "tau_delta", "tau_entropy"), "uecr").values()
-
-    def full(view: View) -> Rule:
-        return projected(view, tau_delta, tau_entropy)
-
     weights = {
         "PUU": [np.ones(len(each.valid_N)) for each in judged],
-        "no entropy": _weights(batch, rho, lambda view: without_entropy(view, tau_delta)),
-        "full ECR": _weights(batch, rho, full),
+        "no entropy": _weights(batch, "ecr_no_entropy", uecr),
+        "full ECR": _weights(batch, "uecr", uecr),
     }
     streams, shuffled = [seeded(seed, name) for name in names], []
     for _ in tracked(range(shuffles), "shuffles"):
-        shuffled.append(_gaps(judged, _weights(_permuted(batch, streams), rho, full)))
+        shuffled.append(_gaps(judged, _weights(_permuted(batch, streams), "uecr", uecr)))
     shuffled_SI = np.stack(shuffled)
     variants = {name: _variant(judged, found, sampler, problem_B[own]) for name, found in weights.items()}
     variants["shuffled, mean"] = _summary(shuffled_SI.mean(axis=0), sampler, problem_B[own])
     gaps = {name: _gaps(judged, found).tolist() for name, found in weights.items()}
     numbers: Numbers = {
         "settings": {
-            **{name: getattr(settings, name) for name in ("alpha", "rho", "tau_delta", "tau_entropy")},
+            **{name: getattr(uecr, name) for name in ("alpha", "rho", "tau_delta", "tau_entropy")},
             "checkpoint": checkpoint, "shuffles": shuffles, "replicates": replicates, "seed": seed,
         },
         "scores": scores.provenance(),
@@ -105,17 +99,22 @@ def localization_audit(
     return Audit("localization", "ECR credit localization", NOTE, numbers, HEADS, _rows(variants))
 
 
-def _weights(batch: ScoredBatch, rho: float, rule_of: Callable[[View], Rule]) -> list[Array]:
+def _weights(batch: ScoredBatch, method: str, uecr: Uecr) -> list[Array]:
     """Token weights of every response by the training code; A^task|U is negative on all of them."""
-    rule, sign_b = rule_of(View(batch)), torch.full((1,), -1.0, dtype=torch.float64)
-    return [(1.0 + rho * rule(block, sign_b).q[0]).numpy() for block in batch.blocks]
+    of = method_of(method, uecr.settings())
+    assert isinstance(of, Uecr)
+    weight_BT = 1.0 + of.rho * of.residual(batch, batch.column(-torch.ones(batch.responses))).q_BT
+    return [weight_T[mask_T].numpy() for weight_T, mask_T in zip(weight_BT, batch.mask_BT, strict=True)]
 
 
 def _permuted(batch: ScoredBatch, streams: Sequence[np.random.Generator]) -> ScoredBatch:
     """Each response's entropies permuted by a stream of its own: seed and name alone decide it."""
-    parts = [block.of(batch.scores("teacher_entropy"))[0] for block in batch.blocks]
-    mixed = [part[torch.from_numpy(stream.permutation(len(part)))] for part, stream in zip(parts, streams, strict=True)]
-    return replace(batch, teacher_entropy_BT=torch.cat(mixed))
+    assert batch.teacher_entropy_BT is not None
+    mixed_BT = batch.teacher_entropy_BT.clone()
+    for entropy_T, mask_T, stream in zip(mixed_BT, batch.mask_BT, streams, strict=True):
+        own_N = entropy_T[mask_T]
+        entropy_T[mask_T] = own_N[torch.from_numpy(stream.permutation(len(own_N)))]
+    return replace(batch, teacher_entropy_BT=mixed_BT)
 
 
 def _gap(weight_N: Array, above_N: Array, below_N: Array) -> float:

@@ -20,7 +20,8 @@ from nemo_uecr.audit.groups import rows_of
 from nemo_uecr.audit.output import Array, Audit, Numbers, shown, tracked
 from nemo_uecr.audit.store import STUDENT, Scores
 from nemo_uecr.config.schema import Quantize
-from nemo_uecr.core.records import GAP_CLIP, ScoredBatch
+from nemo_uecr.core import GAP_CLIP
+from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 from nemo_uecr.evaluation.engines import start_vllm
 
@@ -263,12 +264,10 @@ def teacher_effect(
     mask_BT = first.mask_BT
     for name in ("mask_BT", "group_B", "task_reward_B", "old_logp_BT"):
         ours, theirs = getattr(first, name), getattr(second, name)
-        if name == "old_logp_BT":  # where nothing was sampled there may be anything
-            ours, theirs = ours[mask_BT], theirs[second.mask_BT]
         if not torch.equal(ours, theirs):
             shown = name.rpartition("_")[0]
             raise DataError(f"{shown} differs between the two; expected one batch, scored by the teacher in two ways")
-    gaps = [(batch.scores("teacher_logp") - batch.old_logp_BT)[mask_BT] for batch in (first, second)]
+    gaps = [batch.gap_BT[mask_BT] for batch in (first, second)]
     effects = [_effect("gap", "nats", *gaps, signed=True)]
     if first.teacher_entropy_BT is not None and second.teacher_entropy_BT is not None:
         entropies = first.teacher_entropy_BT[mask_BT], second.teacher_entropy_BT[mask_BT]

@@ -14,8 +14,9 @@ import torch
 from nemo_uecr.audit.groups import rows_of, scored_batch
 from nemo_uecr.audit.output import Audit, Numbers, percent, tracked
 from nemo_uecr.audit.store import STUDENT, Array, Scores, Tokens
-from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import Settings
+from nemo_uecr.core.functions import compute
+from nemo_uecr.core.methods import method_of
+from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percentile_interval
 
@@ -35,9 +36,7 @@ NOTE = (
 HEADS = ("quantity", "token-weighted", "response-balanced")
 
 
-def token_credit_audit(
-    scores: Scores, settings: Settings, *, checkpoint: int | None, replicates: int, seed: int
-) -> Audit:
+def token_credit_audit(scores: Scores, uecr: Uecr, *, checkpoint: int | None, replicates: int, seed: int) -> Audit:
     """Entropy strata, the place of large gaps, calibrated magnitude and mean token weights of one checkpoint.
 
     None takes the first checkpoint; the strata are always those of the first.
@@ -58,12 +57,12 @@ def token_credit_audit(
     quartile = float(np.quantile(reference_N, 0.75, method="inverted_cdf"))
     gap_N, rank_N = np.abs(tokens.gap_N), tokens.teacher_rank.numpy()
     own_ranks = [rank_N[stratum_N == each] for each in range(strata.count)]
-    weights = {name: _weights(scores, tokens, method, settings, strata) for name, method in WEIGHTS.items()}
+    weights = {name: _weights(scores, tokens, method, uecr, strata) for name, method in WEIGHTS.items()}
     _histogram(weights)
     numbers: Numbers = {
         "settings": {
             "anchor": STUDENT,
-            **{key: getattr(settings, key) for key in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor")},
+            **{key: getattr(uecr, key) for key in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor")},
             "strata": STRATA, "top": TOP, "replicates": replicates, "seed": seed,
         },
         "scores": scores.provenance(),
@@ -82,7 +81,7 @@ def token_credit_audit(
             "rank": strata.mean(rank_N.astype(np.float64)),
             "median_rank": [float(np.median(own)) if own.size else None for own in own_ranks],
         },
-        "large_gaps": _large_gaps(gap_N, entropy_N, strata, quartile, settings),
+        "large_gaps": _large_gaps(gap_N, entropy_N, strata, quartile, uecr),
         "weights": weights,
     }  # fmt: skip
     return Audit("token-credit", "Token credit", NOTE, numbers, HEADS, _rows(numbers))
@@ -98,11 +97,10 @@ def _entropy(scores: Scores, tokens: Tokens) -> Array:
     return entropy_N
 
 
-def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float, settings: Settings) -> list[Numbers]:
+def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float, uecr: Uecr) -> list[Numbers]:
     """For each share of the largest gaps, all ties included: their strata, and how much calibration shrinks them."""
-    tau = settings.given(("tau_delta", "tau_entropy"), "uecr")
-    magnitude_N = np.tanh(gap_N / (2.0 * tau["tau_delta"]))
-    calibrated_N = magnitude_N * np.exp(-entropy_N / tau["tau_entropy"])
+    magnitude_N = np.tanh(gap_N / (2.0 * uecr.tau_delta))
+    calibrated_N = magnitude_N * np.exp(-entropy_N / uecr.tau_entropy)
     quarters = replace(strata, stratum_N=(entropy_N > quartile).astype(np.int64), count=2)
     whole = replace(strata, stratum_N=np.zeros_like(strata.stratum_N), count=1)
     rows: list[Numbers] = []
@@ -131,17 +129,18 @@ def _last(found: Mapping[str, Mapping[str, Array]]) -> Numbers:
     return {way: {key: float(value[-1]) for key, value in each.items()} for way, each in found.items()}
 
 
-def _weights(scores: Scores, tokens: Tokens, method: str, settings: Settings, strata: Strata) -> Numbers:
+def _weights(scores: Scores, tokens: Tokens, method: str, uecr: Uecr, strata: Strata) -> Numbers:
     """``B_i = sum_t m w / sum_t m`` in float64, over responses whose verifier advantage has a sign."""
     scores.responses.verified_rewards()
     budget_B, sign_B = np.ones(len(tokens.rows)), np.zeros(len(tokens.rows))
     groups, length_B = rows_of(scores.responses.group_B[tokens.rows]), np.diff(tokens.offsets)
     for rows in tracked(groups, f"weights of {method}"):
-        found = METHODS[method].compute(scored_batch(scores, tokens, rows), settings, detail=True)
+        found = compute(method_of(method, uecr.settings()), scored_batch(scores, tokens, rows))
         assert found.weight_BT is not None
         assert found.advantage_task_B is not None
-        parts = torch.split(found.weight_BT, length_B[rows].tolist())
-        budget_B[rows] = [float(part.mean()) for part in parts]
+        budget_B[rows] = [
+            float(weight_T[:length].mean()) for weight_T, length in zip(found.weight_BT, length_B[rows], strict=True)
+        ]
         sign_B[rows] = found.advantage_task_B.sign().numpy()
     signed = sign_B != 0
     own_B, own_length_B = budget_B[signed], length_B[signed].astype(np.float64)

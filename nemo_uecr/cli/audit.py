@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 from cyclopts import Parameter, validators
 
@@ -15,7 +15,7 @@ from nemo_uecr.errors import DataError, require_extra
 if TYPE_CHECKING:
     from nemo_uecr.audit.output import Audit
     from nemo_uecr.audit.store import Scores
-    from nemo_uecr.core.records import Settings
+    from nemo_uecr.core.methods.uecr import Uecr
 
 app = family("audit", "The paper's audits, of scores or of a run.")
 
@@ -103,7 +103,7 @@ def token_credit(
     """
     from nemo_uecr.audit.token_credit import token_credit_audit
 
-    settings = _settings("uecr", run, words)
+    settings = _uecr(run, words)
     audit = token_credit_audit(_read(scores), settings, checkpoint=checkpoint, replicates=replicates, seed=seed)
     _finish(audit, out, scores)
 
@@ -208,7 +208,7 @@ def localization(
         return
     if judge is None or key is None:
         raise DataError("expected --judge LABELS and --key KEY; write the steps for a judge with --write-steps DIR")
-    settings, labels = _settings("ecr_alpha_zero", run, words), read_labels(judge, key)
+    settings, labels = _uecr(run, words), read_labels(judge, key)
     spelled = load_tokens(resolve(tokenizer or found.plan["teacher"]["name"])).tokenizer
     counts = {"checkpoint": checkpoint, "shuffles": shuffles, "replicates": replicates, "seed": seed}
     _finish(localization_audit(found, labels, settings, spelled, **counts), out, scores)
@@ -303,11 +303,12 @@ def _read(scores: Path) -> Scores:
     return read_scores(scores)
 
 
-def _settings(method: str, run: Path | None, given: Sequence[str]) -> Settings:
-    """The settings that a method needs: those of a run, then those given one by one."""
+def _uecr(run: Path | None, given: Sequence[str]) -> Uecr:
+    """UECR with the settings of a run, then those given one by one."""
     from nemo_uecr.config.load import written_config
 
-    return method_settings(method, given, None if run is None else written_config(run / "config.yaml").method)
+    method, _ = method_settings("uecr", given, None if run is None else written_config(run / "config.yaml").method)
+    return cast("Uecr", method)
 
 
 def _finish(audit: Audit, out: Path | None, source: Path) -> None:

@@ -15,8 +15,7 @@ from nemo_uecr.errors import ConfigError
 if TYPE_CHECKING:
     from cyclopts import Token
 
-    from nemo_uecr.config.schema import MethodConfig
-    from nemo_uecr.core.records import Settings
+    from nemo_uecr.core.methods import Method, RunState
 
 
 def family(name: str, summary: str | None = None) -> App:
@@ -40,7 +39,7 @@ Override = Annotated[str, Parameter(help="`key=value` changes one value, for exa
 Json = Annotated[Path | None, Parameter(name="--json", help="Also write the result to this JSON file.")]
 Words = Annotated[
     tuple[str, ...],
-    Parameter(name="--set", help="The method's settings as `key=value`: alpha=1 rho=.5 std=sample parameters.NAME=2."),
+    Parameter(name="--set", help="The method's settings as `key=value`: alpha=1 rho=.5 sample_std=true."),
 ]
 Numbers = Annotated[tuple[int, ...], Parameter(converter=_numbers, n_tokens=1, consume_multiple=False)]
 AtLeastOne = types.PositiveInt
@@ -53,18 +52,19 @@ def say(*lines: str) -> None:
     sys.stdout.flush()
 
 
-def method_settings(name: str, words: Sequence[str], run: MethodConfig | None = None) -> Settings:
-    """Settings of a method from ``key=value`` words; what is not given is the run's, or the configuration's default."""
+def method_settings(name: str, words: Sequence[str], run: Method | None = None) -> tuple[Method, RunState]:
+    """A method from ``key=value`` words; what is not given is the run's, or the method's default."""
     from nemo_uecr.config.load import load_method
-    from nemo_uecr.core.records import Settings
+    from nemo_uecr.core.methods import RunState
 
     pairs = [word.partition("=")[::2] for word in words]
     counts = {key: text for key, text in pairs if key in ("step", "seed", "total_steps")}
     carried = {key: text for key, text in pairs if key.startswith("state.")}
     overrides = [f"method.{word}" for word in words if word.partition("=")[0] not in counts | carried]
     try:
-        given = load_method(name, overrides, run).core_settings() | {key: int(text) for key, text in counts.items()}
-        return Settings(**given, state={key.removeprefix("state."): float(text) for key, text in carried.items()})
+        state = {key.removeprefix("state."): float(text) for key, text in carried.items()}
+        counted = {key: int(text) for key, text in counts.items()}
+        return load_method(name, overrides, run), RunState(**counted, state=state)
     except ValueError as error:  # ConfigError among them
         raise ConfigError(f"{error} (on this command: --set key=value, without 'method.')") from error
 

@@ -272,11 +272,10 @@ def advised(
 
 def _facts(source: str, overrides: Sequence[str], problems: int) -> Facts:
     from nemo_uecr.audit.advise import facts_of_config, facts_of_run
-    from nemo_uecr.config.load import DEFAULT, load_config
+    from nemo_uecr.config.load import load_config
     from nemo_uecr.study.demo import resolve
 
     if Path(source).is_dir() and not overrides:
         return facts_of_run(Path(source))
     loaded = load_config(source, overrides)
-    stated = loaded.origins["method.scoring_noise"] != DEFAULT
-    return facts_of_config(loaded.config, problems=problems, locate=resolve, noise_stated=stated)
+    return facts_of_config(loaded.config, problems=problems, locate=resolve)

@@ -6,6 +6,7 @@ import os
 import sys
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -102,15 +103,15 @@ def replay(
 def _write_advantages(path: Path, name: str, words: Sequence[str], out: Path) -> None:
     from safetensors.torch import save
 
-    from nemo_uecr.core.methods import METHODS
+    from nemo_uecr.core.functions import compute
     from nemo_uecr.data.batch_file import load_batch, naming_file, scored_batch
     from nemo_uecr.files import replace_file
 
     refuse_input(out, path)
-    settings = method_settings(name, words)
-    batch = scored_batch(load_batch(path), path)
+    method, run = method_settings(name, words)
+    batch = replace(scored_batch(load_batch(path), path), run=run)
     with naming_file(path):
-        tensors = METHODS[name].compute(batch, settings, detail=True).named_tensors()
+        tensors = compute(method, batch).named_tensors()
     replace_file(out, save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata={"method": name}))
     say(f"{name}: {len(tensors)} tensors in {out}")
 

@@ -91,10 +91,9 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
 def _try_method(loaded: Loaded[Any]) -> None:
     """Compute the method on a made batch, and log the keys that it does not use."""
     from nemo_uecr.config.methods import unused_line
-    from nemo_uecr.core.invariants import rehearse
+    from nemo_uecr.core.invariants import smoke_test
 
-    method = loaded.config.method
-    rehearse(method.name, method.core_settings(), loaded.config.tolerances.model_dump())
+    smoke_test(loaded.config.method, loaded.config.tolerances.model_dump())
     if line := unused_line(loaded.config, loaded.origins):
         logger.info(line)
 

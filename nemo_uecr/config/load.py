@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_args, get_origin
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import OmegaConf
@@ -25,10 +25,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import Config, MethodConfig, Section, nearest_name
+from nemo_uecr.config.schema import Config, MethodSection, Section, nearest_name
+from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
 from nemo_uecr.files import read_object
-from nemo_uecr.method_registry import REGISTRY
 
 #: Origins of a value given on the command line, and of one that neither a file nor the command line gave.
 OVERRIDE, DEFAULT = "override", "default"
@@ -50,8 +50,6 @@ INTERPOLATION = re.compile(r"(\\*)\$\{")
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b),
 }  # fmt: skip
-#: Each method's own numbers, among the nearest of an unknown key.
-PARAMETERS = [f"method.parameters.{key}" for entry in REGISTRY.values() for key in entry.parameters]
 #: Where `annotated_yaml` begins its comments.
 COLUMN = 48
 
@@ -115,18 +113,19 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
     beside = Path(shown).with_name("origins.json")
     written = read_object(beside) if beside.is_file() else {}
     stated = {key: at for key, at in layer.origins.items() if at != shown or written.get(key) != DEFAULT}
-    return Loaded(config, {key: stated.get(key, DEFAULT) for key in flat_values(config)})
+    unused = [key for key in stated if key.startswith("method.")]  # of another method
+    return Loaded(config, {key: stated.get(key, DEFAULT) for key in (*flat_values(config), *unused)})
 
 
 class _MethodAlone(Section):
     """The one section that commands on saved batches and scores need."""
 
-    method: MethodConfig
+    method: MethodSection
 
 
-def load_method(name: str, overrides: Sequence[str], run: MethodConfig | None = None) -> MethodConfig:
+def load_method(name: str, overrides: Sequence[str], run: Method | None = None) -> Method:
     """A method's section: the run's, or None for the schema's defaults, changed by `method.key=value` overrides."""
-    base = _layer({"method": {**({} if run is None else run.model_dump()), "name": name}}, OVERRIDE)
+    base = _layer({"method": {**({} if run is None else run.settings()), "name": name}}, OVERRIDE)
     layer = reduce(_overlay, [override_layer(text, _MethodAlone) for text in overrides], base)
     return _validated(_MethodAlone, layer.values, layer.origins, OVERRIDE).method
 
@@ -239,7 +238,7 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     name = name.strip().lstrip("+")
     key = key_of(name, schema)
     if key is None:
-        nearest = nearest_name(name, [*known_keys(schema), *PARAMETERS])
+        nearest = nearest_name(name, known_keys(schema))
         raise ConfigError(f"override {text!r}: unknown key {name}; the nearest known key is {nearest}")
     annotation, parts = known_keys(schema)[key].annotation, (name if ".NAME." in key else key).split(".")
     if name != key and ".NAME." not in key:
@@ -280,6 +279,11 @@ def known_keys(schema: type[BaseModel]) -> dict[str, FieldInfo]:
         own = ".NAME" if get_origin(field.annotation) is dict else ""
         for section in sections_of(field.annotation):
             found |= {f"{name}{own}.{key}": inner for key, inner in known_keys(section).items()}
+        if field.annotation is Method:
+            found[f"{name}.name"] = FieldInfo(annotation=str)
+            for method in METHODS.values():
+                kinds = get_type_hints(method)
+                found |= {f"{name}.{key}": FieldInfo(annotation=kinds[key]) for key in method.ranges()}
     return found
 
 
@@ -306,6 +310,10 @@ def key_of(name: str, schema: type[BaseModel]) -> str | None:
 
 
 def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[str, str], path: str) -> C:
+    of_method = values.get("method")
+    for key in of_method if isinstance(of_method, Mapping) else ():
+        if f"method.{key}" not in known_keys(schema):
+            raise ConfigError(_unknown(f"method.{key}", schema, origins, path))
     try:
         return schema.model_validate(values)
     except ValidationError as error:
@@ -322,14 +330,18 @@ def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[s
         if first["type"] == "value_error":
             said = str(first["ctx"]["error"])
         elif first["type"] == "extra_forbidden":
-            nearest = nearest_name(name, [*known_keys(schema), *PARAMETERS])
-            said = f"{_origin(name, origins, path)}: unknown key {name}; the nearest known key is {nearest}"
+            said = _unknown(name, schema, origins, path)
         elif first["type"] == "missing" and isinstance(first["loc"][-1], str):  # else a list is too short
             said = f"{path}: missing {name}; write it in the file or pass {name}=VALUE"
         else:
             expected = first["msg"].replace("Input should be", "expected").partition(" or instance of ")[0]
             said = f"{name}: got {got:.60}, {expected} ({_set_where(name, origins, path)})"
         raise ConfigError(said + more) from error
+
+
+def _unknown(name: str, schema: type[BaseModel], origins: Mapping[str, str], path: str) -> str:
+    nearest = nearest_name(name, known_keys(schema))
+    return f"{_origin(name, origins, path)}: unknown key {name}; the nearest known key is {nearest}"
 
 
 def _name(loc: Sequence[int | str]) -> str:

@@ -17,7 +17,7 @@ from nemo_uecr.config.schema import (
     Count,
     EvaluationConfig,
     LossConfig,
-    MethodConfig,
+    MethodSection,
     NonNegative,
     NonNegativeInt,
     OptimizerConfig,
@@ -204,7 +204,7 @@ class NemoConfig(Section):
     # Smallest task reward that counts as correct in telemetry.
     correct_at: float = 0.5
     rollout: NemoRolloutConfig
-    method: MethodConfig
+    method: MethodSection
     loss: LossConfig
     train: NemoTrainConfig
     scoring: ScoringConfig
@@ -224,7 +224,7 @@ class NemoConfig(Section):
     def active_teachers(self) -> dict[str, NemoTeacherConfig]:
         """What the run reads scores from, by key; empty where its method reads none."""
         named = {f"teachers.{name}": self.teacher.model_copy(update=dict(one)) for name, one in self.teachers.items()}
-        found = (named or {"teacher": self.teacher}).items() if self.method.entry.needs_teacher else ()
+        found = (named or {"teacher": self.teacher}).items() if self.method.needs_teacher() else ()
         return {key: teacher for key, teacher in found if teacher.model_name is not None}
 
     def alone(self, teacher: NemoTeacherConfig) -> NemoConfig:
@@ -262,15 +262,15 @@ class NemoConfig(Section):
         if len(self.reward) > 1 and any(isinstance(each, NemoRlEnvironment) for each in self.reward):
             raise ValueError("reward.nemo_rl_environment: expected no other; NeMo-RL asks one environment per problem")
         check_routing(self)
-        entry, own = self.method.entry, self.teacher.dedicated_gpus
-        if entry.needs_initial:
+        method, own = self.method, self.teacher.dedicated_gpus
+        if "initial_logp" in method.reads:
             raise ValueError(
-                f"method.name: got {entry.name!r}, which reads the initial student at temperature 1, but backend "
+                f"method.name: got {method.name!r}, which reads the initial student at temperature 1, but backend "
                 "nemo_rl scores it at rollout.temperature alone; use backend=local or another method"
             )
-        if own and not entry.needs_teacher:
+        if own and not method.needs_teacher():
             raise ValueError(
-                f"teacher.dedicated_gpus: got {own}, but method {entry.name} loads no teacher; set it to 0"
+                f"teacher.dedicated_gpus: got {own}, but method {method.name} loads no teacher; set it to 0"
             )
         if own and self.teachers:
             raise ValueError(

@@ -8,9 +8,10 @@ validator that raises ValueError with a sentence naming them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -19,20 +20,19 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PlainSerializer,
+    PlainValidator,
     Tag,
-    field_validator,
+    TypeAdapter,
+    ValidationError,
     model_validator,
 )
 
-from nemo_uecr.method_registry import REGISTRY, Entry
+from nemo_uecr.core.methods import METHODS, Method, method_of
+from nemo_uecr.core.methods.uecr import Puu
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import AnyConfig
-
-#: Settings of `method` without a default in code: every method that uses one needs it stated.
-REQUIRED_SETTINGS = ("alpha", "rho", "tau_delta", "tau_entropy")
-#: Settings of `method` that have a default.
-OPTIONAL_SETTINGS = ("std_floor", "opd_coef", "std", "scoring_noise", "turn_separator")
 
 Count = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -89,76 +89,35 @@ class SamplingConfig(Section):
     overlong_filter: bool  # Whether truncated responses are left out of the loss.
 
 
-class MethodConfig(Section):
-    """The advantage: which method, and its settings."""
+def _method(values: object) -> Method:
+    """The method that the section ``method`` names, with its settings; those of other methods are accepted."""
+    if not isinstance(values, dict) or "name" not in values:
+        raise ValueError(f"method: got {values!r:.60}, expected a section with a name and settings")
+    name, settings = values["name"], {key: value for key, value in values.items() if key != "name"}
+    if name not in METHODS:
+        raise ValueError(
+            f"method.name: got {name!r}, the nearest method is {nearest_name(str(name), METHODS)!r}; "
+            f"known methods: {', '.join(METHODS)}"
+        )
+    kinds, method = get_type_hints(METHODS[name]), METHODS[name]
+    if missing := [f"method.{key}" for key in method.required() if settings.get(key) is None]:
+        raise ValueError(f"{', '.join(missing)}: missing, but method {name} needs it; write {missing[0]}=VALUE")
+    for key, allowed in method.ranges().items():
+        try:
+            if key in settings:
+                settings[key] = TypeAdapter(kinds[key]).validate_python(settings[key], strict=True)
+        except ValidationError as error:
+            wanted = error.errors()[0]["msg"].replace("Input should be", "expected")
+            raise ValueError(f"method.{key}: got {settings[key]!r:.60}, {wanted}") from error
+        if allowed is not None and settings.get(key) is not None and settings[key] not in allowed:
+            raise ValueError(f"method.{key}: got {settings[key]!r}, expected {allowed}")
+    return method_of(name, settings)
 
-    name: Text  # One of the methods: the paper's fourteen, and those added to the registry.
-    alpha: float | None = None  # Weight of the teacher reward in R^U. Required by the methods that use it.
-    # Strength of the token redistribution. Required by the methods that use it.
-    rho: BelowOne | None = None
-    # Scale of the gap inside the direction's tanh, nats. Required by the methods that use it.
-    tau_delta: Positive | None = None
-    # Scale of the teacher entropy in the confidence, nats. Required by the methods that use it.
-    tau_entropy: Positive | None = None
-    std_floor: NonNegative = 0.0  # Smallest standard deviation that a group is divided by; 0: the paper's form.
-    opd_coef: float = 1.0  # Weight of the second surrogate, PG(A_opd).
-    # Divisor of the group's variance: G (population) or G - 1 (sample).
-    std: Literal["population", "sample"] = "population"
-    # Noise in R^U that comes from scoring alone; `nemo-uecr audit teacher` measures it for R^T. Telemetry counts the
-    # groups whose standard deviation lies below it; no advantage depends on it.
-    scoring_noise: Positive = 1e-3
-    # A token whose text contains this ends a turn; null: one turn. A newline is "\n" in YAML, $'...=\n' in a shell.
-    turn_separator: Text | None = None
-    # Parameters that only some methods have; those not stated take the registry's defaults.
-    parameters: dict[str, float] = {}
 
-    @property
-    def entry(self) -> Entry:
-        """The method's line in the registry."""
-        return REGISTRY[self.name]
-
-    def core_settings(self) -> dict[str, Any]:
-        """The scalars by the names of `core.records.Settings`; step and seed are the run's to add."""
-        same = (*REQUIRED_SETTINGS, "std_floor", "opd_coef", "parameters")
-        return {name: getattr(self, name) for name in same} | {"sample_std": self.std == "sample"}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _complete_parameters(cls, values: object) -> object:
-        """Fill in the method's own parameters that are not stated."""
-        if not isinstance(values, dict) or not isinstance(values.get("parameters", {}), dict):
-            return values
-        entry = REGISTRY.get(str(values.get("name")))
-        own = {} if entry is None else {name: parameter.default for name, parameter in entry.parameters.items()}
-        return {**values, "parameters": {**own, **values.get("parameters", {})}}
-
-    @field_validator("name")
-    @classmethod
-    def _name_is_known(cls, name: str) -> str:
-        if name not in REGISTRY:
-            raise ValueError(
-                f"method.name: got {name!r}, the nearest method is {nearest_name(name, REGISTRY)!r}; "
-                f"known methods: {', '.join(REGISTRY)}"
-            )
-        return name
-
-    @model_validator(mode="after")
-    def _settings_are_complete(self) -> Self:
-        needed = self.entry.config_settings
-        missing = [f"method.{key}" for key in REQUIRED_SETTINGS if key in needed and getattr(self, key) is None]
-        if missing:
-            raise ValueError(
-                f"{', '.join(missing)}: missing, but method {self.name} needs it; write {missing[0]}=VALUE"
-            )
-        own, known = self.entry.parameters, {name for entry in REGISTRY.values() for name in entry.parameters}
-        for name, value in self.parameters.items():
-            if name in own:
-                own[name].check(f"method.parameters.{name}", value)
-            elif name not in known:  # another method's is left alone
-                raise ValueError(
-                    f"method.parameters.{name}: no such parameter; {self.name} has: {', '.join(own) or 'none'}"
-                )
-        return self
+#: The section `method`: one of the classes in `nemo_uecr/core/methods`, told apart by its name.
+MethodSection = Annotated[
+    Method, PlainValidator(_method), PlainSerializer(lambda method: {"name": method.name, **method.settings()})
+]
 
 
 class LossConfig(Section):
@@ -321,7 +280,7 @@ def check_batch(config: AnyConfig) -> None:
 
 def check_teacher(config: AnyConfig) -> None:
     """Refuse a method that reads teacher scores when there is no teacher."""
-    if config.method.entry.needs_teacher and not config.active_teachers:
+    if config.method.needs_teacher() and not config.active_teachers:
         raise ValueError(
             f"teacher.model_name: got null, but method {config.method.name} reads a teacher; name a model, or choose "
             "method.name=grpo"
@@ -510,7 +469,7 @@ class Config(Section):
     # Smallest task reward that counts as correct in telemetry, when the verifier is not among the rewards.
     correct_at: float = 0.5
     rollout: RolloutConfig
-    method: MethodConfig
+    method: MethodSection
     loss: LossConfig
     train: TrainConfig
     evaluation: EvaluationConfig
@@ -528,7 +487,7 @@ class Config(Section):
                 found[key] = teacher.model_copy(update={"dtype": teacher.dtype or self.student.dtype})
             elif isinstance(teacher, SelfTeacherConfig | UrlTeacherConfig):
                 found[key] = teacher
-        return found if self.method.entry.needs_teacher else {}
+        return found if self.method.needs_teacher() else {}
 
     @model_validator(mode="before")
     @classmethod
@@ -548,7 +507,7 @@ class Config(Section):
         check_routing(self)
         self._check_quantized()
         for key, teacher in url_teachers(self).items():
-            if teacher.entropy == "none" and "teacher_entropy" in self.method.entry.scores:
+            if teacher.entropy == "none" and "teacher_entropy" in self.method.reads:
                 raise ValueError(
                     f"{key}.entropy: got none, but method {self.method.name} reads the teacher's entropy; serve the "
                     f"model with the plugin and set {key}.entropy=plugin, or choose method.name=ecr_no_entropy"
@@ -572,12 +531,12 @@ class Config(Section):
 
     def _check_quantized(self) -> None:
         method = self.method
-        stated = "scoring_noise" in method.model_fields_set
-        floored = stated and method.std_floor > method.scoring_noise
+        if not isinstance(method, Puu) or method.alpha == 0 or method.std_floor > (method.scoring_noise or math.inf):
+            return
+        noise = "not stated" if method.scoring_noise is None else f"{method.scoring_noise:g}"
         for key, teacher in self.active_teachers.items():
             quantize = getattr(teacher, "quantize", "none")
-            if quantize != "none" and method.entry.normalises_teacher and not floored:
-                noise = f"{method.scoring_noise:g}" if stated else "not stated"
+            if quantize != "none":
                 raise ValueError(
                     f"{key}.quantize: got {quantize} with method.scoring_noise {noise} and method.std_floor "
                     f"{method.std_floor:g}; {method.name} divides R^T by its spread in a group, which may be rounding "

@@ -6,69 +6,69 @@ Tests, run telemetry and audits call the same functions. Shape legend: B = respo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.core.functions import compute
+from nemo_uecr.core.methods import Advantages, Method, method_of
+from nemo_uecr.core.methods.uecr import Puu
+from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import ConfigError, InvariantError, ScoreError
-from nemo_uecr.method_registry import Entry
 
-#: (batch, settings, advantages) -> [B] residual of each response, 0 when the identity holds exactly.
-ResidualOf = Callable[[ScoredBatch, Settings, Advantages], Tensor]
+#: (method, batch, advantages) -> [B] residual of each response, 0 when the identity holds exactly.
+ResidualOf = Callable[[Method, ScoredBatch, Advantages], Tensor]
 
 
-def finite(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+def finite(method: Method, batch: ScoredBatch, advantages: Advantages) -> Tensor:
     """Number of non-finite advantages of each response, of either surrogate; [B]."""
     bad_BT = ~advantages.advantage_BT.isfinite()
     if advantages.advantage_opd_BT is not None:
         bad_BT = bad_BT | ~advantages.advantage_opd_BT.isfinite()
-    return _token_sum(batch, bad_BT)
+    return batch.token_sum(bad_BT)
 
 
-def decomposition(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+def decomposition(method: Method, batch: ScoredBatch, advantages: Advantages) -> Tensor:
     """``|A^U - (A^task|U + alpha A^T|U)| / max(1, |A^task|U| + |alpha A^T|U|)``; [B] (prop:adv-decomposition)."""
     unified_B = _present(advantages.advantage_unified_B, "advantage_unified").to(torch.float64)
     task_B = _present(advantages.advantage_task_B, "advantage_task").to(torch.float64)
-    alpha = 0.0 if settings.alpha is None else settings.alpha
+    alpha = method.alpha if isinstance(method, Puu) else 0.0
     teacher_B = alpha * _present(advantages.advantage_teacher_B, "advantage_teacher").to(torch.float64)
     return (unified_B - (task_B + teacher_B)).abs() / (task_B.abs() + teacher_B.abs()).clamp_min(1.0)
 
 
-def budget(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+def budget(method: Method, batch: ScoredBatch, advantages: Advantages) -> Tensor:
     """The larger of ``|mean_t w - 1|`` and ``|mean_t A - A^U| / max(1, |A^task| + |A^U|)``; [B] (prop:invariants).
 
     Without PUU, A^task stands for A^U. Where there is neither, the weights count alone.
     """
-    counts_B, task_B = batch.token_counts_B, advantages.advantage_task_B
-    weight_B = (_token_sum(batch, _present(advantages.weight_BT, "weight")) / counts_B - 1.0).abs()
+    task_B = advantages.advantage_task_B
+    weight_B = (batch.token_mean(_present(advantages.weight_BT, "weight")) - 1.0).abs()
     if task_B is None:
         return weight_B
     whole_B = task_B if advantages.advantage_unified_B is None else advantages.advantage_unified_B
-    moved_B = (_token_sum(batch, advantages.advantage_BT) / counts_B - whole_B).abs()
+    moved_B = (batch.token_mean(advantages.advantage_BT) - whole_B).abs()
     return weight_B.maximum(moved_B / (task_B.abs() + whole_B.abs()).clamp_min(1.0))
 
 
-def residual_bound(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+def residual_bound(method: Method, batch: ScoredBatch, advantages: Advantages) -> Tensor:
     """``max(0, max_t |q| - 1)``; [B]."""
     residual_BT = _present(advantages.residual_BT, "residual")
     return (residual_BT.abs().double() - 1.0).clamp_min(0.0).masked_fill(~batch.mask_BT, 0.0).amax(dim=1)
 
 
-def sign_kept(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+def sign_kept(method: Method, batch: ScoredBatch, advantages: Advantages) -> Tensor:
     """Number of tokens whose weight is not positive or, without PUU, whose sign is not the verdict's; [B]."""
     flipped_BT = _present(advantages.weight_BT, "weight") <= 0
     if advantages.advantage_task_B is not None and advantages.advantage_unified_B is None:
         flipped_BT = flipped_BT | (advantages.advantage_BT * advantages.advantage_task_B.unsqueeze(1) < 0)
-    return _token_sum(batch, flipped_BT)
+    return batch.token_sum(flipped_BT)
 
 
-def log_weight(batch: ScoredBatch, settings: Settings, advantages: Advantages) -> Tensor:
+def log_weight(method: Method, batch: ScoredBatch, advantages: Advantages) -> Tensor:
     """``|mean_t log w|`` over the sampled tokens where the advantage is positive (geometric mean 1); [B]."""
-    mean_B = _token_sum(batch, _present(advantages.weight_BT, "weight").double().log()) / batch.token_counts_B
+    mean_B = batch.token_mean(_present(advantages.weight_BT, "weight").double().log())
     return mean_B.abs() * (_present(advantages.advantage_task_B, "advantage_task") > 0)
 
 
@@ -86,24 +86,20 @@ EXACT = frozenset({"finite", "sign_kept"})
 
 
 def check_identities(
-    method: Entry, batch: ScoredBatch, settings: Settings, advantages: Advantages, tolerances: dict[str, float]
+    method: Method, batch: ScoredBatch, advantages: Advantages, tolerances: Mapping[str, float]
 ) -> dict[str, float]:
     """Worst residual of every identity that the method declares or monitors, by name.
 
     Args:
         method: declares which identities hold.
         batch: what the advantages were computed from.
-        settings: the method's scalars.
-        advantages: computed with ``detail=True``.
+        advantages: the method's.
         tolerances: largest allowed residual by identity name; counts and monitored ones need none.
 
     Raises:
         ConfigError: If there is no such identity, or no tolerance for it.
         InvariantError: If a declared identity is violated, naming the worst response.
     """
-    if "alpha" not in method.settings:
-        # A configured alpha that the method ignores is no part of its decomposition.
-        settings = replace(settings, alpha=0.0)
     worst: dict[str, float] = {}
     # A violated count is the graver: it comes first.
     for name in (*sorted(method.identities, key=lambda each: each not in EXACT), *method.monitored):
@@ -114,7 +110,7 @@ def check_identities(
                 f"no tolerance is given for {name!r}, an identity of {method.name}; give one, such as 1e-6"
             )
         statement, residual_of = IDENTITIES[name]
-        residual_B = residual_of(batch, settings, advantages)
+        residual_B = residual_of(method, batch, advantages)
         row = int(residual_B.argmax())
         worst[name] = float(residual_B[row])
         if name in method.monitored:
@@ -128,13 +124,8 @@ def check_identities(
     return worst
 
 
-def rehearse(name: str, scalars: Mapping[str, Any], tolerances: dict[str, float]) -> None:
-    """Run and check the method on a synthetic batch, so that a slip in its line shows before a model is loaded.
-
-    Args:
-        name: the method's.
-        scalars: what the configuration gives of `Settings`.
-        tolerances: as for `check_identities`.
+def smoke_test(method: Method, tolerances: Mapping[str, float]) -> None:
+    """Run and check the method on a synthetic batch, so that a slip in it shows before a model is loaded.
 
     Raises:
         ConfigError: If the method refuses two groups of eight responses of 16 tokens, or an identity does not hold.
@@ -144,28 +135,22 @@ def rehearse(name: str, scalars: Mapping[str, Any], tolerances: dict[str, float]
     old_BT = -0.2 - (place_BT * 37 % 256).double() / 180  # a gap of either sign and any size within each response
     made: dict[str, Any] = {
         f"{score}_BT": (nats_BT if "entropy" in score else -nats_BT).roll(5 * place, dims=1)
-        for place, score in enumerate(sorted(METHODS[name].scores))
+        for place, score in enumerate(sorted(method.reads))
     }
     mask_BT = nats_BT > 0
     mask_BT[1, 9:] = mask_BT[2, 1:] = False  # a shorter response, and one of a single token
-    settings = Settings(**scalars, step=0, total_steps=1, seed=0)
     try:
         batch = ScoredBatch((torch.arange(16) % 2).double(), group_B, mask_BT, old_BT, **made)
-        found = METHODS[name].compute(batch, settings, detail=True)
-        check_identities(METHODS[name], batch, settings, found, tolerances)
+        check_identities(method, batch, compute(method, batch), tolerances)
     except (ScoreError, InvariantError) as error:
-        places = f"method_registry.py and core/methods/{METHODS[name].file}.py"
-        raise ConfigError(f"method {name} on a synthetic batch: {error} (see {places})") from error
+        home = type(method).__module__.replace(".", "/")
+        raise ConfigError(f"method {method.name} on a synthetic batch: {error} (see {home}.py)") from error
 
 
 def _present(tensor: Tensor | None, name: str) -> Tensor:
     if tensor is None:
-        raise InvariantError(f"the method returned no {name}; expected it with detail=True, since an identity reads it")
+        raise InvariantError(f"the method returned no {name}; expected it, since an identity reads it")
     return tensor
-
-
-def _token_sum(batch: ScoredBatch, value_BT: Tensor) -> Tensor:
-    return value_BT.masked_fill(~batch.mask_BT, 0.0).sum(dim=1, dtype=torch.float64)
 
 
 def reductions(batch: ScoredBatch) -> dict[str, float]:
@@ -177,10 +162,11 @@ def reductions(batch: ScoredBatch) -> dict[str, float]:
     """
     if batch.teacher_logp_BT is None or batch.teacher_entropy_BT is None:
         return {}
-    neutral = Settings(alpha=1.0, rho=0.0, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False)
-    cases = {"rho = 0": ("puu", neutral), "alpha = rho = 0": ("grpo", replace(neutral, alpha=0.0))}
+    neutral = {"rho": 0.0, "tau_delta": 1.0, "tau_entropy": 1.0}
     found = {}
-    for condition, (baseline, settings) in cases.items():
-        reduced, expected = (METHODS[name].compute(batch, settings).advantage_BT for name in ("uecr", baseline))
+    for condition, baseline, alpha in (("rho = 0", "puu", 1.0), ("alpha = rho = 0", "grpo", 0.0)):
+        reduced, expected = (
+            compute(method_of(name, neutral | {"alpha": alpha}), batch).advantage_BT for name in ("uecr", baseline)
+        )
         found[condition] = float((reduced - expected).abs().max())
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.records import check_scores
+from nemo_uecr.core.record import check_scores
 from nemo_uecr.errors import ScoreError
 
 

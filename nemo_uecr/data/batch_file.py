@@ -15,7 +15,8 @@ from nemo_uecr.files import replace_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.core.records import Advantages, ScoredBatch
+    from nemo_uecr.core.methods import Advantages, Method, RunState
+    from nemo_uecr.core.record import ScoredBatch
 
 FORMAT = "nemo_uecr.batch/1"
 #: Allowed between two kinds of arithmetic, relative to max(1, |A|).
@@ -28,7 +29,6 @@ OPTIONAL = {
     "initial_logp": "initial_logp_BT",
     "student_entropy": "student_entropy_BT",
     "segments": "segments_BT",
-    "offsets": "offsets",
 }
 
 
@@ -50,6 +50,21 @@ class SavedBatch:
         settings: dict[str, Any] = json.loads(self.header.get("settings", "{}"))
         return settings
 
+    @property
+    def run(self) -> RunState:
+        """Where the run was; its beginning in a file written by hand."""
+        from nemo_uecr.core.methods import RunState
+
+        return RunState(**json.loads(self.header.get("run", "{}")))
+
+    def configured(self, path: Path) -> Method:
+        """The method that the run used, with its settings."""
+        from nemo_uecr.core.methods import METHODS, method_of
+
+        if self.method not in METHODS:
+            raise DataError(f"{path} names method {self.method!r}; expected one of {', '.join(METHODS)}")
+        return method_of(self.method, self.settings)
+
 
 def arithmetic() -> str:
     """What the bits of a result depend on besides its inputs: versions and kind of processor."""
@@ -67,8 +82,8 @@ def save_batch(
     path: Path,
     tensors: dict[str, Tensor],
     *,
-    method: str,
-    settings: dict[str, object],
+    method: Method,
+    run: RunState,
     step: int,
     arithmetic: str | None = None,
     teachers: Sequence[str] = (),
@@ -76,7 +91,10 @@ def save_batch(
     """Write a batch with what its advantages were computed with, and which of several teachers scored each row."""
     from safetensors.torch import save
 
-    header = {"format": FORMAT, "method": method, "settings": json.dumps(settings), "step": str(step)}
+    header = {
+        "format": FORMAT, "method": method.name, "settings": json.dumps(method.settings()),
+        "run": json.dumps(vars(run)), "step": str(step),
+    }  # fmt: skip
     if arithmetic is not None:
         header["arithmetic"] = arithmetic
     if teachers:
@@ -111,20 +129,21 @@ def naming_file(path: Path) -> Iterator[None]:
 
 def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
     """The record that the methods read, from a saved batch."""
-    from nemo_uecr.core.records import ScoredBatch
+    from nemo_uecr.core.record import ScoredBatch
 
     found = {field: saved.tensors.get(name) for name, field in (REQUIRED | OPTIONAL).items()}
     with naming_file(path):
-        return ScoredBatch(**found | {"mask_BT": saved.tensors["mask"].bool()})  # type: ignore[arg-type]  # the required ones are there
+        return ScoredBatch(**found | {"mask_BT": saved.tensors["mask"].bool()}, run=saved.run)  # type: ignore[arg-type]  # the required ones are there
 
 
-def turn_labels(ids: Tensor, mask: Tensor, separator: str | None, tokenizer: Any) -> Tensor | None:
-    """[B, T] turn of each sampled token, from 0: a token whose text contains ``separator`` ends its turn.
+def turn_labels(ids: Tensor, mask: Tensor, method: Method, tokenizer: Any) -> Tensor | None:
+    """[B, T] turn of each sampled token, from 0: a token whose text contains the ``turn_separator`` ends its turn.
 
-    None without a separator: every response is one turn.
+    None for a method without one: every response is one turn.
     """
     import torch
 
+    separator = method.settings().get("turn_separator")
     if separator is None:
         return None
     ends = [token for token in set(ids[mask].tolist()) if separator in tokenizer.decode([token])]
@@ -142,15 +161,12 @@ def tensors_of(batch: ScoredBatch) -> dict[str, Tensor]:
 # The advantages of a saved step, computed again
 
 
-def compute_again(saved: SavedBatch, batch: ScoredBatch, path: Path, *, detail: bool = False) -> Advantages:
+def compute_again(saved: SavedBatch, batch: ScoredBatch, path: Path) -> Advantages:
     """Advantages by the method and settings in the header; ``batch`` is its record, or one with other scores."""
-    from nemo_uecr.core.methods import METHODS
-    from nemo_uecr.core.records import Settings
+    from nemo_uecr.core.functions import compute
 
-    if saved.method not in METHODS:
-        raise DataError(f"{path} names method {saved.method!r}; expected one of {', '.join(METHODS)}")
     with naming_file(path):
-        return METHODS[saved.method].compute(batch, Settings(**saved.settings), detail=detail)
+        return compute(saved.configured(path), batch)
 
 
 @dataclass(frozen=True)
@@ -171,7 +187,7 @@ def recompute(path: Path) -> Recomputed:
     """Compute a saved step's advantages again and compare."""
     import torch
 
-    from nemo_uecr.core.records import LOSS_TENSORS
+    from nemo_uecr.core.methods.base import LOSS_TENSORS
 
     saved = load_batch(path)
     if "advantage" not in saved.tensors:

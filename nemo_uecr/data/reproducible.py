@@ -52,8 +52,9 @@ def statement(config: Config | NemoConfig, versions: Mapping[str, str]) -> dict[
     import nemo_uecr
     from nemo_uecr.config.methods import objective
     from nemo_uecr.config.schema import VerifierReward
-    from nemo_uecr.core.records import EPSILON, GAP_CLIP
+    from nemo_uecr.core import EPSILON, GAP_CLIP
 
+    settings = config.method.settings()
     own = [] if config.reward == (VerifierReward(),) else [each.label for each in config.reward]
     return {
         "objective": objective(config),
@@ -64,8 +65,8 @@ def statement(config: Config | NemoConfig, versions: Mapping[str, str]) -> dict[
             "reward": f"weighted sum of: {', '.join(own)}" if own else "1 for a correct final answer, 0 otherwise",
             "answer": "content of the last complete \\boxed{...}, compared symbolically",
             "advantage": "(R - mean) / (max(std, std_floor) + epsilon) over the responses to one prompt",
-            "group_std": config.method.std,
-            "std_floor": config.method.std_floor,
+            "group_std": "sample" if settings.get("sample_std") else "population",
+            "std_floor": settings.get("std_floor", 0.0),
             "epsilon": EPSILON,
             "gap_clip": GAP_CLIP,
             "loss": "token mean over the optimizer step's batch",

@@ -13,14 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.schema import Config, MethodConfig
-from nemo_uecr.core.records import SCORE_FIELDS, Advantages, ScoredBatch, Settings
-from nemo_uecr.data.batch_file import arithmetic, save_batch, tensors_of
+from nemo_uecr.config.schema import Config
+from nemo_uecr.core.methods import Advantages, Method, RunState
+from nemo_uecr.core.record import SCORE_FIELDS, ScoredBatch
+from nemo_uecr.data.batch_file import OPTIONAL, REQUIRED, arithmetic, save_batch
 from nemo_uecr.data.models import turns_before
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import ScoreError, UecrError
@@ -57,6 +58,7 @@ class StepBatch:
     reference: Scores | None  # initial student at T_r and, where the method reads it, at 1; None where nothing reads it
     unscored: ScoreError | None  # why the teacher's scores are missing; the step stops with it
     segments_BT: Tensor | None  # turn labels, None when the response is one turn
+    run: RunState  # where the run is, for the methods that depend on it
 
     @property
     def sample_ids(self) -> tuple[str, ...]:
@@ -66,27 +68,34 @@ class StepBatch:
     @cached_property
     def scored(self) -> ScoredBatch:
         """The record that the methods read."""
+        found = self._record_tensors()
+        # The fields of the record carry their shape in the name.
+        named: dict[str, Any] = {field: found.get(name) for name, field in (REQUIRED | OPTIONAL).items()}
+        return ScoredBatch(**named, sample_ids=self.sample_ids, run=self.run)
+
+    def _record_tensors(self) -> dict[str, Tensor]:
+        """The record's tensors by their public names, also where it would refuse them."""
         teacher, reference = self.teacher, self.reference
-        return ScoredBatch(
-            task_reward_B=torch.tensor([outcome.reward for outcome in self.outcomes]),
-            group_B=self.group_B,
-            mask_BT=self.sequences.mask_BT,
-            old_logp_BT=self.student.logp[1],
-            teacher_logp_BT=None if teacher is None else teacher.logp[0],
-            teacher_entropy_BT=None if teacher is None else teacher.entropy_BT,
-            initial_logp_BT=None if reference is None or len(reference.logp) == 1 else reference.logp[1],
-            student_entropy_BT=self.student.entropy_BT,
-            segments_BT=self.segments_BT,
-            sample_ids=self.sample_ids,
-        )
+        found = {
+            "task_reward": torch.tensor([outcome.reward for outcome in self.outcomes]),
+            "group": self.group_B,
+            "mask": self.sequences.mask_BT,
+            "old_logp": self.student.logp[1],
+            "teacher_logp": None if teacher is None else teacher.logp[0],
+            "teacher_entropy": None if teacher is None else teacher.entropy_BT,
+            "initial_logp": None if reference is None or len(reference.logp) == 1 else reference.logp[1],
+            "student_entropy": self.student.entropy_BT,
+            "segments": self.segments_BT,
+        }
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the step by its public name."""
-        tensors = tensors_of(self.scored)
-        tensors |= {"old_logp_rollout": self.student.logp[0], "token_ids": self.sequences.token_ids()}
+        """Every tensor of the step by its public name; scores are 0 outside the sampled tokens."""
+        tensors = self._record_tensors() | {"old_logp_rollout": self.student.logp[0]}
         if self.reference is not None:
             tensors["ref_logp"] = self.reference.logp[0]
-        return tensors
+        scores = {name: tensors[name].masked_fill(~self.sequences.mask_BT, 0) for name in IN_NATS if name in tensors}
+        return tensors | scores | {"token_ids": self.sequences.token_ids()}
 
     def check_scores(self) -> None:
         """Refuse scores that are missing, of other tokens or not finite, also where no method reads them."""
@@ -98,7 +107,7 @@ class StepBatch:
         for name in IN_NATS:
             if name not in tensors:
                 continue
-            bad = (self.scored.mask_BT & ~tensors[name].isfinite()).nonzero()
+            bad = (~tensors[name].isfinite()).nonzero()
             if bad.numel():
                 row, token = bad[0].tolist()
                 raise ScoreError(
@@ -115,11 +124,10 @@ class StepBatch:
         """[B] whether the response reached the token limit."""
         return torch.tensor([response.truncated for response in self.sequences.responses])
 
-    def save(self, path: Path, method: MethodConfig, settings: Settings, advantages: Advantages | None) -> None:
+    def save(self, path: Path, method: Method, advantages: Advantages | None) -> None:
         """Write the tensors, the advantages among them where there are any."""
         tensors = self.tensors() | ({} if advantages is None else advantages.loss_tensors())
-        made_with = arithmetic()
-        save_batch(path, tensors, method=method.name, settings=vars(settings), step=self.step, arithmetic=made_with)
+        save_batch(path, tensors, method=method, run=self.run, step=self.step, arithmetic=arithmetic())
 
     def _read(self, row: int) -> dict[str, str]:
         """The teacher of a response, and hashes of the prompt that it read and of the response behind it."""
@@ -190,22 +198,20 @@ def samples_of(step: int, sequences: Sequences, config: Config, tokens: Tokens) 
     ]
 
 
-def method_settings(config: Config, *, step: int, state: Mapping[str, float]) -> Settings:
-    """The method's scalars for one step (steps count from 1; the schedule counts completed ones)."""
+def run_state(config: Config, *, step: int, state: Mapping[str, float]) -> RunState:
+    """What the run gives the method in one step (steps count from 1; the schedule counts completed ones)."""
     seed = derive(config.run.seed, "shuffle", step) % 2**31
-    own = config.method.core_settings()
-    return Settings(**own, step=step - 1, seed=seed, total_steps=config.train.steps, state=state)
+    return RunState(step - 1, config.train.steps, seed, state)
 
 
-def leave_failure(folder: Path, batch: StepBatch, method: MethodConfig, settings: Settings, error: UecrError) -> None:
+def leave_failure(folder: Path, batch: StepBatch, method: Method, error: UecrError) -> None:
     """Keep a failed step's batch under ``failure/``, with the `nemo-uecr replay` command that looks at it."""
     target = folder / FAILURE
-    batch.save(target / "batch.safetensors", method, settings, None)
-    several = {name: getattr(settings, name) for name in ("parameters", "state")}
-    named = {name: value for name, value in vars(settings).items() if name not in several and name != "sample_std"}
-    named |= {f"{kind}.{name}": value for kind, values in several.items() for name, value in values.items()}
+    batch.save(target / "batch.safetensors", method, None)
+    run = batch.run
+    named = method.settings() | {"step": run.step, "total_steps": run.total_steps, "seed": run.seed}
+    named |= {f"state.{name}": value for name, value in run.state.items()}
     assignments = [f"{name}={value}" for name, value in named.items() if value is not None]
-    assignments.append(f"std={'sample' if settings.sample_std else 'population'}")
     words = ["nemo-uecr", "replay", str(target / "batch.safetensors"), "--method", method.name]
     command = shlex.join([*words, "--set", *assignments, "--out", str(target / "advantages.safetensors")])
     sample = next((name for name in batch.sample_ids if f"({name})" in str(error)), None)

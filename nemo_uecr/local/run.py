@@ -14,7 +14,6 @@ import torch
 
 from nemo_uecr.config.load import check_run_folder, flat_values
 from nemo_uecr.config.schema import Config
-from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.adapter import add_adapter, base_of, load_adapter
 from nemo_uecr.data.manifest import check_local_problems, training_file
 from nemo_uecr.data.problems import problems_of
@@ -141,7 +140,7 @@ def load_models(config: Config, checkpoint: Path | None, locate: Locate) -> Mode
         return copy
 
     teachers = load_teachers(config, student, initial, locate=locate, device=device)
-    read = config.loss.reference_kl > 0 or METHODS[config.method.name].needs_initial
+    read = config.loss.reference_kl > 0 or "initial_logp" in config.method.reads
     return Models(student, teachers, initial() if read else None)
 
 

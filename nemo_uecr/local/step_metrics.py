@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 
 from nemo_uecr.config.schema import Config
-from nemo_uecr.core.records import Advantages, Settings
+from nemo_uecr.core.methods import Advantages
 from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
 from nemo_uecr.telemetry.metrics import agreement_metrics, described, method_metrics, ratio_metrics, teacher_metrics
@@ -49,17 +49,16 @@ def step_metrics(
     advantages: Advantages,
     residuals: dict[str, float],
     outcome: UpdateOutcome,
-    settings: Settings,
     config: Config,
 ) -> dict[str, float]:
     """Every metric of the step but the times."""
     scored, responses = batch.scored, len(batch.sequences.responses)
     truncated_B = batch.truncated()
-    noise, clip = config.method.scoring_noise, {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
+    clip = {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
     kibi = 1 / 1024 if sys.platform == "darwin" else 1  # macOS reports bytes, Linux kibibytes
     metrics = {
         **method_metrics(
-            scored, advantages, settings, residuals, correct_B=batch.correct(), truncated_B=truncated_B, noise=noise
+            scored, advantages, config.method, residuals, correct_B=batch.correct(), truncated_B=truncated_B
         ),
         **component_metrics(batch.outcomes),
         **ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, far=config.tolerances.first_ratio_p99, **clip),

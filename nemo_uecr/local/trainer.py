@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 
 from nemo_uecr.config.schema import Config
+from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
-from nemo_uecr.core.methods import METHODS, Method
-from nemo_uecr.core.records import Advantages, Settings
+from nemo_uecr.core.methods import Advantages, RunState
 from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.data.reproducible import derive, step_indices
 from nemo_uecr.errors import InvariantError, RewardError, ScoreError
 from nemo_uecr.evaluation.engines import Decoding
-from nemo_uecr.local.batch import StepBatch, leave_failure, leave_responses, method_settings, samples_of
+from nemo_uecr.local.batch import StepBatch, leave_failure, leave_responses, run_state, samples_of
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.manifest import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.memory import Placement, deterministic
@@ -56,11 +56,6 @@ class Rollouts:
     folder: Path  # run folder
 
     @property
-    def method(self) -> Method:
-        """The configured method."""
-        return METHODS[self.config.method.name]
-
-    @property
     def decoding(self) -> Decoding:
         """How training draws."""
         rollout = self.config.rollout
@@ -71,8 +66,8 @@ class Rollouts:
         """What a draw needs on the device; with an adapter vLLM has a base of its own."""
         return () if self.config.rollout.engine == "vllm" and self.config.student.lora_rank else ("student",)
 
-    def rollout(self, step: int, watch: Stopwatch) -> tuple[StepBatch, Fault | None]:
-        """A step's batch, and the first fault of its draw."""
+    def rollout(self, step: int, watch: Stopwatch, state: Mapping[str, float]) -> tuple[StepBatch, Fault | None]:
+        """A step's batch, and the first fault of its draw; ``state`` is what the method carried over."""
         config = self.config
         rollout, seed = config.rollout, config.run.seed
         indices = step_indices(
@@ -96,10 +91,10 @@ class Rollouts:
                 leave_responses(self.folder, step, samples, error)
                 raise
         with deterministic(config.train.deterministic):
-            return self._score(step, sequences, outcomes, watch), fault
+            return self._score(run_state(config, step=step, state=state), sequences, outcomes, watch), fault
 
-    def _score(self, step: int, sequences: Sequences, outcomes: list[Outcome], watch: Stopwatch) -> StepBatch:
-        config, models = self.config, self.models
+    def _score(self, run: RunState, sequences: Sequences, outcomes: list[Outcome], watch: Stopwatch) -> StepBatch:
+        config, models, step = self.config, self.models, run.step + 1
         micro_rows = sequences.micro_rows(
             minibatch=config.train.minibatch_responses, microbatch=config.train.microbatch_responses
         )
@@ -115,7 +110,7 @@ class Rollouts:
             student = score(models.student, sequences, rows, temperatures=both, entropy=True, places=places)
         if models.teachers is not None and reading is not None:
             with watch.phase("score_teacher"):
-                wants_entropy = "teacher_entropy" in self.method.scores
+                wants_entropy = "teacher_entropy" in config.method.reads
                 try:
                     teacher = models.teachers.score(reading, rows, self.placement, student, entropy=wants_entropy)
                 except ScoreError as error:  # a server's; what was drawn is kept first
@@ -123,7 +118,7 @@ class Rollouts:
         if models.reference is not None:
             with watch.phase("score_reference"):
                 self.placement.need("student" if models.reference.module is models.student.module else "reference")
-                wanted = (config.rollout.temperature, *((1.0,) if self.method.needs_initial else ()))
+                wanted = (config.rollout.temperature, *((1.0,) if "initial_logp" in config.method.reads else ()))
                 reference = score(models.reference, sequences, rows, temperatures=wanted, entropy=False)
         prompts, per_prompt = config.rollout.prompts_per_step, config.rollout.responses_per_prompt
         return StepBatch(
@@ -137,9 +132,8 @@ class Rollouts:
             reading=reading,
             reference=reference,
             unscored=unscored,
-            segments_BT=turn_labels(
-                sequences.token_ids(), sequences.mask_BT, config.method.turn_separator, models.student.tokenizer
-            ),
+            segments_BT=turn_labels(sequences.token_ids(), sequences.mask_BT, config.method, models.student.tokenizer),
+            run=run,
         )
 
 
@@ -176,32 +170,32 @@ class Trainer(Rollouts):
     def step(self, step: int) -> dict[str, float]:
         """Take one training step; returns its metrics."""
         watch = Stopwatch()
-        batch, fault = self.rollout(step, watch)
-        settings = method_settings(self.config, step=step, state=self.position.method_state)
+        batch, fault = self.rollout(step, watch, self.position.method_state)
+        method = self.config.method
         try:
             if fault is not None:
                 raise fault.error(self.models.student, batch.sample_ids[fault.row])
             batch.check_scores()
             gap = self._rollout_gap(batch)
             with watch.phase("advantage"):
-                advantages = self.method.compute(batch.scored, settings, detail=True)
+                advantages = compute(method, batch.scored)
                 tolerances = self.config.tolerances
-                residuals = check_identities(self.method, batch.scored, settings, advantages, tolerances.model_dump())
+                residuals = check_identities(method, batch.scored, advantages, tolerances.model_dump())
             with watch.phase("update"):
                 self.placement.need("student", "optimizer")
                 with deterministic(self.config.train.deterministic):
                     outcome = self._update(batch, advantages)
                 self.optimizer.zero_grad(set_to_none=True)  # the other phases have the memory
             with watch.phase("advantage"):
-                metrics = gap | step_metrics(batch, advantages, residuals, outcome, settings, self.config)
+                metrics = gap | step_metrics(batch, advantages, residuals, outcome, self.config)
                 check_ratios(outcome, metrics, batch.sample_ids, tolerances)
                 check_record(step, metrics)
         except (InvariantError, ScoreError) as error:
-            leave_failure(self.folder, batch, self.config.method, settings, error)
+            leave_failure(self.folder, batch, method, error)
             if batch.unscored is not None and self.position.step not in (0, *self.checkpoints.steps()):
                 self._save_checkpoint(self.position.step, asked=True)  # the student is as that step left it
             raise
-        self._keep(step, batch, settings, advantages)
+        self._keep(step, batch, advantages)
         self._advance(step, outcome, advantages.state or {}, watch)
         return metrics | watch.metrics(int(batch.scored.mask_BT.sum()))
 
@@ -218,7 +212,7 @@ class Trainer(Rollouts):
             loss_mask_BT = loss_mask_BT & ~batch.truncated().unsqueeze(1)
         surrogates = [(advantages.advantage_BT, 1.0)]
         if advantages.advantage_opd_BT is not None:
-            surrogates.append((advantages.advantage_opd_BT, config.method.opd_coef))
+            surrogates.append((advantages.advantage_opd_BT, config.method.settings()["opd_coef"]))
         inputs = UpdateInputs(
             sequences=batch.sequences,
             sample_ids=batch.sample_ids,
@@ -231,12 +225,12 @@ class Trainer(Rollouts):
         done = self.position.optimizer_steps
         return update(self.models.student, self.optimizer, inputs, config, steps_done=done)
 
-    def _keep(self, step: int, batch: StepBatch, settings: Settings, advantages: Advantages) -> None:
+    def _keep(self, step: int, batch: StepBatch, advantages: Advantages) -> None:
         every = self.config.telemetry.save_batch_every
         if every == 0 or (step > 1 and step % every):  # the first step shows the student as it was
             return
         tensors, texts = f"batches/step-{step:06d}.safetensors", f"batches/step-{step:06d}.json"
-        batch.save(self.folder / tensors, self.config.method, settings, advantages)
+        batch.save(self.folder / tensors, self.config.method, advantages)
         terms = {} if self.models.teachers is None else self.models.teachers.terms(step)
         batch.save_texts(self.folder / texts, self.models.student.tokenizer, terms)
         list_files(self.folder, step, tensors, texts)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
-from nemo_uecr.core.methods import METHODS, Method
-from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.core.methods import Advantages, RunState
+from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, check_same
@@ -82,16 +83,10 @@ class StepContext:
     outcome: StepOutcome = field(init=False)
 
     @property
-    def method(self) -> Method:
-        """The method's definition."""
-        return METHODS[self.config.method.name]
-
-    @property
-    def settings(self) -> Settings:
-        """The method's scalars in this step, with the local back end's seed."""
+    def run_state(self) -> RunState:
+        """What the run gives the method in this step, with the local back end's seed."""
         seed = derive(self.config.run.seed, "shuffle", self.completed_steps + 1) % 2**31
-        own, steps = self.config.method.core_settings(), self.config.train.steps
-        return Settings(**own, step=self.completed_steps, seed=seed, total_steps=steps, state=self.state)
+        return RunState(self.completed_steps, self.config.train.steps, seed, self.state)
 
     @property
     def responses(self) -> int:
@@ -111,7 +106,7 @@ class StepContext:
 
     def teacher_request(self, columns: int) -> ScoreRequest:
         """At temperature 1 whatever the student's, from a teacher with so many columns; the entropy if it is read."""
-        entropy = "teacher_entropy" in self.method.scores
+        entropy = "teacher_entropy" in self.config.method.reads
         whole = ScoreRequest((1.0,), entropy, self.config.student.vocabulary, self.config.scoring.chunk_tokens)
         return whole.to_teacher(columns)
 
@@ -166,15 +161,15 @@ class UecrEstimator:
             teacher_logp_BT=None if teacher is None else teacher.logp[0],
             teacher_entropy_BT=None if teacher is None else teacher.entropy_BS,
             student_entropy_BT=scores.student.entropy_BS,
-            segments_BT=turn_labels(scores.token_ids_BS, mask_BS, config.method.turn_separator, context.tokenizer),
+            segments_BT=turn_labels(scores.token_ids_BS, mask_BS, config.method, context.tokenizer),
             sample_ids=tuple(f"step {step}, problem {problem}, row {row}" for row, problem in enumerate(problems)),
+            run=context.run_state,
         )
-        settings, tolerances = context.settings, config.tolerances.model_dump()
-        advantages = context.method.compute(batch, settings, detail=True)
+        advantages, tolerances = compute(config.method, batch), config.tolerances.model_dump()
         context.outcome = StepOutcome(
             batch=batch,
             advantages=advantages,
-            residuals=check_identities(context.method, batch, settings, advantages, tolerances),
+            residuals=check_identities(config.method, batch, advantages, tolerances),
             truncated_B=torch.as_tensor(repeated_batch["truncated"], dtype=torch.bool),
             problems=problems,
             handed_out_BS=advantages.advantage_BT.clone(),

@@ -12,7 +12,6 @@ from typing import Any
 from nemo_uecr.config.load import check_run_folder
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import CallReward
-from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.reproducible import installed, statement
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import check_writable, file_sha256
@@ -136,7 +135,7 @@ def training_loss(config: NemoConfig) -> UecrLoss:
     return UecrLoss(
         loss,
         far=config.tolerances.first_ratio_p99,
-        opd_coef=method.opd_coef if "opd_coef" in METHODS[method.name].settings else None,
+        opd_coef=method.settings().get("opd_coef"),
         loss_type=upstream.native("LossType").TOKEN_LEVEL,
         input_type=upstream.native("LossInputType").LOGPROB,
         native=native,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.core.records import LOSS_TENSORS
+from nemo_uecr.core.methods.base import LOSS_TENSORS
 from nemo_uecr.data.batch_file import SavedBatch, save_batch
 from nemo_uecr.data.models import only_here, output_columns
 from nemo_uecr.errors import ConfigError, DataError
@@ -111,7 +111,7 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
 
     The advantages that the run saved came from its own teacher and are left out.
     """
-    if not config.method.entry.needs_teacher:
+    if not config.method.needs_teacher():
         raise ConfigError(f"method.name: {config.method.name} reads no teacher; expected one that does, such as uecr")
     if config.teachers:
         raise ConfigError("teachers: a batch is scored by one teacher; expected teacher.model_name alone")
@@ -131,8 +131,7 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     scores = score(teacher, upstream.native("BatchedDataDict")(rows), request, name="teacher")
     tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in OF_A_TEACHER}
     tensors |= {"teacher_logp": scores.logp[0], "teacher_entropy": cast(Tensor, scores.entropy_BS)}
-    method, settings, step = str(saved.method), dict[str, object](saved.settings), int(saved.header["step"])
-    save_batch(out, tensors, method=method, settings=settings, step=step)
+    save_batch(out, tensors, method=saved.configured(out), run=saved.run, step=int(saved.header["step"]))
     teacher.shutdown()
 
 

@@ -74,11 +74,10 @@ def scored_metrics(context: StepContext, data: Mapping[str, Tensor]) -> dict[str
         **method_metrics(
             batch,
             outcome.advantages,
-            context.settings,
+            context.config.method,
             outcome.residuals,
             correct_B=batch.task_reward_B >= context.config.correct_at,
             truncated_B=outcome.truncated_B,
-            noise=context.config.method.scoring_noise,
         ),
         **teacher_metrics(batch, outcome.advantages, context.scores.teachers),
         **_agreement(context, data["input_lengths"]),
@@ -118,8 +117,8 @@ def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
     save_batch(
         folder / f"step-{step:06d}.safetensors",
         tensors,
-        method=config.method.name,
-        settings=vars(context.settings),
+        method=config.method,
+        run=context.outcome.batch.run,
         step=step,
         arithmetic=arithmetic(),
         teachers=context.scores.teachers,

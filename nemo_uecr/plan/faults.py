@@ -35,7 +35,7 @@ def layout_faults(config: NemoConfig, student: ModelShape | None, teacher: Model
             "node's GPUs or whole nodes, with GPUs left for the student"
         ]
     faults = _megatron_faults("student", config.student.parallel, config.student_gpus, student)
-    if config.method.entry.needs_teacher:
+    if config.method.needs_teacher():
         faults += _megatron_faults("teacher", config.teacher.parallel, config.teacher_gpus, teacher)
     ranks = config.student_gpus // config.student.parallel.ranks
     if not faults and config.train.minibatch_responses % ranks:

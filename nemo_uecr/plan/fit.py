@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from nemo_uecr.config.load import flat_values
 from nemo_uecr.config.schema import Config, TeacherConfig
+from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.plan.local import Sizes, local_plan
 from nemo_uecr.plan.records import GIB, Device, Lengths, Plan
 
@@ -50,8 +51,8 @@ def _few_bits(run: Config, quantize: str, noise: float) -> Keys:
     """Few bits for every teacher of 16 or 32, with a floor where the method would divide by the noise."""
     teachers = {key: each for key, each in run.active_teachers.items() if isinstance(each, TeacherConfig)}
     keys: Keys = {f"{key}.quantize": quantize for key, each in teachers.items() if each.quantize == "none"}
-    if keys and run.method.entry.normalises_teacher:
-        noise = max(noise, run.method.scoring_noise)
+    if keys and isinstance(run.method, Puu) and run.method.alpha:
+        noise = max(noise, run.method.noise)
         keys |= {"method.scoring_noise": noise, "method.std_floor": max(round(3 * noise, 6), run.method.std_floor)}
     return keys
 

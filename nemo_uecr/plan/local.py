@@ -75,7 +75,7 @@ class _Run:
                 self.teachers[key] = teacher  # two names of one model share it, and a server computes elsewhere
         models = {key: one for key, one in self.teachers.items() if isinstance(one, TeacherConfig)}
         self.shapes = {key: sizes(str(teacher.model_name), key) for key, teacher in models.items()}
-        self.scores_reference = config.loss.reference_kl > 0 or config.method.entry.needs_initial
+        self.scores_reference = config.loss.reference_kl > 0 or "initial_logp" in config.method.reads
         initial = any(isinstance(one, SelfTeacherConfig) and one.self == "initial" for one in self.teachers.values())
         self.reference = self.scores_reference or initial  # whether the student as it was is there
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt

@@ -447,7 +447,7 @@ def other_placements(config: NemoConfig, device: Device, lengths: Lengths) -> di
     """The run with its teacher on the student's GPUs and on GPUs of its own, by place, or why it is refused."""
     gpus, cluster = config.gpus, config.cluster
     own = config.teacher.dedicated_gpus or (1 if cluster.nodes == 1 else cluster.gpus_per_node)
-    if own >= gpus or not config.method.entry.needs_teacher:
+    if own >= gpus or not config.method.needs_teacher():
         return {}
     places = {f"colocated, {gpus} GPUs": 0, f"{gpus - own} + {own} GPUs": own}
     key = "teacher.dedicated_gpus"

@@ -17,7 +17,8 @@ from nemo_uecr.telemetry.run_folder import BatchFiles, RunFolder
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.core.records import Advantages, ScoredBatch
+    from nemo_uecr.core.methods import Advantages
+    from nemo_uecr.core.record import ScoredBatch
 
 #: The texts of the responses of a saved batch, in their order.
 Texts = Sequence[Mapping[str, Any]]
@@ -50,20 +51,16 @@ def credit_maps(run: RunFolder, *, token_budget: int) -> list[dict[str, Any]]:
 
 def step_map(files: BatchFiles, *, token_budget: int) -> dict[str, Any]:
     """One saved batch as the page's script reads it."""
-    from nemo_uecr.core.methods import METHODS
-    from nemo_uecr.core.records import Settings
-
     saved = load_batch(files.tensors)
-    batch, settings = scored_batch(saved, files.tensors), Settings(**saved.settings)
-    advantages = compute_again(saved, batch, files.tensors, detail=True)
-    method = METHODS[str(saved.method)]
+    batch, method = scored_batch(saved, files.tensors), saved.configured(files.tensors)
+    advantages = compute_again(saved, batch, files.tensors)
     texts = read_object(files.texts)["responses"]
     return {
         "step": files.step,
         "method": saved.method,
-        "equation": method.equation,
+        "equation": method.equation(),
         "conserving": "budget" in method.identities,
-        "settings": {name: getattr(settings, name) for name in sorted(method.core_settings)},
+        "settings": method.settings(),
         "batch": batch.responses,
         "responses": [
             response_map(batch, texts[row], advantages, row)
@@ -115,7 +112,7 @@ def response_map(batch: ScoredBatch, told: Mapping[str, Any], advantages: Advant
     if change is not None and not (change.abs() > ROUNDING).any():
         change = None
     weight = tokens(advantages.weight_BT)
-    gap = None if batch.teacher_logp_BT is None else tokens(batch.teacher_logp_BT - batch.old_logp_BT)
+    gap = None if batch.teacher_logp_BT is None else tokens(batch.gap_BT)
     shown = {
         "after": after,
         "change": change,

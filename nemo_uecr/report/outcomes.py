@@ -229,7 +229,7 @@ def method_equation(run: RunFolder) -> str:
     from nemo_uecr.core.methods import METHODS
 
     method = METHODS.get(run.method)
-    return "" if method is None else method.equation
+    return "" if method is None else method.equation()
 
 
 def objective(run: RunFolder) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.records import as_bool
+from nemo_uecr.core.record import as_bool
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout, TokenScores, VocabShard, check_tokens, real_columns
 from nemo_uecr.scoring.reduce import reduce_logits, rows_per_block, triton_serves

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import TolerancesConfig
+from nemo_uecr.core import GAP_CLIP
 from nemo_uecr.core.agreement import agreement
-from nemo_uecr.core.groups import Groups
-from nemo_uecr.core.records import GAP_CLIP, Advantages, ScoredBatch, Settings
+from nemo_uecr.core.methods import Advantages, Method
+from nemo_uecr.core.methods.base import Grouped
+from nemo_uecr.core.methods.uecr import Puu
+from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, identity_name, metric_of
 
@@ -37,21 +40,19 @@ STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
 def method_metrics(
     batch: ScoredBatch,
     advantages: Advantages,
-    settings: Settings,
+    method: Method,
     residuals: Mapping[str, float],
     *,
     correct_B: Tensor,
     truncated_B: Tensor,
-    noise: float,
 ) -> dict[str, float]:
     """Rewards, groups, advantages, the teacher's gap, token weights, their splits, lengths and identities.
 
-    ``advantages`` are those of the method in detail, ``residuals`` the worst of each identity; groups with a standard
-    deviation below ``noise`` are counted.
+    ``advantages`` are those of the method, ``residuals`` the worst of each identity.
     """
     tokens = token_values(batch, advantages)
-    flat_B, trained_BT = Groups.of(batch.group_B).flat(batch.task_reward_B), advantages.trained(batch.mask_BT)
-    metrics = described(tokens | response_values(batch, advantages, settings))
+    flat_B, trained_BT = batch.groups.flat(batch.task_reward_B), advantages.trained(batch.mask_BT)
+    metrics = described(tokens | response_values(batch, advantages, method))
     metrics |= described({"advantage/degenerate": advantages.advantage_BT[trained_BT & flat_B.unsqueeze(1)]})
     if advantages.loss_mask_BT is not None:
         metrics["advantage/trained_share"] = _share(trained_BT[batch.mask_BT])
@@ -63,7 +64,7 @@ def method_metrics(
     unified_B, task_B = advantages.advantage_unified_B, advantages.advantage_task_B
     if unified_B is not None and task_B is not None and not bool(flat_B.all()):
         metrics["advantage/sign_flip_share"] = _share((unified_B.sign() != task_B.sign())[~flat_B])
-    metrics |= group_metrics(batch, advantages, correct_B, noise=noise)
+    metrics |= group_metrics(batch, advantages, method, correct_B)
     metrics |= split_metrics(batch, advantages, correct_B)
     return metrics | {identity_name(identity): value for identity, value in residuals.items()}
 
@@ -78,7 +79,7 @@ def teacher_metrics(batch: ScoredBatch, advantages: Advantages, names: Sequence[
         of_teachers = {key: value_N for key, value_N in tokens.items() if key.startswith("teacher/")}
         own = {key.replace("/", f"/{name}/"): value_N[mine_N] for key, value_N in of_teachers.items()}
         if advantages.teacher_reward_B is not None:
-            range_B = Groups.of(batch.group_B).spread(advantages.teacher_reward_B)
+            range_B = batch.groups.spread(advantages.teacher_reward_B)
             own[f"teacher/{name}/reward_range"] = range_B[mine_B]
         metrics |= described(own) | {f"teacher/{name}/response_share": _share(mine_B)}
     return metrics
@@ -112,7 +113,7 @@ def described(values: Mapping[str, Tensor]) -> dict[str, float]:
     return metrics
 
 
-def response_values(batch: ScoredBatch, advantages: Advantages, settings: Settings) -> dict[str, Tensor]:
+def response_values(batch: ScoredBatch, advantages: Advantages, method: Method) -> dict[str, Tensor]:
     """[B] each quantity of a response that the method has."""
     task_B, teacher_B = batch.task_reward_B.double(), advantages.teacher_reward_B
     values_B = {
@@ -123,16 +124,16 @@ def response_values(batch: ScoredBatch, advantages: Advantages, settings: Settin
         "ecr/centre": advantages.centre_B,
         "response/length": batch.mask_BT.sum(dim=1),
     }
-    if settings.alpha is not None and teacher_B is not None and advantages.advantage_unified_B is not None:
-        values_B["reward/unified"] = task_B + settings.alpha * teacher_B.double()
-    if settings.alpha is not None and advantages.advantage_teacher_B is not None:
-        values_B["advantage/teacher"] = settings.alpha * advantages.advantage_teacher_B.double()
+    if isinstance(method, Puu) and teacher_B is not None and advantages.advantage_teacher_B is not None:
+        values_B["advantage/teacher"] = method.alpha * advantages.advantage_teacher_B.double()
+        if advantages.advantage_unified_B is not None:
+            values_B["reward/unified"] = task_B + method.alpha * teacher_B.double()
     return {name: value_B for name, value_B in values_B.items() if value_B is not None}
 
 
 def token_values(batch: ScoredBatch, advantages: Advantages) -> dict[str, Tensor]:
     """[N] float64 each quantity that the method has of a token in the loss."""
-    gap_BT = None if batch.teacher_logp_BT is None else batch.teacher_logp_BT - batch.old_logp_BT
+    gap_BT = None if batch.teacher_logp_BT is None else batch.gap_BT
     values_BT = {
         "advantage/": advantages.advantage_BT,
         "teacher/gap": gap_BT,
@@ -146,9 +147,9 @@ def token_values(batch: ScoredBatch, advantages: Advantages) -> dict[str, Tensor
     return {name: value_BT[trained_BT].double() for name, value_BT in values_BT.items() if value_BT is not None}
 
 
-def group_metrics(batch: ScoredBatch, advantages: Advantages, correct_B: Tensor, *, noise: float) -> dict[str, float]:
+def group_metrics(batch: ScoredBatch, advantages: Advantages, method: Method, correct_B: Tensor) -> dict[str, float]:
     """Shares of prompt groups by how many of their responses are correct, each group counted once."""
-    groups = Groups.of(batch.group_B)
+    groups = batch.groups
     weight_B = 1.0 / groups.size_P[groups.index_B].double() / groups.size_P.numel()
     flat_B = groups.flat(batch.task_reward_B)
     alike_B = groups.flat(correct_B.double())
@@ -160,8 +161,8 @@ def group_metrics(batch: ScoredBatch, advantages: Advantages, correct_B: Tensor,
     }
     if advantages.teacher_reward_B is not None:
         chosen_B["teacher_only"] = flat_B & (groups.spread(advantages.teacher_reward_B) > TEACHER_RANGE)
-    if advantages.unified_std_B is not None:
-        chosen_B["below_noise"] = advantages.unified_std_B < noise
+    if isinstance(method, Grouped) and advantages.unified_std_B is not None:
+        chosen_B["below_noise"] = advantages.unified_std_B < method.noise
     shares = {f"group/{name}_share": float((weight_B * rows_B).sum()) for name, rows_B in chosen_B.items()}
     return {"group/count": float(groups.size_P.numel()), **shares}
 

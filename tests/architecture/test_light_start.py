@@ -42,7 +42,7 @@ def test_nothing_heavy_is_loaded_and_it_answers_at_once(action: str) -> None:
 
 LIGHT_MODULES = [
     "nemo_uecr.config.load", "nemo_uecr.data.problems", "nemo_uecr.study.demo", "nemo_uecr.stats",
-    "nemo_uecr.method_registry", "nemo_uecr.plan.local", "nemo_uecr.plan.nemo",
+    "nemo_uecr.core.methods", "nemo_uecr.plan.local", "nemo_uecr.plan.nemo",
     "nemo_uecr.report.page", "nemo_uecr.telemetry.metric_table", "nemo_uecr.verifier.pool",
 ]  # fmt: skip
 COMMANDS = [

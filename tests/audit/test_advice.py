@@ -11,7 +11,7 @@ import pytest
 
 from nemo_uecr.audit.advice import Cell, Facts, advice_lines, chosen, load_map, region
 from nemo_uecr.config.load import SHIPPED, load_config
-from nemo_uecr.method_registry import REGISTRY
+from nemo_uecr.core.methods import METHODS
 from nemo_uecr.stats import Share
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def test_settings_follow_the_numbers() -> None:
 def test_the_shipped_map_names_methods_and_axes_that_there_are() -> None:
     for each in load_map():
         assert each.where.keys() == FACTS.where.keys()
-        assert {"grpo"} <= each.means.keys() <= REGISTRY.keys()
+        assert {"grpo"} <= each.means.keys() <= METHODS.keys()
 
 
 def test_hits_are_counted_on_cells_that_the_advice_did_not_see() -> None:

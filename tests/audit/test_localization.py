@@ -14,12 +14,12 @@ import pytest
 from nemo_uecr.audit.judging import Labels
 from nemo_uecr.audit.localization import candidates, localization_audit, position, write_candidates
 from nemo_uecr.audit.store import Scores
-from nemo_uecr.core.records import Settings
+from nemo_uecr.core.methods.uecr import Uecr
 from tests.audit.made import TOKENIZER, Made, encoded, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 
-SETTINGS = Settings(alpha=1.0, rho=0.5, tau_delta=2.0, tau_entropy=0.7, std_floor=0.0, sample_std=False)
+UECR = Uecr(alpha=1.0, rho=0.5, tau_delta=2.0, tau_entropy=0.7)
 TEXT = "1+1=2\n2+2=5\n5+1=6\n\\boxed{6}"
 LABELS = Labels(item="item", labels=("valid", "invalid", "valid", "not_reasoning"), first_error=2)
 STEP = [0] * 6 + [1] * 6 + [2] * 6 + [3] * 3 + [-1]
@@ -43,7 +43,7 @@ def responses(problems: int = 3) -> list[Made]:
 def audited(scores: Scores, **changes: int) -> dict[str, Any]:
     labels = dict.fromkeys(labelled(scores), LABELS)
     arguments = {"checkpoint": 0, "shuffles": 20, "replicates": 200, "seed": 42} | changes
-    return localization_audit(scores, labels, SETTINGS, TOKENIZER, **arguments).numbers
+    return localization_audit(scores, labels, UECR, TOKENIZER, **arguments).numbers
 
 
 def labelled(scores: Scores) -> list[str]:

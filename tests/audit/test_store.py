@@ -90,6 +90,4 @@ def test_groups_are_whole_however_parts_cut_them(tmp_path: Path) -> None:
     batch = scored_batch(scores, scores.tokens("student", 0), np.asarray([0, 2]))
     assert batch.sample_ids == ("r0", "r2")
     assert batch.task_reward_B.tolist() == [1.0, 0.0]
-    assert batch.offsets is not None
-    assert batch.offsets.tolist() == [0, 2, 4]
     assert batch.old_logp_BT.dtype == torch.float64

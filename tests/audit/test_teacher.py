@@ -13,7 +13,8 @@ from torch import Tensor
 from nemo_uecr.audit.score import sequences_of
 from nemo_uecr.audit.teacher import ENGINES, EngineScores, Reference, compared, teacher_effect
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.core.records import ScoredBatch
+from nemo_uecr.core.methods import RunState, method_of
+from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.study.task import build_tokenizer
@@ -119,10 +120,7 @@ def test_vllm_against_plain_logits(tmp_path: Path) -> None:
 
 # Two scorings of one batch
 
-SETTINGS: dict[str, object] = {
-    "alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0, "std_floor": 0.0, "opd_coef": 1.0,
-    "sample_std": False, "step": 0, "seed": 0,
-}  # fmt: skip
+SETTINGS = {"alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0}
 
 
 def batch(teacher_logp: list[float], entropy: list[float]) -> ScoredBatch:
@@ -168,7 +166,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             "mask": torch.ones(8, 20, dtype=torch.bool), "token_ids": torch.arange(160).view(8, 20), "old_logp": -old,
             "teacher_logp": -right - error * noise, "teacher_entropy": entropy + error * noise,
         }  # fmt: skip
-        save_batch(path, tensors, method="uecr", settings=SETTINGS, step=1)
+        save_batch(path, tensors, method=method_of("uecr", SETTINGS), run=RunState(), step=1)
     assert entry_point(["teacher", "compare", str(first), str(second), "--json", str(tmp_path / "effect.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["quantity", "gap", "entropy", "advantage", "d"]

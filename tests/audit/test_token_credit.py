@@ -12,17 +12,17 @@ import pytest
 
 from nemo_uecr.audit.store import Scores
 from nemo_uecr.audit.token_credit import entropy_boundaries, token_credit_audit
-from nemo_uecr.core.records import Settings
+from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.errors import DataError
 from tests.audit.made import Made, make_scores, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 
-SETTINGS = Settings(alpha=1.0, rho=0.5, tau_delta=0.8, tau_entropy=1.5, std_floor=0.0, sample_std=False)
+UECR = Uecr(alpha=1.0, rho=0.5, tau_delta=0.8, tau_entropy=1.5)
 
 
 def numbers_of(scores: Scores, checkpoint: int | None = None) -> dict[str, Any]:
-    return token_credit_audit(scores, SETTINGS, checkpoint=checkpoint, replicates=40, seed=42).numbers
+    return token_credit_audit(scores, UECR, checkpoint=checkpoint, replicates=40, seed=42).numbers
 
 
 def test_strata_by_hand() -> None:

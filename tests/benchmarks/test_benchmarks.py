@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.advantage import blocked, made_batch, plain
 from benchmarks.measure import outputs_of
 from benchmarks.scoring import cases, run_case, table
 from benchmarks.step_vs_trl import table as trl_table
@@ -50,22 +49,15 @@ def test_rivals_are_compared_with_our_case_of_the_same_place() -> None:
 
 
 def test_figures_of_a_small_batch_of_advantages(tmp_path: Path) -> None:
-    """Beside the output hardly any memory."""
+    """In proportion to the goal for 1,008 responses: 3 s and 1.5 GiB."""
     out = tmp_path / "figures.json"
-    size = ["--responses", "64", "--tokens", "16384", "--mean-length", "8000", "--repeats", "2"]
+    size = ["--responses", "64", "--tokens", "16384", "--mean-length", "5400", "--repeats", "2"]
     (output,) = outputs_of("benchmarks.advantage", [*size, "--json", str(out)], threads=1)
-    assert output.count("[64 x 16384]") == 2
-    cases = json.loads(out.read_text())["cases"]
-    for found in cases.values():
-        assert 6000 < found["mean_length"] < 10_000
-        assert 0 < found["cpu_s"] < 10
-    assert cases["blocked"]["peak_per_output"] <= 1.2
-
-
-def test_both_forms_of_the_advantage_compute_the_same() -> None:
-    batch = made_batch(64, 300, 80)
-    assert float((blocked(batch) - plain(batch)).abs().max()) < 1e-4
-    assert float(blocked(batch).abs().max()) > 0.5
+    assert output.startswith("[64 x 16384]")
+    found = json.loads(out.read_text())
+    assert 4500 < found["mean_length"] < 6500
+    assert 0 < found["cpu_s"] < 1
+    assert 1 <= found["peak_per_output"] <= 1536 * 2**20 / (1008 * 16384 * 4)
 
 
 def record(rollout: float, update: float, *, teacher: float | None) -> dict[str, float]:

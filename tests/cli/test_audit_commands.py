@@ -62,7 +62,7 @@ def test_the_settings_are_those_of_a_run(tmp_path: Path) -> None:
     """rho of the run's config.yaml is used, and a setting on the command line goes before it."""
     run, scores = tmp_path / "run", tmp_path / "scores"
     run.mkdir()
-    config = load_config(DEMO, ("method.alpha=0.75", "method.rho=0.25", "method.tau_delta=2", "method.std=sample"))
+    config = load_config(DEMO, ("method.alpha=0.75", "method.rho=0.25", "method.tau_delta=2", "method.sample_std=true"))
     (run / "config.yaml").write_text(dump_config(config.config))
     make_scores(scores, {0: 4}, problems=6, tokens=4, seed=0)
     words = ("--run", run, "--replicates", 20)

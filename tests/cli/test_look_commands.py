@@ -122,6 +122,6 @@ def test_show_says_where_every_value_comes_from(capsys: pytest.CaptureFixture[st
     lines = [line for line in shown.splitlines() if not line.startswith("#")]
     origins = {line.partition(":")[0].strip(): line.rpartition("# ")[2].rpartition("/")[2] for line in lines[::-1]}
     assert (origins["tensor"], origins["context"]) == ("override", "nemo_rl_base.yaml")
-    assert (origins["difficulty_low"], origins["std"]) == ("uecr_qwen3_4b.yaml", "default")
+    assert (origins["difficulty_low"], origins["sample_std"]) == ("uecr_qwen3_4b.yaml", "default")
     assert "# not used by method grpo: method.alpha, method.rho" in shown
     assert yaml.safe_load(shown)["student"]["parallel"]["tensor"] == 2

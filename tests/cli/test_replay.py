@@ -74,9 +74,9 @@ def test_what_a_method_writes(batch: Path, name: str) -> None:
     [
         "shuffled_entropy seed=1",
         "atod step=80",
-        "grpo std=sample",
+        "grpo sample_std=true",
         "grpo std_floor=2",
-        "g_opd parameters.extrapolation=2",
+        "g_opd extrapolation=2",
     ],
 )
 def test_each_setting_reaches_the_method(batch: Path, words: str) -> None:
@@ -87,7 +87,7 @@ def test_each_setting_reaches_the_method(batch: Path, words: str) -> None:
 BAD = {
     ("uerc", *ALL): "the nearest method is 'uecr'",
     ("uecr", *ALL, "alhpa=1"): "the nearest known key is method.alpha",
-    ("rlsd", "parameters.mixx=1"): "method.parameters.mixx: no such parameter",
+    ("rlsd", "mixx=1"): "the nearest known key is method.mix",
     ("uecr", *ALL, "rho=1"): "method.rho: got 1",
     ("uecr", *ALL, "step=soon"): "soon",
     ("uecr", "alpha=1", "rho=.5", "tau_delta=1"): "method.tau_entropy: missing",

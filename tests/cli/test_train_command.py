@@ -36,7 +36,7 @@ def test_train_then_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out.endswith(f"run: {folder}\n")
     assert steps_in(folder) == [1, 2]
     origins = json.loads((folder / "origins.json").read_text())
-    assert (origins["train.steps"], origins["method.std"]) == ("override", "default")
+    assert (origins["train.steps"], origins["method.sample_std"]) == ("override", "default")
     provenance = json.loads((folder / "provenance.json").read_text())
     assert provenance["objective"].startswith("loss = PG(A; clip 0.2/0.2)")
 
@@ -100,7 +100,7 @@ def test_the_run_folders_configuration_is_a_configuration(tmp_path: Path, caplog
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="nemo_uecr"):
         assert entry_point(["train", str(first / "config.yaml"), f"run.folder={second}"]) == 0
-        assert said in caplog.messages  # what was a default there is still one
+        assert "not used by method grpo: teacher.model_name" in caplog.messages  # the method's own settings are there
         assert entry_point(["train", str(second / "config.yaml"), "--resume"]) == 0
     assert f"already complete after step 1 of 1: {second / 'checkpoints' / 'step-000001'}" in caplog.messages
     losses = [json.loads((folder / "metrics.jsonl").read_text())["policy/loss"] for folder in (first, second)]

@@ -92,7 +92,7 @@ def test_a_faulty_file_is_named(tmp_path: Path, text: str, fault: str) -> None:
     [
         (["train.steps=3"], "train.steps", 3),
         (["++train.steps=3", "+train.steps=4"], "train.steps", 4),
-        (["method.std=sample"], "method.std", "sample"),  # a key that no file has
+        (["method.sample_std=true"], "method.sample_std", True),  # a key that no file has
         (["run.folder=on"], "run.folder", "on"),  # text is taken as written
         (["run.folder=a=b"], "run.folder", "a=b"),
         (["data.system_prompt='null'"], "data.system_prompt", "null"),
@@ -113,7 +113,7 @@ def test_an_override(overrides: list[str], key: str, value: object) -> None:
 
 def test_an_override_leaves_the_rest_of_its_section() -> None:
     config = load_config(DEMO, ["method={name: puu}", "evaluation.benchmarks.own=own.jsonl"]).config
-    assert config.method.rho == 0.5
+    assert config.method.alpha == 1.0
     assert len(config.evaluation.benchmarks) > 1
 
 
@@ -122,7 +122,7 @@ def test_an_override_leaves_the_rest_of_its_section() -> None:
     [
         ("train.steps", 'train.steps: got "", expected a valid integer (set on the command line)'),
         ("train.step=3", "the nearest known key is train.steps"),
-        ("method.bound=1", "the nearest known key is method.parameters.bound"),
+        ("method.bnd=1", "the nearest known key is method.bound"),
         ("method.tau=1", "the nearest known key is method.tau_delta"),
         ("alpha=1", "the nearest known key is method.alpha"),
     ],

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from nemo_uecr.config.load import backend_of, load_nemo_config
+from nemo_uecr.core.methods import METHODS, ablations, baselines, uecr
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.method_registry import PAPER
 from tests.config.demo import CONFIGS
 
 SCALES = ("1p7b", "4b")
@@ -16,7 +16,9 @@ SCALES = ("1p7b", "4b")
 GIVEN = {"1p7b": ["teacher.model_name=teachers/4b"], "4b": ["teacher.model_name=teachers/8b", "data.subset=2000"]}
 #: Overrides for the one method without a teacher.
 GRPO = ["method.name=grpo", "teacher.model_name=null"]
-OTHERS = sorted(entry.name for entry in PAPER if entry.name != "uecr")
+#: The paper's, but UECR itself.
+PAPER = {ablations.__name__, baselines.__name__, uecr.__name__}
+OTHERS = [name for name, method in METHODS.items() if method.__module__ in PAPER and name != "uecr"]
 
 
 def given(scale: str, name: str) -> list[str]:

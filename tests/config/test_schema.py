@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 import yaml
 
 from nemo_uecr.config.load import known_keys, load_config, sections_of
 from nemo_uecr.config.methods import objective, unused_line
-from nemo_uecr.config.schema import REQUIRED_SETTINGS, Config, MethodConfig
-from nemo_uecr.core.records import Settings
-from nemo_uecr.method_registry import FROM_THE_RUN, REGISTRY
+from nemo_uecr.config.schema import Config
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.methods.baselines import GrpoPlusOpd
 from tests.config.demo import CONFIGS, DEMO, refusal
 
 # 6 prompts * 4 responses = 24 responses a step
 BATCH = ("rollout.prompts_per_step=6", "rollout.responses_per_prompt=4", "train.microbatch_responses=1")
 WRONG = {
-    "method.rho=1.0": "method.rho: got 1.0, expected less than 1 (set on the command line)",
+    "method.rho=1.0": "method.rho: got 1.0, expected a number >= 0 and < 1",
     "train.betas=[0.9]": "train.betas: got [0.9]",
     "run.folder=": 'run.folder: got ""',
     "device=gpu": "device: got \"gpu\", expected 'auto', 'cpu' or 'cuda'",
@@ -28,10 +27,9 @@ WRONG = {
     "train.steps=true": "train.steps: got true",
     "train.learning_rate=.nan": "train.learning_rate: got NaN, expected a finite number",
     "data.shuffle=1": "data.shuffle: got 1",
-    "method=3": "method: got 3",
+    "method=3": "method: got 3, expected a section",
     "data.prompt_template=Solve it.": 'data.prompt_template: got "Solve it."',
-    "method.name=uecrr": "method.name: got 'uecrr', the nearest method is 'uecr'; known methods: grpo, pg_opd,",
-    "method.parameters.mixx=1": "method.parameters.mixx: no such parameter",
+    "method.name=uecrr": "method.name: got 'uecrr', the nearest method is 'uecr'; known methods: atod, ",
     "train.minibatch_responses=5": "train.minibatch_responses: got 5, expected a divisor of",
     "train.microbatch_responses=25": "train.microbatch_responses: got 25, expected at most train.minibatch_responses",
     "evaluation.temperature=0": "evaluation.samples: got 12, expected 1 because",
@@ -71,7 +69,7 @@ def test_the_base_states_every_required_key() -> None:
         for name, field in known_keys(Config).items()
         if field.is_required()
         and not sections_of(field.annotation)
-        and not name.startswith(("teacher", "routing", "reward"))
+        and not name.startswith(("teacher", "routing", "reward", "method"))
     }
     assert required - stated == set()
 
@@ -79,29 +77,18 @@ def test_the_base_states_every_required_key() -> None:
 # Methods
 
 
-def test_every_key_of_the_method_section_is_some_methods() -> None:
-    named = {key for entry in REGISTRY.values() for key in entry.config_settings}
-    assert set(MethodConfig.model_fields) - {"name", "parameters"} == named
-
-
-@pytest.mark.parametrize("method", REGISTRY)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_method_asks_for_what_it_reads_and_for_nothing_else(method: str) -> None:
-    needed = [key for key in REQUIRED_SETTINGS if key in REGISTRY[method].settings]
-    words = [f"method.name={method}", *(f"method.{key}=null" for key in REQUIRED_SETTINGS if key not in needed)]
+    needed = METHODS[method].required()
+    stated = ("alpha", "rho", "tau_delta", "tau_entropy")
+    words = [f"method.name={method}", *(f"method.{key}=null" for key in stated if key not in needed)]
     assert load_config(DEMO, words).config.method.name == method
     for key in needed:
         assert refusal(*words, f"method.{key}=null").startswith(f"method.{key}: missing, but method {method} needs it")
-    if REGISTRY[method].needs_teacher:
+    if METHODS[method].needs_teacher():
         assert refusal(*words, "teacher.model_name=null").startswith("teacher.model_name: got null, but method")
     else:
         assert load_config(DEMO, [*words, "teacher.model_name=null"]).config.teacher.model_name is None
-
-
-def test_core_settings_leave_to_the_run_what_is_its_own() -> None:
-    method = MethodConfig(name="uecr", alpha=1.5, rho=0.25, tau_delta=2.0, tau_entropy=0.5, std="sample")
-    made = Settings(**method.core_settings())
-    assert {name for name, value in vars(made).items() if value is None} == FROM_THE_RUN - {"state"}
-    assert (made.alpha, made.rho, made.tau_delta, made.tau_entropy, made.sample_std) == (1.5, 0.25, 2.0, 0.5, True)
 
 
 @pytest.mark.parametrize(
@@ -130,20 +117,20 @@ def unused(*overrides: str) -> list[str]:
     return (unused_line(loaded.config, loaded.origins) or "").partition(": ")[2].split(", ")
 
 
-def test_a_methods_own_parameters_are_completed_and_can_be_set() -> None:
-    loaded = load_config(DEMO, ["method.name=rlsd", "method.parameters.mix=1"])
-    assert loaded.config.method.parameters == {"mix": 1.0, "bound": 0.2}
-    assert loaded.origins["method.parameters.mix"] == "override"
-    assert loaded.origins["method.parameters.bound"] == "default"
-    assert text_of("method.name=rlsd", "method.parameters.mix=0.25").endswith("; mix = 0.25, bound = 0.2")
+def test_a_methods_own_settings_are_completed_and_can_be_set() -> None:
+    loaded = load_config(DEMO, ["method.name=rlsd", "method.mix=1"])
+    assert (loaded.config.method.mix, loaded.config.method.bound) == (1.0, 0.2)
+    assert loaded.origins["method.mix"] == "override"
+    assert loaded.origins["method.bound"] == "default"
+    assert text_of("method.name=rlsd", "method.mix=0.25").endswith("; mix = 0.25, bound = 0.2")
 
 
 def test_what_a_method_does_not_use_is_reported() -> None:
     assert unused("method.name=grpo") == [
         "teacher.model_name", "method.alpha", "method.rho", "method.tau_delta", "method.tau_entropy",
     ]  # fmt: skip
-    assert unused("method.name=g_opd", "method.parameters.mix=0.3")[-1] == "method.parameters.mix"
-    assert "method.parameters.extrapolation" not in unused("method.name=g_opd", "method.parameters.extrapolation=2")
+    assert unused("method.name=g_opd", "method.mix=0.3")[-1] == "method.mix"
+    assert "method.extrapolation" not in unused("method.name=g_opd", "method.extrapolation=2")
 
 
 def test_the_objective_of_uecr() -> None:
@@ -154,9 +141,8 @@ def test_the_objective_of_uecr() -> None:
 
 def test_the_second_surrogate_of_any_method_is_told_by_its_own_equation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss knows two advantages; only the method knows what they are."""
-    entry = replace(REGISTRY["grpo_plus_opd"], name="rlsd", equation="A = A^GRPO, A_opd = the mean gap of the turn")
-    monkeypatch.setitem(REGISTRY, "rlsd", entry)
-    assert text_of("method.name=rlsd", "method.opd_coef=0.5", "loss.reference_kl=0") == (
+    monkeypatch.setattr(GrpoPlusOpd, "__doc__", "A = A^GRPO, A_opd = the mean gap of the turn.")
+    assert text_of("method.name=grpo_plus_opd", "method.opd_coef=0.5", "loss.reference_kl=0") == (
         "loss = PG(A; clip 0.2/0.2) + 0.5 PG(A_opd; clip 0.2/0.2); A = A^GRPO, A_opd = the mean gap of the turn; "
         "opd_coef = 0.5"
     )

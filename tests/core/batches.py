@@ -1,4 +1,4 @@
-"""Batches for the tests of the mathematics: random ragged responses, padded and packed, and their settings."""
+"""Batches for the tests of the mathematics: random ragged responses, and their settings."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
-from nemo_uecr.method_registry import REGISTRY
-from tests.core.reference import Response
+from nemo_uecr.core.functions import compute
+from nemo_uecr.core.methods import METHODS, Advantages, Method, RunState, method_of
+from nemo_uecr.core.record import ScoredBatch
+from tests.core.reference import Response, Settings
 
-DEFAULTS = {name: each.default for method in REGISTRY.values() for name, each in method.parameters.items()}
 SETTINGS = Settings(
-    alpha=1.3, rho=0.7, tau_delta=0.8, tau_entropy=0.9, std_floor=0.0, sample_std=False, opd_coef=1.0, step=20, seed=7,
-    total_steps=90, state={"first_kl": 1.0, "warmup_end": 12.0},
-    parameters=DEFAULTS | {
-        "mix": 0.4, "bound": 0.3, "extrapolation": 1.6, "keep": 0.3, "warmup": 30.0, "amplification": 0.7, "share": 0.3,
-    },
+    alpha=1.3, rho=0.7, tau_delta=0.8, tau_entropy=0.9, mix=0.4, bound=0.3, extrapolation=1.6, keep=0.3, warmup=30.0,
+    amplification=0.7, share=0.3, step=20, seed=7, total_steps=90, state={"first_kl": 1.0, "warmup_end": 12.0},
 )  # fmt: skip
 #: Redistribution by zero-sum weights: unit mean weight, |q| <= 1 and the task sign are promised by exactly these.
-CONSERVING = tuple(name for name, entry in REGISTRY.items() if "residual_bound" in entry.identities)
-ECR_FAMILY = tuple(name for name, entry in REGISTRY.items() if "rho" in entry.settings)
+CONSERVING = tuple(name for name, method in METHODS.items() if "residual_bound" in method.identities)
+ECR_FAMILY = tuple(name for name, method in METHODS.items() if "rho" in method.ranges())
+OF_THE_RUN = ("step", "total_steps", "seed", "state")
+
+
+def configured(name: str, k: Settings) -> Method:
+    """The method with those of the settings that it has."""
+    return method_of(name, {key: value for key, value in vars(k).items() if key not in OF_THE_RUN})
+
+
+def computed(name: str, batch: ScoredBatch, k: Settings = SETTINGS) -> Advantages:
+    """The method's advantages, in a run that is where the settings say."""
+    return compute(configured(name, k), replace(batch, run=RunState(**{key: getattr(k, key) for key in OF_THE_RUN})))
 
 
 def random_response(
@@ -110,16 +118,8 @@ def padded(
     )
 
 
-def packed(responses: Sequence[Response]) -> ScoredBatch:
-    """[N] with offsets, float64; holes stay inside the responses."""
-    batch, lengths = padded(responses), torch.tensor([len(r.mask) for r in responses])
-    own_BT = torch.arange(batch.mask_BT.shape[1]) < lengths.unsqueeze(1)
-    tokens = {key: value[own_BT] for key, value in vars(batch).items() if key.endswith("_BT") and value is not None}
-    return replace(batch, **tokens, offsets=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)))
-
-
 def valid(batch: ScoredBatch, tokens: Tensor | None) -> Tensor:
-    """The sampled tokens' values in response order, the same for padded and packed batches."""
+    """The sampled tokens' values in response order."""
     return tokens[batch.mask_BT]
 
 
@@ -160,14 +160,11 @@ def any_settings(draw: st.DrawFn) -> Settings:
         seed=7,
         total_steps=draw(st.sampled_from((1, 100, 300))),
         state=draw(st.sampled_from(({}, {"first_kl": 0.4}, {"first_kl": 0.4, "warmup_end": 30.0}))),
-        parameters=DEFAULTS
-        | {
-            "keep": draw(st.sampled_from((0.001, 0.2, 1.0))),
-            "warmup": draw(st.sampled_from((1.0, 60.0, 100.0))),
-            "amplification": draw(st.sampled_from((0.0, 0.5, 3.0))),
-            "share": draw(st.sampled_from((0.001, 0.2, 1.0))),
-            "mix": draw(st.sampled_from((0.01, 0.5, 0.99))),
-            "bound": draw(st.sampled_from((0.0, 0.2, 0.99))),
-            "extrapolation": draw(st.sampled_from((0.0, 0.5, 1.0, 1.25, 3.0))),
-        },
+        keep=draw(st.sampled_from((0.001, 0.2, 1.0))),
+        warmup=draw(st.sampled_from((1.0, 60.0, 100.0))),
+        amplification=draw(st.sampled_from((0.0, 0.5, 3.0))),
+        share=draw(st.sampled_from((0.001, 0.2, 1.0))),
+        mix=draw(st.sampled_from((0.01, 0.5, 0.99))),
+        bound=draw(st.sampled_from((0.0, 0.2, 0.99))),
+        extrapolation=draw(st.sampled_from((0.0, 0.5, 1.0, 1.25, 3.0))),
     )

@@ -9,15 +9,37 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
-
-from nemo_uecr.core.records import Settings
 
 EPS = 1e-6
 Tokens = list[float]
 Fields = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every setting of every method, and what the run gives."""
+
+    alpha: float = 1.0
+    rho: float = 0.5
+    tau_delta: float = 1.0
+    tau_entropy: float = 1.0
+    std_floor: float = 0.0
+    sample_std: bool = False
+    opd_coef: float = 1.0
+    mix: float = 0.5
+    bound: float = 0.2
+    extrapolation: float = 1.25
+    keep: float = 0.2
+    warmup: float = 100.0
+    amplification: float = 0.5
+    share: float = 0.2
+    step: int = 0
+    total_steps: int = 1
+    seed: int = 0
+    state: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -217,7 +239,7 @@ def distilled_rl(responses: Sequence[Response], k: Settings) -> Fields:
 
 
 def rlsd(responses: Sequence[Response], k: Settings) -> Fields:
-    mix, bound = k.parameters["mix"], k.parameters["bound"]
+    mix, bound = k.mix, k.bound
 
     def weights(response: Response, a: float) -> Tokens:
         ratio = [clip(math.exp(clip(sign(a) * g, -80.0, 80.0)), 1.0 - bound, 1.0 + bound) for g in gaps(response)]
@@ -270,33 +292,33 @@ def g_opd(responses: Sequence[Response], k: Settings) -> Fields:
     rows = []
     for r in responses:
         tokens = zip(r.old, r.teacher, r.initial, strict=True)
-        raw = [-((o - i) - k.parameters["extrapolation"] * (t - i)) for o, t, i in tokens]
+        raw = [-((o - i) - k.extrapolation * (t - i)) for o, t, i in tokens]
         rows.append(on_mask(r, [clip(x, -5.0, 5.0) for x in raw]))
     return {"advantage_BT": rows}
 
 
 def saf_opd(responses: Sequence[Response], k: Settings) -> Fields:
-    own, all_gaps = k.parameters, [gaps(r) for r in responses]
+    all_gaps = [gaps(r) for r in responses]
     tokens = [row[t] for r, row in zip(responses, all_gaps, strict=True) for t in r.valid]
     first = k.state.get("first_kl", -math.fsum(tokens) / len(tokens))
     now, ended = k.step + 1, k.state.get("warmup_end")
-    if ended is None and (now >= own["warmup"] or (first > 0 and (first - -mean(tokens)) / first >= 0.2)):
+    if ended is None and (now >= k.warmup or (first > 0 and (first - -mean(tokens)) / first >= 0.2)):
         ended = now
-    rise = min((now if ended is None else ended) / own["warmup"], 1.0)
+    rise = min((now if ended is None else ended) / k.warmup, 1.0)
     fall = 1.0 if ended is None else max(0.0, 1.0 - (now - ended) / max(1.0, k.total_steps - ended))
     values, out = grpo_values(responses, k), []
     for r, row, a in zip(responses, all_gaps, values, strict=True):
         sizes = sorted(abs(row[t]) for t in r.valid)
-        place = (1.0 - own["keep"]) * (len(sizes) - 1)
+        place = (1.0 - k.keep) * (len(sizes) - 1)
         low = sizes[math.floor(place)]
         least = low + (place - math.floor(place)) * (sizes[math.ceil(place)] - low)
-        term = [own["bound"] * math.tanh(g) if abs(g) >= least else 0.0 for g in row]
+        term = [k.bound * math.tanh(g) if abs(g) >= least else 0.0 for g in row]
         out.append(on_mask(r, [a + rise * fall * x for x in term]))
     return {"advantage_BT": out, "advantage_task_B": values}
 
 
 def top_d(responses: Sequence[Response], k: Settings) -> Fields:
-    mix, returns = k.parameters["mix"], []
+    mix, returns = k.mix, []
     for r in responses:
         reward = [math.log(mix * math.exp(clip(g, -700.0, 700.0)) + 1.0 - mix) for g in gaps(r)]
         later = {t: [reward[u] for u in r.valid if u > t] for t in r.valid}
@@ -317,7 +339,7 @@ def iw_opd(responses: Sequence[Response], k: Settings) -> Fields:
         sizes = [abs(g) for g in gaps(r)]
         total = max(math.fsum(sizes), 1e-8)
         trust = [1.0 - math.fsum(sizes[:t]) / total for t in range(len(sizes))]
-        weight.append(on_mask(r, [1.0 + k.parameters["amplification"] * x for x in trust], 1.0))
+        weight.append(on_mask(r, [1.0 + k.amplification * x for x in trust], 1.0))
     rows = [
         on_mask(r, [w * g for w, g in zip(ws, gaps(r), strict=True)]) for r, ws in zip(responses, weight, strict=True)
     ]
@@ -326,7 +348,7 @@ def iw_opd(responses: Sequence[Response], k: Settings) -> Fields:
 
 def opsa(responses: Sequence[Response], k: Settings, *, by_entropy: bool = True) -> Fields:
     places = [(r.old[t], row, t) for row, r in enumerate(responses) for t in r.valid]
-    chosen = {(row, t) for _, row, t in sorted(places)[: max(1, int(k.parameters["share"] * len(places)))]}
+    chosen = {(row, t) for _, row, t in sorted(places)[: max(1, int(k.share * len(places)))]}
     entropies = [responses[row].student_entropy[t] for row, t in chosen]
     low, spread = min(entropies), max(entropies) - min(entropies)
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.core.functions import compute
+from nemo_uecr.core.methods import method_of
+from nemo_uecr.core.record import ScoredBatch
 
 PAGE = Path(__file__).parents[2] / "docs" / "library.md"
 SETTINGS = {"alpha": 1.3, "rho": 0.7, "tau_delta": 0.8, "tau_entropy": 0.9}
@@ -33,7 +34,7 @@ def by_the_method(reward: Any, group: Any, mask: Any, old: Any, teacher: Any, en
         task_reward_B=reward.double(), group_B=group, mask_BT=mask.bool(), old_logp_BT=old.double(),
         teacher_logp_BT=teacher.double(), teacher_entropy_BT=entropy.double(),
     )  # fmt: skip
-    return METHODS["uecr"].compute(batch, Settings(**SETTINGS, std_floor=0.0, sample_std=False)).advantage_BT
+    return compute(method_of("uecr", SETTINGS), batch).advantage_BT
 
 
 def test_trl_trains_with_the_advantages_of_the_method(tmp_path: Path) -> None:

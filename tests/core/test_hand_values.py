@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.agreement import Places, agreement
-from nemo_uecr.core.groups import Groups, normalised
-from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.methods.baselines import schedule
-from nemo_uecr.core.records import EPSILON, GAP_CLIP, ScoredBatch, Settings
+from nemo_uecr.core.record import Groups, ScoredBatch
+from tests.core.batches import computed
+from tests.core.reference import Settings
 
-PLAIN = Settings(
-    alpha=1.0, rho=0.5, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False, opd_coef=1.0, step=0, seed=0
-)
+PLAIN = Settings(alpha=1.0, rho=0.5, tau_delta=1.0, tau_entropy=1.0)
 
 
 def f64(*values: float) -> Tensor:
@@ -38,12 +35,7 @@ def two_responses(delta: list[float], entropy: list[float], task: tuple[float, f
 
 
 def advantage(name: str, batch: ScoredBatch, settings: Settings = PLAIN) -> Tensor:
-    return METHODS[name].compute(batch, settings).advantage_BT
-
-
-def test_constants_of_the_paper() -> None:
-    assert EPSILON == 1e-6
-    assert GAP_CLIP == 5.0
+    return computed(name, batch, settings).advantage_BT
 
 
 @pytest.mark.parametrize(
@@ -59,9 +51,11 @@ def test_constants_of_the_paper() -> None:
     ],
 )
 def test_grpo_of_one_right_in_four(sample: bool, floor: float, sigma: float, divisor: float) -> None:
-    got, std = normalised(f64(1, 0, 0, 0), Groups.of(torch.tensor([9, 9, 9, 9])), floor=floor, sample=sample)
-    torch.testing.assert_close(got, f64(0.75, -0.25, -0.25, -0.25) / divisor, rtol=1e-15, atol=0)
-    torch.testing.assert_close(std, f64(*(sigma,) * 4), rtol=1e-15, atol=0)
+    one = torch.ones(4, 1, dtype=torch.float64)
+    batch = ScoredBatch(f64(1, 0, 0, 0), torch.tensor([9, 9, 9, 9]), one.bool(), -one)
+    got = computed("grpo", batch, replace(PLAIN, sample_std=sample, std_floor=floor))
+    torch.testing.assert_close(got.advantage_task_B, f64(0.75, -0.25, -0.25, -0.25) / divisor, rtol=1e-15, atol=0)
+    torch.testing.assert_close(got.unified_std_B, f64(*(sigma,) * 4), rtol=1e-15, atol=0)
 
 
 def test_spread_is_the_distance_of_a_groups_ends() -> None:
@@ -74,7 +68,7 @@ def test_puu_decomposition() -> None:
     # R^T = mean(1, -0.5, clip 9 -> 5) = 5.5/3 = 11/6 and 0; alpha = 2: R^U = 1 + 11/3 = 14/3 and 0.
     # mean 7/3, deviations +-7/3, sigma_U = 7/3. Centred task +-1/2, centred teacher +-11/12.
     batch = two_responses([1.0, -0.5, 9.0], [0.0, 0.0, 0.0])
-    got = METHODS["puu"].compute(batch, replace(PLAIN, alpha=2.0))
+    got = computed("puu", batch, replace(PLAIN, alpha=2.0))
     below = 7.0 / 3.0 + 1e-6
     expected = {
         "teacher_reward": f64(11 / 6, 0),
@@ -114,7 +108,7 @@ def test_ecr_on_three_tokens(task: tuple[float, float]) -> None:
     # q = 1/2 * (1 * (1/2 - 1/7), 1/2 * (-1/2 - 1/7), 1/4 * (0 - 1/7)) = (5/28, -9/56, -1/56); sum 10-9-1 = 0.
     # s = -1 turns every direction round, hence mu and q: q = (-5/28, 9/56, 1/56).
     s = 1.0 if task[0] > 0 else -1.0
-    got = METHODS["uecr"].compute(two_responses(DELTA, ENTROPY, task), PLAIN, detail=True)
+    got = computed("uecr", two_responses(DELTA, ENTROPY, task), PLAIN)
     q = s * f64(5 / 28, -9 / 56, -1 / 56)
     torch.testing.assert_close(got.residual_BT[0], q, rtol=0, atol=1e-15)
     torch.testing.assert_close(got.weight_BT[0], 1.0 + 0.5 * q, rtol=0, atol=1e-15)
@@ -136,7 +130,7 @@ def test_ecr_on_three_tokens(task: tuple[float, float]) -> None:
     ],
 )
 def test_token_credit_ablations_on_three_tokens(name: str, q: tuple[float, ...]) -> None:
-    got = METHODS[name].compute(two_responses(DELTA, ENTROPY), PLAIN)
+    got = computed(name, two_responses(DELTA, ENTROPY), PLAIN)
     torch.testing.assert_close(got.advantage_BT[0], UP * (1.0 + 0.5 * f64(*q)), rtol=0, atol=1e-14)
     if name == "ecr_no_gap":
         assert got.centre_B[0].item() == pytest.approx(7 / 12, abs=1e-15)
@@ -158,15 +152,13 @@ def test_gap_scale_and_entropy_scale() -> None:
     # tau_delta = 2: d = tanh(delta/4), delta = 2 ln3 gives tanh(ln3 / 2) = 1/2. tau_entropy = 2:
     # H = 2 ln 2 gives c = 1/2.
     batch = two_responses([2 * LN3, -2 * LN3, 0.0], [0.0, 2 * math.log(2.0), 2 * math.log(4.0)])
-    got = METHODS["uecr"].compute(batch, replace(PLAIN, tau_delta=2.0, tau_entropy=2.0), detail=True)
+    got = computed("uecr", batch, replace(PLAIN, tau_delta=2.0, tau_entropy=2.0))
     torch.testing.assert_close(got.residual_BT[0], f64(5 / 28, -9 / 56, -1 / 56), rtol=0, atol=1e-15)
 
 
 def test_the_clip_is_for_the_teacher_reward_only() -> None:
     # A gap of 20 enters R^T as 5, and the direction as itself: with tau_delta = 20, d = tanh(1/2), not tanh(1/8).
-    got = METHODS["ecr_no_projection"].compute(
-        two_responses([20.0, 0.0], [0.0, 0.0]), replace(PLAIN, tau_delta=20.0), detail=True
-    )
+    got = computed("ecr_no_projection", two_responses([20.0, 0.0], [0.0, 0.0]), replace(PLAIN, tau_delta=20.0))
     assert got.teacher_reward_B[0] == 2.5
     torch.testing.assert_close(got.direction_BT[0], f64(math.tanh(0.5), 0.0), rtol=0, atol=1e-15)
 
@@ -174,7 +166,7 @@ def test_the_clip_is_for_the_teacher_reward_only() -> None:
 def test_pg_opd_and_naive_hybrid() -> None:
     batch = two_responses([6.0, -7.5, 0.25], [0.0, 0.0, 0.0])
     torch.testing.assert_close(advantage("pg_opd", batch)[0], f64(5.0, -5.0, 0.25), rtol=0, atol=0)
-    both = METHODS["grpo_plus_opd"].compute(batch, PLAIN)
+    both = computed("grpo_plus_opd", batch, PLAIN)
     torch.testing.assert_close(both.advantage_BT[0], f64(*(UP,) * 3), rtol=1e-15, atol=0)
     torch.testing.assert_close(both.advantage_opd_BT[0], f64(5.0, -5.0, 0.25), rtol=0, atol=0)
 
@@ -200,7 +192,6 @@ def test_distilled_rl() -> None:
     ],
 )
 def test_atod_schedule(step: int, kappa: float, rho: float) -> None:
-    assert schedule(step) == pytest.approx((kappa, rho), abs=1e-15)
     # One turn: w = 1 - (1 - 1/2)(1 - 1/2) = 0.75. The gap is not clipped (8 > 5).
     got = advantage("atod", two_responses([8.0, -1.0], [0.0, 0.0]), replace(PLAIN, step=step))
     torch.testing.assert_close(got[0], kappa * 0.75 * f64(8.0, -1.0) + rho * UP, rtol=1e-14, atol=0)
@@ -220,7 +211,7 @@ def test_atod_with_three_turns() -> None:
         teacher_logp_BT=old + delta,
         segments_BT=torch.tensor([[7, 7, 2, 5], [1, 1, 1, 1]]),
     )
-    got = METHODS["atod"].compute(batch, PLAIN, detail=True)
+    got = computed("atod", batch, PLAIN)
     torch.testing.assert_close(
         got.weight_BT, torch.stack((f64(1, 1, 1, 0.5), f64(0.75, 0.75, 0.75, 0.75))), rtol=0, atol=1e-15
     )
@@ -232,8 +223,8 @@ def test_rlsd() -> None:
     # Wrong answer, with the same gaps: the ratio is inverted: 1/1.1 = 0.90909, 0.8, 1.2, so w = 0.954545, 0.9, 1.1.
     batch = two_responses([math.log(1.1), 5.0, -5.0], [0.0, 0.0, 0.0])
     teacher_BT = batch.teacher_logp_BT[:1].expand(2, -1)
-    settings = replace(PLAIN, parameters={"mix": 0.5, "bound": 0.2})
-    got = METHODS["rlsd"].compute(replace(batch, teacher_logp_BT=teacher_BT), settings, detail=True)
+    settings = replace(PLAIN, mix=0.5, bound=0.2)
+    got = computed("rlsd", replace(batch, teacher_logp_BT=teacher_BT), settings)
     weight = torch.stack((f64(1.05, 1.1, 0.9), f64(0.5 + 0.5 / 1.1, 0.9, 1.1)))
     torch.testing.assert_close(got.weight_BT, weight, rtol=0, atol=1e-12)
     torch.testing.assert_close(got.advantage_BT, weight * f64(1, -1)[:, None] * UP, rtol=0, atol=1e-12)
@@ -244,20 +235,20 @@ def test_g_opd() -> None:
     # 4.5 + 0.25 * 5.5 = 5.875, clipped to 5. The verifier has no say.
     batch = two_responses([0.4, -1.0, 4.5], [0.0, 0.0, 0.0])
     batch = replace(batch, initial_logp_BT=batch.old_logp_BT - f64(0.2, 0.6, 1.0))
-    got = advantage("g_opd", batch, replace(PLAIN, parameters={"extrapolation": 1.25}))
+    got = advantage("g_opd", batch, replace(PLAIN, extrapolation=1.25))
     torch.testing.assert_close(got[0], f64(0.55, -1.1, 5.0), rtol=0, atol=1e-12)
 
 
 def test_iw_opd_trusts_the_teacher_less_and_less() -> None:
     # sum |delta| = 4, of it 0, 1 and 2 before each token: weights 1 + 1/2 (1, 3/4, 1/2).
-    settings = replace(PLAIN, parameters={"amplification": 0.5})
+    settings = replace(PLAIN, amplification=0.5)
     got = advantage("iw_opd", two_responses([1.0, -1.0, 2.0], [0.0] * 3), settings)
     torch.testing.assert_close(got, torch.stack((f64(1.5, -1.375, 2.5), f64(0, 0, 0))), rtol=1e-15, atol=0)
 
 
 def test_top_d_of_a_token_that_the_teacher_prefers() -> None:
     # r = log(1/2 * 3 + 1/2) = ln 2, then 0: R = (ln 2, 0) and (0, 0), mean ln 2 / 4, Std sqrt(3) / 4 ln 2.
-    got = advantage("top_d", two_responses([LN3, 0.0], [0.0, 0.0]), replace(PLAIN, parameters={"mix": 0.5}))
+    got = advantage("top_d", two_responses([LN3, 0.0], [0.0, 0.0]), replace(PLAIN, mix=0.5))
     below = math.sqrt(3) / 4 * math.log(2) + 1e-6
     expected = math.log(2) * torch.stack((f64(0.75, -0.25), f64(-0.25, -0.25))) / below
     torch.testing.assert_close(got, expected, rtol=1e-14, atol=0)
@@ -272,17 +263,16 @@ def test_opsa_pushes_the_least_likely_tokens_down() -> None:
         old_logp_BT=torch.stack((f64(-1, -9, -2), f64(-7, -6, -99))),
         student_entropy_BT=torch.stack((f64(9, 3, 0), f64(1, 8, -99))),
     )
-    settings = replace(PLAIN, parameters={"share": 0.4})
+    settings = replace(PLAIN, share=0.4)
     for name, expected in (("opsa_control", [-0.5, -0.5]), ("opsa", [-1.0, -0.5])):
-        got = METHODS[name].compute(batch, settings)
+        got = computed(name, batch, settings)
         assert got.loss_mask_BT.tolist() == [[False, True, False], [True, False, False]]
         assert got.advantage_BT[got.loss_mask_BT].tolist() == expected
 
 
 def test_saf_opd_warms_up_and_anneals() -> None:
     # delta = 2, -1, 1/2: keep = 1/2 leaves those at least as large as the median, 1. A^GRPO = +-UP.
-    own = {"keep": 0.5, "bound": 0.1, "warmup": 10.0}
-    settings = replace(PLAIN, total_steps=25, parameters=own)
+    settings = replace(PLAIN, total_steps=25, keep=0.5, bound=0.1, warmup=10.0)
     batch = two_responses([2.0, -1.0, 0.5], [0.0] * 3)
     term = 0.1 * f64(math.tanh(2.0), math.tanh(-1.0), 0.0)
     # KL = -(2 - 1 + 1/2) / 6 = -1/4. A first KL of -0.25 never falls by a fifth; from one of 1 it has.
@@ -294,7 +284,7 @@ def test_saf_opd_warms_up_and_anneals() -> None:
         (9, {"first_kl": -0.25}, 1.0, {"first_kl": -0.25, "warmup_end": 10.0}),
         (24, {"first_kl": 1.0, "warmup_end": 5.0}, 0.0, {"first_kl": 1.0, "warmup_end": 5.0}),
     ):
-        got = METHODS["saf_opd"].compute(batch, replace(settings, step=step, state=state))
+        got = computed("saf_opd", batch, replace(settings, step=step, state=state))
         torch.testing.assert_close(got.advantage_BT[0], UP + c * term, rtol=1e-14, atol=0)
         assert got.state == carried
 

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given
 
 from nemo_uecr.core.invariants import IDENTITIES, check_identities
-from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.core.methods import METHODS, Advantages
+from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import InvariantError
-from tests.core.batches import SETTINGS, any_settings, mixed_responses, padded, ragged
-from tests.core.reference import Response
+from tests.core.batches import SETTINGS, any_settings, computed, configured, mixed_responses, padded, ragged
+from tests.core.reference import Response, Settings
 
 #: The tolerances for float32 storage.
 STORED = {"decomposition": 1e-6, "budget": 1e-6, "residual_bound": 1e-6, "log_weight": 1e-6}
@@ -22,9 +22,9 @@ DOUBLE = dict.fromkeys(STORED, 1e-12)
 ROW = 5
 
 
-def computed(name: str) -> tuple[ScoredBatch, Advantages]:
+def made(name: str) -> tuple[ScoredBatch, Advantages]:
     batch = padded(mixed_responses(31), torch.float32)
-    return batch, METHODS[name].compute(batch, SETTINGS, detail=True)
+    return batch, computed(name, batch)
 
 
 @given(responses=ragged(), k=any_settings())
@@ -32,7 +32,7 @@ def test_every_method_keeps_its_own(responses: list[Response], k: Settings) -> N
     for dtype, tolerances in ((torch.float32, STORED), (torch.float64, DOUBLE)):
         batch = padded(responses, dtype)
         for name, method in METHODS.items():
-            worst = check_identities(method, batch, k, method.compute(batch, k, detail=True), tolerances)
+            worst = check_identities(configured(name, k), batch, computed(name, batch, k), tolerances)
             assert set(worst) == {*method.identities, *method.monitored}, name
             assert all(math.isfinite(v) for v in worst.values()), name
 
@@ -49,15 +49,17 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("identity", IDENTITIES)
-def test_a_planted_violation_is_found_named_and_of_the_stated_size(identity: str) -> None:
-    name = next(name for name, method in METHODS.items() if identity in method.identities)
-    batch, result = computed(name)
+def test_a_planted_violation_is_found_named_and_of_the_stated_size(
+    identity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = next(name for name in ("uecr", *METHODS) if identity in METHODS[name].identities)
+    batch, result = made(name)
     field, value = PLANTED[identity]
     tensor, tokens = getattr(result, field).clone(), int(batch.mask_BT[ROW].sum())
     place = (ROW, int(batch.mask_BT[ROW].nonzero()[0])) if field.endswith("_BT") else (ROW,)
     tensor[place] = value(tensor[place])
     broken = replace(result, **{field: tensor})
-    found = IDENTITIES[identity][1](batch, SETTINGS, broken)
+    found = IDENTITIES[identity][1](configured(name, SETTINGS), batch, broken)
     assert found.shape == (batch.responses,)
     assert int(found.argmax()) == ROW
     expected = {"finite": 1.0, "sign_kept": 1.0, "residual_bound": 0.01, "budget": 1e-3 / tokens}
@@ -68,20 +70,20 @@ def test_a_planted_violation_is_found_named_and_of_the_stated_size(identity: str
         parts = float(result.advantage_task_B[ROW].abs() + 1.3 * result.advantage_teacher_B[ROW].abs())
         expected[identity] = 1e-3 / max(1.0, parts)
     assert float(found[ROW]) == pytest.approx(expected[identity], rel=1e-2)
-    method = replace(METHODS[name], identities=(identity,), monitored=())
+    monkeypatch.setattr(METHODS[name], "identities", (identity,))
     with pytest.raises(InvariantError, match=rf"identity '{identity}' .* at response {ROW}; .* method {name}"):
-        check_identities(method, batch, SETTINGS, broken, STORED)
+        check_identities(configured(name, SETTINGS), batch, broken, STORED)
 
 
 def test_what_lies_outside_the_mask_is_no_violation() -> None:
-    batch, result = computed("uecr")
+    batch, result = made("uecr")
     off = ~batch.mask_BT
     junk = {"advantage_BT": math.nan, "weight_BT": -5.0, "residual_BT": 9.0}
     broken = replace(result, **{key: getattr(result, key).masked_fill(off, value) for key, value in junk.items()})
-    check_identities(METHODS["uecr"], batch, SETTINGS, broken, STORED)
+    check_identities(configured("uecr", SETTINGS), batch, broken, STORED)
 
 
 def test_a_monitored_identity_is_reported_and_never_fails() -> None:
-    batch, result = computed("ecr_no_projection")
-    worst = check_identities(METHODS["ecr_no_projection"], batch, SETTINGS, result, STORED)
+    batch, result = made("ecr_no_projection")
+    worst = check_identities(configured("ecr_no_projection", SETTINGS), batch, result, STORED)
     assert worst["budget"] > 0.01, "without the projection the budget moves visibly on this batch"

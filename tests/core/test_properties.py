@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.core.record import ScoredBatch
 from tests.core.batches import (
     CONSERVING,
-    SETTINGS,
     any_settings,
-    packed,
+    computed,
     padded,
     present,
     ragged,
@@ -26,12 +25,12 @@ from tests.core.batches import (
     valid,
     with_turns,
 )
-from tests.core.reference import Response
+from tests.core.reference import Response, Settings
 
 
 def outputs(name: str, batch: ScoredBatch) -> dict[str, Tensor]:
     """Every output: token fields at the sampled tokens, response fields whole."""
-    result = METHODS[name].compute(batch, SETTINGS, detail=True)
+    result = computed(name, batch)
     return {k: valid(batch, v) for k, v in present(result, "_BT").items()} | present(result, "_B")
 
 
@@ -47,8 +46,8 @@ def assert_same(one: ScoredBatch, *others: ScoredBatch) -> None:
 
 
 @given(responses=ragged(), extra=st.integers(0, 5), junk=st.sampled_from((float("nan"), float("inf"), -1e30, 0.0)))
-def test_padding_packing_and_holes_change_nothing(responses: list[Response], extra: int, junk: float) -> None:
-    """More columns, whatever they hold; one row of tokens; and the columns that are masked out taken away."""
+def test_padding_and_holes_change_nothing(responses: list[Response], extra: int, junk: float) -> None:
+    """More columns, whatever they hold; and the columns that are masked out taken away."""
     responses = with_turns(responses, 1)
     plain, wider = padded(responses, junk=-3.0), padded(responses, extra_columns=extra, junk=junk)
 
@@ -56,7 +55,7 @@ def test_padding_packing_and_holes_change_nothing(responses: list[Response], ext
         fields = ("mask", "old", "teacher", "entropy", "segments")
         return replace(r, **{field: tuple(getattr(r, field)[t] for t in r.valid) for field in fields})
 
-    assert_same(plain, wider, packed(responses), padded([dense(r) for r in responses]))
+    assert_same(plain, wider, padded([dense(r) for r in responses]))
 
 
 @given(responses=ragged(), seed=st.integers(0, 1000))
@@ -68,8 +67,8 @@ def test_order_of_the_responses_and_names_of_the_groups(responses: list[Response
     moved = [replace(responses[i], group=names[responses[i].group]) for i in order]
     batch, other = padded(responses), padded(moved)
     for name in METHODS:
-        a = METHODS[name].compute(batch, SETTINGS, detail=True)
-        b = METHODS[name].compute(other, SETTINGS, detail=True)
+        a = computed(name, batch)
+        b = computed(name, other)
         for key, value in (present(a, "_BT") | present(a, "_B")).items():
             torch.testing.assert_close(getattr(b, key), value[order], rtol=1e-9, atol=1e-9, msg=f"{name} {key}")
 
@@ -79,7 +78,7 @@ def test_the_task_component_keeps_its_budget(responses: list[Response], k: Setti
     """mean_t A = A^U wherever the residual is centred: credit moves within a response, by at most rho a token."""
     batch = padded(responses)
     for name in CONSERVING:
-        got = METHODS[name].compute(batch, k, detail=True)
+        got = computed(name, batch, k)
         weight = valid(batch, got.weight_BT)
         assert 1.0 - k.rho - 1e-12 <= float(weight.min()) <= float(weight.max()) <= 1.0 + k.rho + 1e-12, name
         scale = 1.0 + got.advantage_unified_B.abs() + got.advantage_task_B.abs()
@@ -88,13 +87,11 @@ def test_the_task_component_keeps_its_budget(responses: list[Response], k: Setti
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
-def test_detail_changes_nothing_the_batch_is_not_written_to_and_the_result_has_no_graph(name: str) -> None:
+def test_the_batch_is_not_written_to_and_the_result_has_no_graph(name: str) -> None:
     batch = padded(with_turns(random_responses(6), 6), torch.float32)
-    before = {k: v.clone() for k, v in vars(batch).items() if isinstance(v, Tensor)}
-    batch.old_logp_BT.requires_grad_()
-    plain, detail = METHODS[name].compute(batch, SETTINGS), METHODS[name].compute(batch, SETTINGS, detail=True)
-    assert same_bits(plain.advantage_BT, detail.advantage_BT)
-    assert plain.weight_BT is plain.residual_BT is plain.direction_BT is plain.confidence_BT is None
-    assert not any(tensor.requires_grad for tensor in detail.named_tensors().values())
+    batch = replace(batch, old_logp_BT=batch.old_logp_BT.requires_grad_())
+    before = {k: v.detach().clone() for k, v in vars(batch).items() if isinstance(v, Tensor)}
+    found = computed(name, batch)
+    assert not any(tensor.requires_grad for tensor in found.named_tensors().values())
     for key, value in before.items():
-        assert same_bits(getattr(batch, key), value), key
+        assert same_bits(getattr(batch, key).detach(), value), key

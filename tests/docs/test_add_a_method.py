@@ -1,4 +1,4 @@
-"""docs/add-a-method.md, done as it says: the file, the line, the test and every command, in a copy of the package."""
+"""docs/add-a-method.md, done as it says: the file, the test and every command, in a copy of the package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
 FENCES = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.M | re.S)
 FILE, TEST = (text for language, text in FENCES if language == "python")
-[LINE] = (text for language, text in FENCES if language == "text")
 [STUDY] = (text for language, text in FENCES if language == "yaml")
 [COMMANDS] = (text for language, text in FENCES if not language)
 #: The demo's configuration stands on the page; the tests have models of their own that are made in seconds.
@@ -29,15 +28,10 @@ DEMO = "examples/configs/local/demo.yaml"
 
 
 def copy_with_the_method(root: Path) -> Path:
-    """A copy of the package with the page's method in it."""
-    for name in ("nemo_uecr", "examples"):
+    """A copy of the package with the page's two files in it."""
+    for name in ("nemo_uecr", "examples", "tests/core"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "nemo_uecr" / "core" / "methods" / "soft_gate.py").write_text(FILE, encoding="utf-8")
-    registry = root / "nemo_uecr" / "method_registry.py"
-    text, opening = registry.read_text(encoding="utf-8"), "\nADDED = (\n"
-    assert text.count(opening) == 1
-    registry.write_text(text.replace(opening, opening + LINE), encoding="utf-8")
-    shutil.copytree(ROOT / "tests" / "core", root / "tests" / "core", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "tests" / "core" / "test_soft_gate.py").write_text(TEST, encoding="utf-8")
     return root
 
@@ -68,8 +62,8 @@ def test_the_page_from_top_to_bottom(tmp_path: Path) -> None:
     copy = copy_with_the_method(tmp_path / "clone")
     check, test, train, replay = (shlex.split(line) for line in COMMANDS.splitlines())
     told = run(copy, check)
-    assert "A = A^GRPO 2 sigmoid(sign(A^GRPO) delta / scale)" in told
-    assert "scale = 1" in told
+    assert "A = 2 sigmoid(sign(A^GRPO) delta / width) A^GRPO" in told
+    assert "width = 1" in told
     assert " passed" in run(copy, test)
     assert train[2] == DEMO
     small = [str(tiny.assets().config), *tiny.SMALL, "telemetry.save_batch_every=1"]
@@ -84,10 +78,3 @@ def test_the_page_from_top_to_bottom(tmp_path: Path) -> None:
     run(copy, ["nemo-uecr", "study", "mine.yaml"])
     summary = (copy / "runs" / "study-mine" / "summary.md").read_text()
     assert all(f"| {arm} |" in summary for arm in ("soft\\_gate", "soft\\_gate.wrong"))
-
-
-def test_the_pages_equations_are_those_of_the_methods() -> None:
-    from nemo_uecr.method_registry import ADDED
-
-    shown = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.M)) - {"method"}
-    assert shown == {entry.name for entry in ADDED}

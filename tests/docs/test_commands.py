@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
-from importlib import import_module
+from pkgutil import resolve_name
 
 import pytest
 from cyclopts import CycloptsError
@@ -104,9 +104,8 @@ def test_the_paper_map_has_its_rows() -> None:
 
 @pytest.mark.parametrize(("item", "function", "line"), ROWS, ids=[row[0][:40] for row in ROWS])
 def test_what_a_row_of_the_paper_map_names_exists(item: str, function: str, line: str) -> None:
-    """A function below `nemo_uecr`, a command's words, and its options."""
-    module, _, name = f"nemo_uecr.{function}".rpartition(".")
-    assert hasattr(import_module(module), name)
+    """A function or method below `nemo_uecr`, a command's words, and its options."""
+    resolve_name(f"nemo_uecr.{function}")
     words = line.partition(" --")[0].split()
     command = find(tuple(words))
     assert command is not None, line

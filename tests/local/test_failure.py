@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.core import ecr
+from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import InvariantError, ScoreError
 from tests.local import tiny
@@ -65,7 +65,13 @@ def test_violated_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """The residual is no longer centred, as if the projection had been forgotten."""
 
     before = tiny.run(tmp_path / "good", "train.steps=1", "telemetry.save_batch_every=1")
-    monkeypatch.setattr(ecr, "projected", ecr.unprojected)
+    real = Uecr.residual
+
+    def unprojected(*read):  # type: ignore[no-untyped-def]
+        parts = real(*read)
+        return parts._replace(q_BT=0.5 * parts.c_BT * parts.d_BT)
+
+    monkeypatch.setattr(Uecr, "residual", unprojected)
     with pytest.raises(InvariantError, match=r"identity 'budget' .* at response \d \(step 1, problem p\d, row \d\)"):
         tiny.run(tmp_path / "run", "train.steps=1")
     record = failure(tmp_path / "run")

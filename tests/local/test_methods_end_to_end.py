@@ -49,8 +49,8 @@ def test_method_runs_and_its_identities_hold(runs: dict[str, Path], name: str) -
         assert record["count/trajectories"] == record["count/rewarded"] == 8
         assert record["count/trained"] == 8 or name == "opsa"  # which may leave a response without a token
         assert record["identity/finite"] == 0
-        assert ("teacher/gap_mean" in record) == METHODS[name].needs_teacher
-        assert ("teacher/entropy_mean" in record) == ("teacher_entropy" in METHODS[name].scores)
+        assert ("teacher/gap_mean" in record) == METHODS[name].needs_teacher()
+        assert ("teacher/entropy_mean" in record) == ("teacher_entropy" in METHODS[name].reads)
         for identity in METHODS[name].identities:
             metric = {"budget": "budget_error", "decomposition": "decomposition_error"}.get(identity, identity)
             assert record[f"identity/{metric}"] <= 1e-6

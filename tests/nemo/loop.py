@@ -45,7 +45,7 @@ SMALL = [
 
 def config_of(method: str, *changes: str) -> NemoConfig:
     """A run of the tiny world."""
-    teacher = "teacher" if METHODS[method].needs_teacher else "null"
+    teacher = "teacher" if METHODS[method].needs_teacher() else "null"
     given = [f"method.name={method}", f"teacher.model_name={teacher}", *SMALL, *changes]
     return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", given)
 
@@ -70,7 +70,7 @@ def train_ours(
 ) -> Any:
     """Our estimator, policy and loss in the real loop; returns the policy, with the metrics of each step."""
     context = StepContext(config, completed_steps=0, tokenizer=TinyTokenizer())
-    minibatch, reads = config.train.minibatch_responses, METHODS[config.method.name].needs_teacher
+    minibatch, reads = config.train.minibatch_responses, config.method.needs_teacher()
     made: Any = OurTinyPolicy(
         TinyModel(0), minibatch=minibatch, parallel=parallel, context=context,
         teachers={"teacher": teacher(TinyModel(9), [], parallel)} if reads else {},

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemo_uecr.core.functions import compute
 from nemo_uecr.core.loss import policy_loss
-from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute, scored_batch
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.contract import BatchFactsError, ContractError, score
-from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
 from tests.core import sparse
 from tests.nemo.loop import config_of, train_ours
@@ -100,8 +99,7 @@ def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path, mon
     path = tmp_path / "batches" / "step-000001.safetensors"
     saved = load_batch(path)
     assert recompute(path) == Recomputed(same_arithmetic=True, bitwise=True, difference=0.0)  # replay --check
-    settings = StepContext(config, None, completed_steps=0).settings
-    advantages = METHODS[method].compute(scored_batch(saved, path), settings).named_tensors()
+    advantages = compute(config.method, scored_batch(saved, path)).named_tensors()
     assert torch.equal(advantages["advantage"], run.trained[0]["advantages"])
     for loss in (core_loss, local_loss):
         total, gradient = loss(saved.tensors, advantages, config)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import ScoredBatch, Settings
+from nemo_uecr.core.functions import compute
+from nemo_uecr.core.record import ScoredBatch
 from tests.nemo.loop import GROUP, PROMPTS, config_of
 
 STEPS = 2
@@ -98,12 +98,11 @@ def joined(chunks: list[Any]) -> tuple[ScoredBatch, torch.Tensor]:
 
 def test_group_by_group_is_the_whole_batch(client: Any, tmp_path: Path) -> None:
     steps = run_actor("uecr", client, tmp_path)
-    settings = Settings(**config_of("uecr").method.core_settings(), step=0, seed=0)
     assert len(steps) == STEPS
     for chunks, _ in steps:
         batch, advantage_BT = joined(chunks)
         assert batch.responses == PROMPTS * GROUP
-        assert torch.equal(METHODS["uecr"].compute(batch, settings).advantage_BT, advantage_BT)
+        assert torch.equal(compute(config_of("uecr").method, batch).advantage_BT, advantage_BT)
     # On policy the ratio is 1: the first loss is the token mean of -A.
     chunks, loss = steps[0]
     batch, advantage_BT = joined(chunks)

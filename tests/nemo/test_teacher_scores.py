@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.core.methods import RunState
+from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.nemo import teacher, upstream
 from nemo_uecr.nemo.translate import teacher_policy
@@ -41,7 +43,7 @@ def test_a_batch_gets_the_teachers_scores(tmp_path: Path, monkeypatch: pytest.Mo
         **{name: torch.ones(3, 6) for name in ("advantage", "advantage_opd")},
     }  # fmt: skip
     batch, out, given = tmp_path / "batch.safetensors", tmp_path / "scored", [f"student.vocabulary={VOCABULARY}"]
-    save_batch(batch, tensors, method="uecr", settings={"alpha": 1.0}, step=20, arithmetic="of the run")
+    save_batch(batch, tensors, method=Puu(alpha=1.0), run=RunState(), step=20, arithmetic="of the run")
     for role in ("student", "teacher"):
         make_tokenizer(tmp_path / role)
         (tmp_path / role / "config.json").write_text(json.dumps(SIZES))

@@ -75,9 +75,12 @@ def test_the_record_has_the_gap_at_temperature_one_and_the_teachers_entropy() ->
     estimate(context, data)
     batch, scores = context.outcome.batch, context.scores
     assert scores.teacher is not None
-    assert batch.old_logp_BT is scores.student.logp[1]
-    assert batch.teacher_logp_BT is scores.teacher.logp[0]
-    assert batch.teacher_entropy_BT is scores.teacher.entropy_BS
+    assert scores.teacher.entropy_BS is not None
+    made = (batch.old_logp_BT, batch.score("teacher_logp"), batch.score("teacher_entropy"))
+    for got, given in zip(
+        made, (scores.student.logp[1], scores.teacher.logp[0], scores.teacher.entropy_BS), strict=True
+    ):
+        assert torch.equal(got, given.masked_fill(~batch.mask_BT, 0.0))
 
 
 @pytest.mark.parametrize(("grouping", "group"), [("paper", [0, 0, 0, 1, 1, 1]), ("nemo_rl", [0] * ROWS)])

@@ -12,6 +12,8 @@ import torch
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.core.methods import RunState
+from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import upstream
@@ -162,7 +164,7 @@ def test_a_teacher_alone_that_cannot_work_is_refused(
         "old_logp": torch.zeros(1, tokens), "token_ids": ids,
     }  # fmt: skip
     batch, out = tmp_path / "batch.safetensors", tmp_path / "scored.safetensors"
-    save_batch(batch, tensors, method="uecr", settings={"alpha": 1.0}, step=1)
+    save_batch(batch, tensors, method=Puu(alpha=1.0), run=RunState(), step=1)
     command = ["teacher", "score", str(BASE), "--batch", str(batch), "--out"]
     assert entry_point([*command, str(out), *world(tmp_path), *changes]) == 2
     (said,) = capsys.readouterr().err.strip().splitlines()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.core.records import Advantages
+from nemo_uecr.core.methods import Advantages
 from nemo_uecr.nemo.contract import BatchFactsError
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import PREFIX

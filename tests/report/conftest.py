@@ -12,14 +12,11 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.method_registry import REGISTRY
+from nemo_uecr.core.methods import METHODS
 
 SETS = ("two", "three", "four", "five", "six")
-SETTINGS = {
-    "alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0, "std_floor": 0.0, "sample_std": False,
-    "opd_coef": 1.0, "step": 0, "total_steps": 40, "seed": 0,
-}  # fmt: skip
-TEACHERLESS = tuple(name for name, entry in REGISTRY.items() if not entry.needs_teacher)
+SETTINGS = {"alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0}  # fmt: skip
+TEACHERLESS = tuple(name for name, method in METHODS.items() if not method.needs_teacher())
 
 
 @dataclass(frozen=True)
@@ -184,15 +181,15 @@ def _write_batch(folder: Path, story: Story, step: int) -> None:
     tensors = {"task_reward": rewards, "group": torch.tensor(labels), "mask": ~old_BT.isnan(), "old_logp": old_BT}
     if story.method not in TEACHERLESS:
         tensors |= {"teacher_logp": teacher_BT, "teacher_entropy": entropy_BT}
-    if "initial_logp" in REGISTRY[story.method].scores:
+    if "initial_logp" in METHODS[story.method].reads:
         tensors["initial_logp"] = old_BT - 0.1
-    if "student_entropy" in REGISTRY[story.method].scores:
+    if "student_entropy" in METHODS[story.method].reads:
         tensors["student_entropy"] = entropy_BT
-    own = {name: parameter.default for name, parameter in REGISTRY[story.method].parameters.items()}
     header = {
         "format": "nemo_uecr.batch/1",
         "method": story.method,
-        "settings": json.dumps(SETTINGS | {"parameters": own}),
+        "settings": json.dumps(SETTINGS),
+        "run": json.dumps({"total_steps": 40}),
         "step": str(step),
     }
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import Settings
-from nemo_uecr.data.batch_file import load_batch, scored_batch
+from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
 from nemo_uecr.files import read_object
 from nemo_uecr.report.credit import chosen_rows, credit_maps, step_map
 from nemo_uecr.telemetry.run_folder import read_run
@@ -23,7 +22,7 @@ def test_numbers_are_those_of_core(make_run: RunMaker) -> None:
     saved = load_batch(files.tensors)
     batch = scored_batch(saved, files.tensors)
     texts = read_object(files.texts)["responses"]
-    expected = METHODS["uecr"].compute(batch, Settings(**saved.settings), detail=True)
+    expected = compute_again(saved, batch, files.tensors)
     assert batch.teacher_logp_BT is not None
     gap_BT = batch.teacher_logp_BT - batch.old_logp_BT
     rows = chosen_rows(batch, texts, token_budget=PLENTY)

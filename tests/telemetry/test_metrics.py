@@ -8,8 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nemo_uecr.core.methods import METHODS
-from nemo_uecr.core.records import Advantages, ScoredBatch, Settings
+from nemo_uecr.core.functions import compute
+from nemo_uecr.core.methods import Advantages, Method, method_of
+from nemo_uecr.core.methods.baselines import Grpo
+from nemo_uecr.core.methods.uecr import Puu
+from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.telemetry import metrics
 from nemo_uecr.telemetry.metric_table import METRICS
 
@@ -21,7 +24,7 @@ def batch() -> ScoredBatch:
     """Three groups of two: mixed, all wrong, all right. NaN where no token was sampled."""
     nan = math.nan
     mask = torch.tensor([[T, T, F], [T, F, F], [T, T, T], [T, F, F], [T, F, F], [T, F, F]])
-    old = torch.tensor([[-1.0, -2, nan], [-1, nan, nan], [-1, -1, -1], [-1, nan, nan], [-1, nan, nan], [-1, nan, nan]])
+    old = torch.tensor([[-1.0, -2, nan], [-7, nan, nan], [-1, -1, -1], [-1, nan, nan], [-1, nan, nan], [-1, nan, nan]])
     gap = torch.tensor([[1.0, -1, nan], [6, nan, nan], [0, 0, 0], [0, nan, nan], [0, nan, nan], [0, nan, nan]])
     return ScoredBatch(
         task_reward_B=torch.tensor([1.0, 0, 0, 0, 1, 1]),
@@ -46,23 +49,22 @@ def advantages() -> Advantages:
     )
 
 
-def step(batch: ScoredBatch, advantages: Advantages, settings: Settings, noise: float = 1e-3) -> dict[str, float]:
+def step(batch: ScoredBatch, advantages: Advantages, method: Method) -> dict[str, float]:
     """All numbers of a step in which the first response was cut."""
     cut_B = torch.arange(batch.responses) == 0
     right_B = batch.task_reward_B > 0
-    found = {"correct_B": right_B, "truncated_B": cut_B, "noise": noise}
-    return metrics.method_metrics(batch, advantages, settings, {"budget": 0.25}, **found)
+    return metrics.method_metrics(batch, advantages, method, {"budget": 0.25}, correct_B=right_B, truncated_B=cut_B)
 
 
 def test_a_mask_that_leaves_no_token_leaves_no_metric_of_tokens(batch: ScoredBatch, advantages: Advantages) -> None:
     nothing = replace(advantages, loss_mask_BT=torch.zeros_like(batch.mask_BT))
-    found = step(batch, nothing, Settings(alpha=2.0))
+    found = step(batch, nothing, Puu(alpha=2.0))
     assert found["advantage/trained_share"] == 0.0
     assert not [name for name in found if name.startswith(("position/", "entropy_bin/")) or name == "advantage/mean"]
 
 
 def test_by_hand(batch: ScoredBatch, advantages: Advantages) -> None:
-    found = step(batch, advantages, Settings(alpha=2.0))
+    found = step(batch, advantages, Puu(alpha=2.0))
     expected = {
         "reward/task_mean": 0.5,
         "reward/task_std": 0.5,
@@ -109,23 +111,23 @@ def test_groups_that_only_the_teacher_tells_apart(batch: ScoredBatch, advantages
     """Ranges of R^T: 5 in the mixed group, 0.06 in the wrong one, 0.04 in the right one; only 0.06 is degenerate
     and above 0.05."""
     teacher_B = torch.tensor([0.0, 5, 0.06, 0, 0.01, 0.05])
-    found = step(batch, replace(advantages, teacher_reward_B=teacher_B), Settings(alpha=1.0))
+    found = step(batch, replace(advantages, teacher_reward_B=teacher_B), Puu(alpha=1.0))
     assert found["group/teacher_only_share"] == pytest.approx(1 / 3)
 
 
 def test_sign_flips_are_those_of_mixed_groups(batch: ScoredBatch, advantages: Advantages) -> None:
     """One of the two mixed responses is pushed against the verifier; degenerate groups do not count."""
     flipped = replace(advantages, advantage_unified_B=torch.tensor([-0.1, -1, 3, 3, 3, 3]))
-    assert step(batch, flipped, Settings(alpha=1.0))["advantage/sign_flip_share"] == 0.5
+    assert step(batch, flipped, Puu(alpha=1.0))["advantage/sign_flip_share"] == 0.5
     tied = replace(batch, task_reward_B=torch.ones(6))
-    assert "advantage/sign_flip_share" not in step(tied, advantages, Settings(alpha=1.0))
+    assert "advantage/sign_flip_share" not in step(tied, advantages, Puu(alpha=1.0))
 
 
 def test_kinds_of_groups_go_by_what_is_correct(batch: ScoredBatch, advantages: Advantages) -> None:
     """With real rewards no group is degenerate, and one is still all right."""
     graded = replace(batch, task_reward_B=torch.tensor([0.9, 0.1, 0.2, 0.3, 1.0, 0.8]))
     right_B = graded.task_reward_B > 0.5
-    found = metrics.group_metrics(graded, advantages, right_B, noise=1e-3)
+    found = metrics.group_metrics(graded, advantages, Puu(alpha=1.0), right_B)
     kinds = [found[f"group/{kind}_share"] for kind in ("degenerate", "all_right", "all_wrong", "mixed")]
     assert kinds == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
 
@@ -164,8 +166,7 @@ def made(*, seed: int = 3) -> ScoredBatch:
 
 
 def computed(batch: ScoredBatch, method: str = "uecr") -> Advantages:
-    settings = Settings(alpha=1.0, rho=0.5, tau_delta=1.0, tau_entropy=1.0, std_floor=0.0, sample_std=False)
-    return METHODS[method].compute(batch, settings, detail=True)
+    return compute(method_of(method, {"alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0}), batch)
 
 
 def test_against_a_plain_loop() -> None:
@@ -222,8 +223,7 @@ def test_a_part_without_tokens_is_absent() -> None:
 def test_grpo_has_no_metric_of_the_teacher_anywhere() -> None:
     """Absent, not zero: nothing that the teacher's scores would be needed for."""
     batch = replace(made(), teacher_logp_BT=None, teacher_entropy_BT=None)
-    settings = Settings(std_floor=0.0, sample_std=False)
-    found = step(batch, METHODS["grpo"].compute(batch, settings, detail=True), settings)
+    found = step(batch, compute(Grpo(), batch), Grpo())
     words = ("teacher", "gap", "entropy", "weight", "ecr/", "unified", "sign_flip")
     assert [name for name in found if any(word in name for word in words)] == []
     assert "outcome/advantage_mean_right" in found

@@ -1,106 +1,118 @@
-"""What UECR is compared with: GRPO, on-policy distillation, their naive sum, distilled RL, and ATOD."""
+"""What UECR is compared with: GRPO, on-policy distillation, their naive sum, distilled RL, and ATOD.
+
+Legend: B responses, T tokens (padded), [B, 1] one value per response.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from nemo_uecr.core import GAP_CLIP
+from nemo_uecr.core.methods.base import TEACHER, Advantages, Finite, Grouped, Method
 
-from nemo_uecr.core.groups import Groups
-from nemo_uecr.core.methods.view import View
-from nemo_uecr.core.records import GAP_CLIP, Advantages, Block
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nemo_uecr.core.record import ScoredBatch
 
 #: Ratio bound epsilon_T of distilled RL; its value is taken from the training scripts of that method's authors.
 RATIO_BOUND = 3.0
 #: Annealing length in steps, and the ends of both schedules. Second-hand figures: no official code is public.
 ANNEAL_STEPS = 80
 KAPPA_LOW, KAPPA_FALL, RHO_RISE = 0.1, 0.9, 1.0
-#: A turn statistic whose spread over the response is below this counts as 1/2 for every turn.
-FLAT_RANGE = 1e-8
 
 
-def grpo(view: View) -> Advantages:
-    """The verifier alone: ``A = A^GRPO``, the same on every token."""
-    return view.broadcast(view.grpo_B)
+@dataclass(frozen=True, kw_only=True)
+class Grpo(Grouped):
+    """A = A^GRPO = (R^task - mean) / (Std(R^task) + eps), the same on every token."""
+
+    name = "grpo"
+    source = "eq:grpo-adv; the standard deviation's form and eps follow the paper's audits"
+
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        advantage_B, std_B = self.normalised(batch, batch.task_reward_B)
+        return Advantages(batch.column(advantage_B), advantage_task_B=advantage_B, unified_std_B=std_B)
 
 
-def pg_opd(view: View) -> Advantages:
-    """On-policy distillation as a policy gradient: ``A = clip(delta, -5, 5)``, nats."""
-    view.teacher_reward()
-    return view.tokens(lambda block: {"advantage_BT": view.gap(block).clamp_(-GAP_CLIP, GAP_CLIP)})
+@dataclass(frozen=True, kw_only=True)
+class PgOpd(Method):
+    """A = clip(delta, -5, 5)."""
+
+    name = "pg_opd"
+    source = "eq:teacher-token-reward as the advantage; the clip is not in the paper"
+    reads = TEACHER
+    needs_group = False
+
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        return Advantages(batch.gap_BT.clamp(-GAP_CLIP, GAP_CLIP), teacher_reward_B=batch.teacher_reward_B)
 
 
-def grpo_plus_opd(view: View) -> Advantages:
-    """The naive hybrid: GRPO's surrogate and a second one of ``clip(delta, -5, 5)``, which opd_coef multiplies."""
-    view.teacher_reward()
-    return view.tokens(
-        lambda block: {
-            "advantage_BT": view.column(view.grpo_B, block),
-            "advantage_opd_BT": view.gap(block).clamp_(-GAP_CLIP, GAP_CLIP),
-        }
-    )
+@dataclass(frozen=True, kw_only=True)
+class GrpoPlusOpd(Grpo):
+    """A = A^GRPO, A_opd = clip(delta, -5, 5)."""
+
+    name = "grpo_plus_opd"
+    source = "the paper's naive hybrid; coefficient and gap clip are not in the paper"
+    reads = TEACHER
+
+    opd_coef: Finite = 1.0  # Weight of the second surrogate, PG(A_opd), in the loss.
+
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        opd_BT = batch.gap_BT.clamp(-GAP_CLIP, GAP_CLIP)
+        return replace(super().__call__(batch), advantage_opd_BT=opd_BT, teacher_reward_B=batch.teacher_reward_B)
 
 
-def distilled_rl(view: View) -> Advantages:
-    """Positive GRPO advantages, reweighted by the teacher's ratio.
+@dataclass(frozen=True, kw_only=True)
+class DistilledRl(Grpo):
+    """A = w A^GRPO; w = clip(pi_T/pi_old, 1/3, 3) / its geometric mean where A^GRPO > 0, else 1."""
 
-    ``A = w A^GRPO`` with ``w = clip(pi_T / pi_old, 1/3, 3)`` over its geometric mean where ``A^GRPO > 0``, else 1.
+    name = "distilled_rl"
+    source = "the paper's appendix on closest methods; the bound 3 is from that method's own scripts"
+    reads = TEACHER
+    identities, monitored = ("finite", "log_weight"), ("budget",)
+
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        grpo, bound = super().__call__(batch), math.log(RATIO_BOUND)
+        log_w_BT = batch.gap_BT.clamp(-bound, bound)
+        log_w_BT = log_w_BT - batch.column(batch.token_mean(log_w_BT))
+        w_BT = log_w_BT.masked_fill(grpo.advantage_BT <= 0, 0.0).exp()
+        return replace(
+            grpo, advantage_BT=w_BT * grpo.advantage_BT, weight_BT=w_BT, teacher_reward_B=batch.teacher_reward_B
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Atod(Grpo):
+    """A = kappa(s) w_turn delta + rho(s) A^GRPO; kappa 1 to 0.1 and rho 1 to 2 over 80 steps.
+
+    ``kappa(s) = max(0.1, 1 - 0.9 p)`` and ``rho(s) = 1 + p`` with ``p = min(s / 80, 1)``, s completed steps.
     """
-    view.teacher_reward()
-    bound = math.log(RATIO_BOUND)
 
-    def tokens(block: Block) -> dict[str, Tensor]:
-        task_b1 = view.column(view.grpo_B, block)
-        log_ratio = view.gap(block).clamp_(-bound, bound)
-        mean_b1 = log_ratio.sum(dim=1, keepdim=True, dtype=torch.float64) / view.count(block)
-        weight = log_ratio.sub_(mean_b1.to(log_ratio.dtype)).masked_fill_(task_b1 <= 0, 0.0).exp_()
-        return {"advantage_BT": weight * task_b1, "weight_BT": weight}
+    name = "atod"
+    source = "the paper's appendix on closest methods; schedule figures are second-hand; one turn gives w_turn 0.75"
+    reads = TEACHER
+    reads_run = ("step",)
 
-    return view.tokens(tokens)
+    # A token whose text contains this ends a turn; null: one turn. A newline is "\n" in YAML, $'...=\n' in a shell.
+    turn_separator: str | None = None
 
-
-def atod(view: View, *, step: int) -> Advantages:
-    """``A = kappa(s) w_turn delta + rho(s) A^GRPO``, s completed steps."""
-    view.teacher_reward()
-    kappa, rho = schedule(step)
-    task_B = rho * view.grpo_B
-
-    def tokens(block: Block) -> dict[str, Tensor]:
-        delta = view.gap(block)
-        weight = turn_weight(view, block, delta)
-        return {"advantage_BT": (delta * weight).mul_(kappa).add_(view.column(task_B, block)), "weight_BT": weight}
-
-    return view.tokens(tokens)
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        p = min(batch.run.step / ANNEAL_STEPS, 1.0)
+        kappa, rho = max(KAPPA_LOW, 1.0 - KAPPA_FALL * p), 1.0 + RHO_RISE * p
+        grpo, w_BT = super().__call__(batch), turn_weight(batch)
+        advantage_BT = kappa * w_BT * batch.gap_BT + rho * grpo.advantage_BT
+        return replace(grpo, advantage_BT=advantage_BT, weight_BT=w_BT, teacher_reward_B=batch.teacher_reward_B)
 
 
-def schedule(step: int) -> tuple[float, float]:
-    """``kappa(s) = max(0.1, 1 - 0.9 p)`` and ``rho(s) = 1 + p`` with ``p = min(s / 80, 1)``, s completed steps."""
-    progress = min(step / ANNEAL_STEPS, 1.0)
-    return max(KAPPA_LOW, 1.0 - KAPPA_FALL * progress), 1.0 + RHO_RISE * progress
+def turn_weight(batch: ScoredBatch) -> Tensor:
+    """T-DUR weight of each token's turn, ``w = 1 - (1 - d)(1 - h)``; [B, T].
 
-
-def turn_weight(view: View, block: Block, delta: Tensor) -> Tensor:
-    """T-DUR weight of each token's turn, ``1 - (1 - d)(1 - h)``; [b, t].
-
-    ``d`` is the turn's mean ``|delta|`` and ``h`` its mean ``-log pi_old``, each scaled to [0, 1] over the turns of
-    the response. With one turn both are 1/2 by the flat-range rule, so the weight is constant 0.75.
+    d is the turn's mean |delta| and h its mean -log pi_old, each scaled to [0, 1] over the turns of the response. With
+    one turn both are 1/2 by the rule for flat ranges, so w is constant 0.75.
     """
-    batch = view.batch
     if batch.segments_BT is None:
-        return torch.full_like(delta, 0.75)
-    mask, segments = block.of(batch.mask_BT), block.of(batch.segments_BT)
-    row_N = torch.arange(mask.shape[0], device=mask.device).unsqueeze(1).expand_as(mask)[mask]
-    turn_N = torch.unique(torch.stack((row_N, segments[mask]), dim=1), dim=0, return_inverse=True)[1]
-    responses, turns = (Groups(each_N, torch.bincount(each_N)) for each_N in (row_N, turn_N))
-
-    def scaled(value_N: Tensor) -> Tensor:
-        mean_N = turns.mean(value_N)
-        low_N, high_N = responses.ends(mean_N)
-        flat_N = high_N - low_N < FLAT_RANGE
-        return ((mean_N - low_N) / (high_N - low_N).masked_fill(flat_N, 1.0)).masked_fill(flat_N, 0.5)
-
-    d_N, h_N = scaled(delta[mask].abs()), scaled(-block.of(batch.old_logp_BT)[mask])
-    weight = torch.ones_like(delta)
-    weight[mask] = (1.0 - (1.0 - d_N) * (1.0 - h_N)).to(delta.dtype)
-    return weight
+        return batch.gap_BT * 0 + 0.75
+    d_BT, h_BT = (batch.scaled_over_turns(value_BT) for value_BT in (batch.gap_BT.abs(), -batch.old_logp_BT))
+    return (1.0 - (1.0 - d_BT) * (1.0 - h_BT)).to(batch.gap_BT.dtype)

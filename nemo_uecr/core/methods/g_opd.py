@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from nemo_uecr.core.methods.view import View
-from nemo_uecr.core.records import GAP_CLIP, Advantages, Block
+from nemo_uecr.core import GAP_CLIP
+from nemo_uecr.core.methods.base import TEACHER, Advantages, Method, Range
+
+if TYPE_CHECKING:
+    from nemo_uecr.core.record import ScoredBatch
 
 
-def g_opd(view: View, *, extrapolation: float) -> Advantages:
-    """``A = clip(extrapolation (log pi_T - log pi_0) - (log pi_old - log pi_0), -5, 5)``, pi_0 the initial student."""
-    view.teacher_reward()
+@dataclass(frozen=True, kw_only=True)
+class GOpd(Method):
+    """A = clip(extrapolation (log pi_T - log pi_0) - (log pi_old - log pi_0), -5, 5), pi_0 the initial student."""
 
-    def tokens(block: Block) -> dict[str, Tensor]:
-        implicit = view.gap(block, behind="initial_logp")
-        view.score("initial_logp", block)  # refuses what is not finite
+    name = "g_opd"
+    source = "G-OPD; its authors' ExOPD has extrapolation 1.25; the clip is pg_opd's and not theirs"
+    reads = TEACHER | {"initial_logp"}
+    needs_group = False
+
+    extrapolation: Annotated[float, Range(0, 10)] = 1.25  # Scale of the implicit reward; 1 is pg_opd.
+
+    def __call__(self, batch: ScoredBatch) -> Advantages:
         # In this form an extrapolation of 1 gives pg_opd's bits.
-        advantage = view.gap(block).add_(implicit, alpha=extrapolation - 1.0)
-        return {"advantage_BT": advantage.clamp_(-GAP_CLIP, GAP_CLIP)}
-
-    return view.tokens(tokens)
+        advantage_BT = batch.gap_BT + (self.extrapolation - 1.0) * batch.gap_to("initial_logp")
+        return Advantages(advantage_BT.clamp(-GAP_CLIP, GAP_CLIP), teacher_reward_B=batch.teacher_reward_B)

@@ -2,49 +2,49 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
-from nemo_uecr.core.methods.view import View
-from nemo_uecr.core.records import Advantages, Block
+from nemo_uecr.core.methods.base import Advantages, Method, Range
+
+if TYPE_CHECKING:
+    from nemo_uecr.core.record import ScoredBatch
 
 #: The advantage of every selected token, and how much the one of the highest entropy has beyond it.
 PENALTY, BY_ENTROPY = -0.5, -0.5
 
 
-def opsa_control(view: View, *, share: float) -> Advantages:
-    """``A = -1/2`` on the share of the batch's tokens with the lowest log pi_old; the others leave the loss."""
-    selected_BT = lowest(view, share)
+@dataclass(frozen=True, kw_only=True)
+class OpsaControl(Method):
+    """A = -1/2 on the share of the batch's tokens with the lowest log pi_old; the others leave the loss."""
 
-    def tokens(block: Block) -> dict[str, Tensor]:
-        mask = block.of(selected_BT)
-        return {"advantage_BT": torch.full((len(mask), 1), PENALTY, device=mask.device), "loss_mask_BT": mask}
+    name = "opsa_control"
+    source = "the control of OPSA, arXiv 2608.31046: no teacher and no verifier; by its authors' repository"
+    needs_group = False
 
-    return view.tokens(tokens)
+    share: Annotated[float, Range(0.001, 1)] = 0.2  # Share of the batch's sampled tokens, at least one.
 
-
-def opsa(view: View, *, share: float) -> Advantages:
-    """``A = -1/2 - 1/2 (H - min H) / (max H - min H)`` on the same tokens, H the student's entropy on all of them."""
-    selected_BT, entropy_BT = lowest(view, share), view.batch.scores("student_entropy")
-    for block in view.batch.blocks:
-        view.score("student_entropy", block)  # refuses what is not finite
-    low, high = entropy_BT[selected_BT].aminmax()
-
-    def tokens(block: Block) -> dict[str, Tensor]:
-        mask = block.of(selected_BT)
-        entropy = torch.where(mask, block.of(entropy_BT), low)
-        scaled = (entropy - low) / (high - low) if high > low else torch.zeros_like(entropy)
-        return {"advantage_BT": PENALTY + BY_ENTROPY * scaled, "loss_mask_BT": mask}
-
-    return view.tokens(tokens)
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        order_N = batch.old_logp_BT[batch.mask_BT].argsort(stable=True)
+        lowest_N = order_N[: max(1, int(self.share * len(order_N)))]
+        chosen_N = (order_N < 0).index_fill(0, lowest_N, 1)  # False, but at the lowest
+        chosen_BT = batch.mask_BT.masked_scatter(batch.mask_BT, chosen_N)
+        return Advantages(PENALTY * batch.mask_BT, loss_mask_BT=chosen_BT)
 
 
-def lowest(view: View, share: float) -> Tensor:
-    """[B, T] bool: the ``floor(share N)`` of the N sampled tokens with the lowest log pi_old, at least one."""
-    batch = view.batch
-    for block in batch.blocks:
-        view.score("old_logp", block)
-    order_N = batch.old_logp_BT[batch.mask_BT].argsort(stable=True)
-    chosen_N = torch.zeros_like(order_N, dtype=torch.bool)
-    chosen_N[order_N[: max(1, int(share * len(order_N)))]] = True
-    return torch.zeros_like(batch.mask_BT).masked_scatter(batch.mask_BT, chosen_N)
+@dataclass(frozen=True, kw_only=True)
+class Opsa(OpsaControl):
+    """A = -1/2 - 1/2 (H - min) / (max - min) on opsa_control's tokens, H the student's entropy."""
+
+    name = "opsa"
+    source = "OPSA, arXiv 2608.31046, by its authors' repository"
+    reads = frozenset({"student_entropy"})
+
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        found, entropy_BT = super().__call__(batch), batch.score("student_entropy")
+        chosen_BT = found.trained(batch.mask_BT)
+        low = entropy_BT.masked_fill(~chosen_BT, math.inf).min()
+        high = entropy_BT.masked_fill(~chosen_BT, -math.inf).max()
+        scaled_BT = (entropy_BT - low) / (high - low) if high > low else 0 * entropy_BT
+        return replace(found, advantage_BT=PENALTY + BY_ENTROPY * scaled_BT)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
-from nemo_uecr.core.methods.view import View
-from nemo_uecr.core.records import Advantages, Block
+from nemo_uecr.core.methods.base import TEACHER, Advantages, Range
+from nemo_uecr.core.methods.baselines import Grpo
+
+if TYPE_CHECKING:
+    from nemo_uecr.core.record import ScoredBatch
 
 
-def rlsd(view: View, *, mix: float, bound: float) -> Advantages:
-    """``A = A^GRPO (1 - mix + mix clip(exp(sign(A^GRPO) delta), 1 - bound, 1 + bound))``."""
-    view.teacher_reward()
+@dataclass(frozen=True, kw_only=True)
+class Rlsd(Grpo):
+    """A = A^GRPO (1 - mix + mix clip(exp(sign(A^GRPO) delta), 1 - bound, 1 + bound))."""
 
-    def tokens(block: Block) -> dict[str, Tensor]:
-        task_b1 = view.column(view.grpo_B, block)
-        ratio = view.gap(block).mul_(task_b1.sign()).exp_().clamp_(1.0 - bound, 1.0 + bound)
-        weight = ratio.mul_(mix).add_(1.0 - mix)
-        return {"advantage_BT": weight * task_b1, "weight_BT": weight}
+    name = "rlsd"
+    source = "arXiv 2604.03128, whose teacher is the student with the answer in view; ms-swift's mix and bound"
+    reads = TEACHER
+    identities, monitored = ("finite", "sign_kept"), ("budget",)
 
-    return view.tokens(tokens)
+    mix: Annotated[float, Range(0, 1)] = 0.5  # Share of the advantage that the teacher's ratio scales.
+    bound: Annotated[float, Range(0, 0.99)] = 0.2  # The ratio is clipped to 1 - bound and 1 + bound.
+
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        grpo = super().__call__(batch)
+        ratio_BT = (grpo.advantage_BT.sign() * batch.gap_BT).exp().clamp(1.0 - self.bound, 1.0 + self.bound)
+        w_BT = self.mix * ratio_BT + (1.0 - self.mix)
+        return replace(
+            grpo, advantage_BT=w_BT * grpo.advantage_BT, weight_BT=w_BT, teacher_reward_B=batch.teacher_reward_B
+        )

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from torch import Tensor
+from nemo_uecr.core import EPSILON
+from nemo_uecr.core.methods.base import TEACHER, Advantages, Method, Range
 
-from nemo_uecr.core.methods.view import View
-from nemo_uecr.core.records import EPSILON, Advantages, Block
+if TYPE_CHECKING:
+    from nemo_uecr.core.record import ScoredBatch
 
 
-def top_d(view: View, *, mix: float) -> Advantages:
-    """``A = (R - mean R) / (Std(R) + eps)`` over all tokens of the group.
-
-    ``R_t = r_t + mean_{u>t} r_u`` with ``r = log(mix pi_T / pi_old + 1 - mix)``, nats, at least ``log(1 - mix)``.
+@dataclass(frozen=True, kw_only=True)
+class TopD(Method):
+    """A = (R - mean) / (Std + eps) over the group's tokens; R = r + mean of later r; r = log(mix pi_T/pi_old + 1 -
+    mix).
     """
-    view.teacher_reward()
-    student = torch.tensor(math.log1p(-mix), dtype=torch.float64)
 
-    def returns(block: Block) -> Tensor:
-        mask = block.of(view.batch.mask_BT)
-        reward = torch.logaddexp(view.gap(block).double() + math.log(mix), student.to(mask.device))
-        reward.masked_fill_(~mask, 0.0)
-        through = reward.cumsum(dim=1)
-        later = view.count(block) - mask.cumsum(dim=1)
-        return (reward + (through[:, -1:] - through) / later.clamp_min(1.0)).masked_fill_(~mask, 0.0)
+    name = "top_d"
+    source = "arXiv 2607.04751 as PrimeIntellect-ai/prime-rl#2966 has it; the default of mix is ours"
+    reads = TEACHER
 
-    def centred(block: Block) -> Tensor:
-        return (returns(block) - mean_B[block.rows].unsqueeze(1)).masked_fill_(~block.of(view.batch.mask_BT), 0.0)
+    mix: Annotated[float, Range(0.001, 0.999)] = 0.5  # Share of the teacher in the mixture that is followed.
 
-    mean_B = view.group_mean(returns)
-    divisor_B = view.group_mean(lambda block: centred(block).square()).sqrt() + EPSILON
-
-    def tokens(block: Block) -> dict[str, Tensor]:
-        advantage = centred(block) / divisor_B[block.rows].unsqueeze(1)
-        return {"advantage_BT": advantage.to(view.batch.old_logp_BT.dtype)}
-
-    return view.tokens(tokens)
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        gap_BT = batch.gap_BT.double()
+        top_BT = gap_BT.clamp_min(0.0)  # keeps exp within its range
+        r_BT = top_BT + (self.mix * (gap_BT - top_BT).exp() + (1.0 - self.mix) * (-top_BT).exp()).log()
+        r_BT = r_BT.masked_fill(~batch.mask_BT, 0.0)
+        through_BT = r_BT.cumsum(1)
+        later_BT = batch.token_count_B.unsqueeze(1) - batch.mask_BT.cumsum(1)
+        return_BT = r_BT + (through_BT[:, -1:] - through_BT) / later_BT.clamp_min(1.0)
+        centred_BT = return_BT - batch.group_token_mean(return_BT).unsqueeze(1)
+        std_B = batch.group_token_mean(centred_BT.square()).sqrt()
+        return Advantages(centred_BT / (std_B.unsqueeze(1) + EPSILON), teacher_reward_B=batch.teacher_reward_B)

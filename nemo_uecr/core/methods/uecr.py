@@ -1,119 +1,122 @@
-"""UECR, its two stages alone, and its ablations.
+"""UECR: PUU normalises verifier and teacher as one reward, ECR redistributes the verifier's credit over the tokens.
 
-Shape legend: B = responses, b x t = one block of responses by tokens.
+Legend: B responses, T tokens (padded), [B, 1] one value per response.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-import torch
-from torch import Tensor
+from nemo_uecr.core.methods.base import ENTROPY, TEACHER, Advantages, BelowOne, Finite, Grouped, Nats
 
-from nemo_uecr.core import ecr
-from nemo_uecr.core.ecr import Residual
-from nemo_uecr.core.methods.view import View
-from nemo_uecr.core.records import Advantages, Block
+if TYPE_CHECKING:
+    from torch import Tensor
 
-#: (block, sign of A^task|U [b]) -> the block's residual
-Rule = Callable[[Block, Tensor], Residual]
+    from nemo_uecr.core.record import Groups, ScoredBatch
 
 
-def puu(view: View, *, alpha: float) -> Advantages:
-    """``A = A^U = (R^U - mean) / (Std(R^U) + eps)``, ``R^U = R^task + alpha R^T``: UECR with rho = 0."""
-    return view.broadcast(view.unified(alpha).unified)
+class Residual(NamedTuple):
+    """ECR's residual q, and the direction d, confidence c and response mean mu that it is made of."""
+
+    q_BT: Tensor
+    d_BT: Tensor
+    c_BT: Tensor
+    mu_B1: Tensor
 
 
-def separate_norm(view: View, *, alpha: float) -> Advantages:
-    """``A = norm(R^task) + alpha norm(R^T)``, each over its own standard deviation."""
-    task_B = view.grpo_B
-    teacher_B = view.keep("advantage_teacher_B", view.normalised(view.teacher_reward())[0])
-    return view.broadcast(task_B + alpha * teacher_B)
+def ecr(
+    gap_BT: Tensor, entropy_BT: Tensor, mask_BT: Tensor, sign_B1: Tensor, *, tau_delta: float, tau_entropy: float
+) -> Residual:
+    """``q = 1/2 c (d - mu)``, ``d = tanh(s delta / 2 tau_delta)``, ``c = exp(-H / tau_entropy)``, 0 outside the mask.
 
-
-def uecr(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
-    """``A = A^U + rho A^task|U q`` with q the projection of ``1/2 c d``."""
-    return _redistributed(view, alpha, rho, projected(view, tau_delta, tau_entropy))
-
-
-def ecr_no_entropy(view: View, *, alpha: float, rho: float, tau_delta: float) -> Advantages:
-    """UECR with c = 1 on every sampled token, projection recomputed."""
-    return _redistributed(view, alpha, rho, without_entropy(view, tau_delta))
-
-
-def ecr_no_projection(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
-    """UECR with mu = 0: ``q = 1/2 c d``, and the response's task budget moves."""
-
-    def residual(block: Block, sign_b: Tensor) -> Residual:
-        return ecr.unprojected(view.direction(block, sign_b, tau_delta), *view.confidence(block, tau_entropy))
-
-    return _redistributed(view, alpha, rho, residual)
-
-
-def ecr_no_gap(view: View, *, alpha: float, rho: float, tau_entropy: float) -> Advantages:
-    """UECR with ``q = 1/2 s (c - mean(c))``: confidence alone gives the direction."""
-
-    def residual(block: Block, sign_b: Tensor) -> Residual:
-        mask = block.of(view.batch.mask_BT)
-        return ecr.confidence_alone(*view.confidence(block, tau_entropy), mask, sign_b)
-
-    return _redistributed(view, alpha, rho, residual)
-
-
-def ecr_full_advantage(view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
-    """``A = A^U (1 + rho q)``: the weight multiplies the whole unified advantage."""
-    return _redistributed(view, alpha, rho, projected(view, tau_delta, tau_entropy), whole=True)
-
-
-def ecr_alpha_zero(view: View, *, rho: float, tau_delta: float, tau_entropy: float) -> Advantages:
-    """UECR with alpha = 0: ``A = A^GRPO (1 + rho q)``."""
-    return uecr(view, alpha=0.0, rho=rho, tau_delta=tau_delta, tau_entropy=tau_entropy)
-
-
-def shuffled_entropy(
-    view: View, *, alpha: float, rho: float, tau_delta: float, tau_entropy: float, seed: int
-) -> Advantages:
-    """UECR with the teacher's entropies permuted within each response."""
-    return uecr(view.with_shuffled_entropy(seed), alpha=alpha, rho=rho, tau_delta=tau_delta, tau_entropy=tau_entropy)
-
-
-def projected(view: View, tau_delta: float, tau_entropy: float) -> Rule:
-    """Full ECR: the projection of ``1/2 c d``."""
-    return lambda block, sign_b: ecr.projected(
-        view.direction(block, sign_b, tau_delta), *view.confidence(block, tau_entropy)
-    )
-
-
-def without_entropy(view: View, tau_delta: float) -> Rule:
-    """ECR with c = 1 on every sampled token."""
-
-    def rule(block: Block, sign_b: Tensor) -> Residual:
-        d = view.direction(block, sign_b, tau_delta)
-        return ecr.projected(d, block.of(view.batch.mask_BT).to(d.dtype), torch.ones_like(d[:, :1]))
-
-    return rule
-
-
-def _redistributed(view: View, alpha: float, rho: float, rule: Rule, *, whole: bool = False) -> Advantages:
-    """``A = A^U + rho A^task|U q``, or ``+ rho A^U q``, for the residual q that the rule gives each block.
-
-    eq:final-advantage, prop:invariants. ``A^task|U (1 + rho q) + alpha A^T|U`` is the same number but not the same
-    bits: at rho = 0 it would not be A^U.
+    ``mu = sum_t c d / sum_t c``, so that q sums to 0 over a response. The softmax of log c is ``c / sum_t c``: a
+    response whose confidence vanishes has q = 0 and never 0/0 (eq:local-signal, eq:projection-weights).
     """
-    parts = view.unified(alpha)
-    sign_B, moved_B = parts.task.sign(), rho * (parts.unified if whole else parts.task)
-    centre_B = torch.empty_like(sign_B)
+    d_BT = (sign_B1 * gap_BT / (2 * tau_delta)).tanh()
+    log_c_BT = (-entropy_BT / tau_entropy).masked_fill(~mask_BT, -math.inf)
+    mu_B1 = (log_c_BT.softmax(1) * d_BT).double().sum(1, keepdim=True).to(d_BT.dtype)
+    c_BT = log_c_BT.exp()
+    return Residual(0.5 * c_BT * (d_BT - mu_B1), d_BT, c_BT, mu_B1)
 
-    def tokens(block: Block) -> dict[str, Tensor]:
-        found = rule(block, sign_B[block.rows])
-        centre_B[block.rows] = found.centre
-        details: dict[str, Tensor] = {}
-        if view.detail:
-            details = {"weight_BT": found.q * rho + 1.0, "residual_BT": found.q.clone()}
-            details |= {"direction_BT": found.direction, "confidence_BT": found.confidence}
-        moved = found.q.mul_(view.column(moved_B, block)).add_(view.column(parts.unified, block))
-        return {"advantage_BT": moved, **details}
 
-    found = view.tokens(tokens)
-    return replace(found, centre_B=centre_B.to(found.advantage_BT.dtype))
+class UnifiedAdvantage(NamedTuple):
+    """PUU's response-level quantities, float64, of the rewards' shape."""
+
+    #: A^U.
+    unified: Tensor
+    #: A^task|U, exactly 0 in a group of equal task rewards.
+    task: Tensor
+    #: A^T|U, on the same denominator.
+    teacher: Tensor
+    #: Std(R^U) of the group, before floor and eps.
+    std: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Puu(Grouped):
+    """A = A^U = (R^U - mean) / (Std(R^U) + eps), R^U = R^task + alpha R^T."""
+
+    name = "puu"
+    source = "eq:unified-reward, eq:unified-advantage; the clip of R^T follows eq:app-puu-audit-reward"
+    reads = TEACHER
+    identities: ClassVar[tuple[str, ...]] = ("finite", "decomposition")
+
+    alpha: Finite  # Weight of the teacher reward in R^U.
+
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        return self.broadcast(batch, self.unify(batch.task_reward_B, batch.teacher_reward_B, batch.groups))
+
+    def unify(self, task_reward_B: Tensor, teacher_reward_B: Tensor, groups: Groups) -> UnifiedAdvantage:
+        """``A^U = A^task|U + alpha A^T|U``, all over one denominator (prop:adv-decomposition).
+
+        The parts are centred before they are added: in a nearly degenerate group, where eps alone divides, the
+        rounding of ``R^task + alpha R^T`` would grow by a factor of a million.
+        """
+        task_B, teacher_B = groups.centre(task_reward_B), groups.centre(teacher_reward_B)
+        unified_B = task_B + self.alpha * teacher_B
+        std_B = groups.std(unified_B, sample=self.sample_std)
+        scale_B = self.divisor(std_B)
+        return UnifiedAdvantage(unified_B / scale_B, task_B / scale_B, teacher_B / scale_B, std_B)
+
+    def broadcast(self, batch: ScoredBatch, u: UnifiedAdvantage) -> Advantages:
+        """A^U on every token."""
+        return Advantages(
+            batch.column(u.unified), advantage_unified_B=u.unified, advantage_task_B=u.task,
+            advantage_teacher_B=u.teacher, teacher_reward_B=batch.teacher_reward_B, unified_std_B=u.std,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uecr(Puu):
+    """A = A^U + rho A^task|U q; q = 1/2 c (d - mu), d = tanh(s delta / 2 tau_delta), c = exp(-H / tau_entropy)."""
+
+    name = "uecr"
+    source = "eq:local-signal, eq:projection-weights, eq:final-advantage"
+    reads = ENTROPY
+    identities: ClassVar[tuple[str, ...]] = ("finite", "decomposition", "budget", "residual_bound", "sign_kept")
+
+    rho: BelowOne  # Strength of the token redistribution.
+    tau_delta: Nats  # Scale of the gap inside the direction's tanh.
+    tau_entropy: Nats  # Scale of the teacher entropy in the confidence.
+
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        u = self.unify(batch.task_reward_B, batch.teacher_reward_B, batch.groups)
+        unified_B1, task_B1 = batch.column(u.unified), batch.column(u.task)
+        r = self.residual(batch, task_B1.sign())
+        # A^task|U (1 + rho q) + alpha A^T|U is the same number, but at rho = 0 not the bits of A^U.
+        advantage_BT = unified_B1 + self.rho * self.redistributed(unified_B1, task_B1) * r.q_BT
+        return replace(
+            self.broadcast(batch, u), advantage_BT=advantage_BT, weight_BT=1 + self.rho * r.q_BT,
+            residual_BT=r.q_BT, direction_BT=r.d_BT, confidence_BT=r.c_BT, centre_B=r.mu_B1[:, 0],
+        )  # fmt: skip
+
+    def residual(self, batch: ScoredBatch, sign_B1: Tensor) -> Residual:
+        return ecr(
+            batch.gap_BT, batch.score("teacher_entropy"), batch.mask_BT, sign_B1,
+            tau_delta=self.tau_delta, tau_entropy=self.tau_entropy,
+        )  # fmt: skip
+
+    def redistributed(self, unified_B1: Tensor, task_B1: Tensor) -> Tensor:
+        return task_B1

@@ -1,0 +1,131 @@
+"""What a method's class declares is what its function reads and returns; every method in the folder, by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_uecr.core.functions import method_advantage
+from nemo_uecr.core.invariants import smoke_test
+from nemo_uecr.core.methods import METHODS, Advantages, method_of
+from nemo_uecr.core.methods.baselines import Grpo
+from nemo_uecr.core.methods.rlsd import Rlsd
+from nemo_uecr.core.record import SCORE_FIELDS, ScoredBatch
+from nemo_uecr.errors import ConfigError, ScoreError
+from tests.core.batches import OF_THE_RUN, SETTINGS, computed, configured, mixed_responses, padded
+
+#: Another legal value of each setting, far enough from the tests' settings to change a result.
+OTHER: dict[str, Any] = {
+    "alpha": 0.4, "rho": 0.2, "tau_delta": 3.0, "tau_entropy": 3.0, "std_floor": 7.0, "sample_std": True,
+    "mix": 0.1, "bound": 0.1, "extrapolation": 0.1, "keep": 0.1, "warmup": 1.5, "amplification": 0.1, "share": 0.1,
+}  # fmt: skip
+TOLERANCES = dict.fromkeys(("budget", "decomposition", "residual_bound", "log_weight"), 1e-6)
+ALL = sorted(METHODS)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_method_keeps_what_it_promises_on_a_made_batch(name: str) -> None:
+    assert METHODS[name].reads <= set(SCORE_FIELDS)
+    assert METHODS[name].equation()
+    assert METHODS[name].source is not None
+    smoke_test(configured(name, SETTINGS), TOLERANCES)
+
+
+@pytest.mark.parametrize(
+    ("slip", "said"),
+    [
+        ({"identities": ("finitebudget",)}, "declares 'finitebudget'"),
+        ({"identities": ("log_weight",)}, "identity 'log_weight' .* is off by"),
+        ({"identities": ("residual_bound",)}, "no residual"),
+        ({"reads": frozenset()}, "the batch has no teacher_logp"),
+    ],
+)
+def test_a_slip_in_a_declaration_is_seen_before_the_run(
+    slip: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in slip.items():
+        monkeypatch.setattr(Rlsd, name, value)
+    with pytest.raises(ConfigError, match=said):
+        smoke_test(Rlsd(), TOLERANCES)
+
+
+def test_an_identity_without_its_tolerance_is_named() -> None:
+    with pytest.raises(ConfigError, match="'decomposition'"):
+        smoke_test(configured("uecr", SETTINGS), {})
+
+
+@pytest.mark.parametrize(
+    ("strength", "sign", "own"),
+    [(0.5, 1, ("budget", "sign_kept")), (0.0, -1, ("budget",)), (0.0, -1, ("sign_kept",))],
+    ids=["weights", "advantages", "signs"],
+)
+def test_a_slip_within_a_response_is_seen_before_the_run(strength: float, sign: int, own: tuple[str, ...]) -> None:
+    """Weights that average to 1 only where the gap is its mean, and right ones that the advantage does not follow."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Slipped(Grpo):
+        name, source, reads, identities = "slipped", "", frozenset({"teacher_logp"}), own
+
+        def __call__(self, batch: ScoredBatch) -> Advantages:
+            grpo = super().__call__(batch)
+            w_BT = 1 + strength * torch.tanh(5 * (batch.gap_BT - batch.column(batch.token_mean(batch.gap_BT))))
+            return replace(grpo, advantage_BT=sign * w_BT * grpo.advantage_BT, weight_BT=w_BT)
+
+    with pytest.raises(ConfigError, match=f"identity '{own[0]}' .* is off by [0-9]"):
+        smoke_test(Slipped(), TOLERANCES)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_setting_matters(name: str) -> None:
+    """But for what the loss or the telemetry reads."""
+    batch = padded(mixed_responses(1, (4, 3), 12))
+    before = computed(name, batch).named_tensors()
+    for each in fields(METHODS[name]):
+        if each.name in OTHER:
+            after = computed(name, batch, replace(SETTINGS, **{each.name: OTHER[each.name]})).named_tensors()
+            assert not all(torch.equal(before[key], after[key]) for key in before), each.name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_score_is_needed_exactly_where_it_is_declared(name: str) -> None:
+    batch = padded(mixed_responses(2))
+    expected = computed(name, batch).advantage_BT
+    for field in SCORE_FIELDS[1:]:  # a batch always has old_logp
+        without = replace(batch, **{f"{field}_BT": None})
+        if field in METHODS[name].reads:
+            with pytest.raises(ScoreError, match=f"no {field};"):
+                computed(name, without)
+        else:
+            assert torch.equal(computed(name, without).advantage_BT, expected)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_group_of_one_is_refused_exactly_by_what_compares(name: str) -> None:
+    batch = padded(mixed_responses(1, (4, 1)))
+    if METHODS[name].needs_group:
+        with pytest.raises(ScoreError, match="is alone in its group"):
+            computed(name, batch)
+    else:
+        found = method_advantage(name, batch, unusable="zero", **vars(SETTINGS))
+        assert torch.equal(found.advantage_BT, computed(name, batch).advantage_BT)
+
+
+def test_what_a_method_reads_of_the_run_matters() -> None:
+    batch = padded(mixed_responses(1, (4, 3), 12))
+    other = {"step": 70, "seed": 12345, "total_steps": 200, "state": {"first_kl": 1.0, "warmup_end": 5.0}}
+    matters = {"atod": {"step"}, "saf_opd": {"step", "total_steps", "state"}, "shuffled_entropy": {"seed"}}
+    for name, expected in matters.items():
+        before = computed(name, batch).advantage_BT
+        changes = {key: computed(name, batch, replace(SETTINGS, **{key: other[key]})) for key in OF_THE_RUN}
+        assert {key for key, after in changes.items() if not torch.equal(before, after.advantage_BT)} == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "value"), [("rlsd", "mix", 1.5), ("uecr", "rho", 1.0), ("puu", "alpha", float("nan"))]
+)
+def test_a_setting_out_of_range_is_named(name: str, setting: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"^{setting} is "):
+        method_of(name, {"alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0, setting: value})
