@@ -106,7 +106,7 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate) -> Facts:
     teacher_B, columns = None, {"student": models.student.vocabulary}
     numbers: dict[str, float | None] = dict.fromkeys(RECORDED)
     with closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)) as rewards:
-        placement, sample = placement_of(config, models, None), sampler_of(config, models.student, locate, prompts, {})
+        sample, placement = sampler_of(config, models.student, locate, prompts, {}), placement_of(config, models, None)
         rollouts = Rollouts(config, models, placement, sample, rewards, prompts, Path(config.run.folder))
         log.info("advise: %d responses of the student to %d problems", count * each, count)
         batch, fault = rollouts.rollout(1, Stopwatch(), {})

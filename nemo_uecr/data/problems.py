@@ -120,6 +120,8 @@ def read_problems(source: Source, keys: Keys) -> list[Problem]:
     """
     fields, problems, places = fields_of(source, keys), [], dict[str, str]()
     left: Counter[str] = Counter()
+    if keys.id and fields.id is None:
+        log.info("%s: no field %s; the rows are numbered", source.name, " or ".join(map(repr, keys.id)))
     for number, (where, row) in enumerate(rows_of(source), start=1):
         try:
             problem = problem_of(row, fields, number)
@@ -295,7 +297,10 @@ def _json(text: str) -> object:
 
 def question_of(value: object, name: str) -> tuple[tuple[Turn, ...], str]:
     """The turns before the question, and the question: a text, or a conversation that ends with the user's turn."""
-    value = _json(value) if isinstance(value, str) and value.lstrip().startswith("[{") else value
+    if isinstance(value, str) and re.match(r"\s*\[\s*\{\s*[\"'](role|from|content|value)\b", value):
+        value = _json(value)
+        if isinstance(value, str):
+            raise Unread(f"{name} is a conversation as text that is not JSON, expected JSON")
     if isinstance(value, list) and value and isinstance(value[0], dict):
         turns = [_turn(each, name) for each in value]
         if turns[-1]["role"] != "user":

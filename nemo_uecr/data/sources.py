@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import re
+import sys
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -146,7 +147,7 @@ def _chosen(splits: Mapping[str, list[Path]], choice: str, role: Role, name: str
         return [file for label in found for file in splits[label]]
     exact = [label for label in (choice, role, f"{choice}/{role}") if label in found]  # before other configurations'
     only = exact[:1] or [label for label in found if label.endswith(f"/{role}")] or found
-    held_out = role == "train" and not choice and all(label.endswith(("test", "validation")) for label in only)
+    held_out = role == "train" and not choice and all(label.split("/")[-1] in ("test", "validation") for label in only)
     if len(only) == 1 and not held_out:
         return splits[only[0]]
     unclear = "only splits that are held out" if held_out else f"{len(only)} splits, and none is chosen"
@@ -166,7 +167,11 @@ def read_rows(file: Path, *, columns: Collection[str] | None = None) -> Iterator
             yield from _table_rows(file, kind, columns)
         elif kind == ".csv":
             text = io.StringIO(_content(file).decode("utf-8"), newline="")
-            yield from ((f"{file}: row {number}", row) for number, row in enumerate(csv.DictReader(text), start=1))
+            csv.field_size_limit(sys.maxsize)  # a long solution is no fault
+            for number, row in enumerate(csv.DictReader(text), start=1):
+                if None in row:
+                    raise DataError(f"{file}: row {number} has more cells than the header; quote cells with commas")
+                yield f"{file}: row {number}", row
         else:
             yield from _json_rows(file)
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:

@@ -28,9 +28,9 @@ from nemo_uecr.evaluation.engines import Decoding, Tokens
 
 log = logging.getLogger(__name__)
 
-#: Stands for a token that could not be drawn, because the logits were not finite.
+#: In place of a token where the logits were not finite.
 NOT_FINITE = -1
-#: Tokens of a row between two looks at what was drawn, by type of device.
+#: Tokens drawn between two checks for ended rows, by type of device.
 LOOK = {"cpu": 1, "cuda": 16}
 #: Slots by which keys and values in place grow. Attention reads all of them; each growth needs a new graph.
 GROWTH = 256
@@ -54,7 +54,7 @@ def decode(
 ) -> list[list[int]]:
     """One response for each prompt, up to where it is finished or has ``decoding.max_tokens``.
 
-    Every response has a random stream of its own: what else is in the batch plays no part but for rounding. Equal
+    Every response has a random stream of its own: the rest of the batch affects it only by rounding. Equal
     prompts are read once. ``way`` is for measurements and tests; None takes what suits the model and its device.
     Returns token ids with the end token; the last is `NOT_FINITE` where the logits were not.
     """
@@ -103,8 +103,9 @@ class _Reader:
         return logits_BV
 
 
-def _no_cache(module: Any) -> DataError:
-    return DataError(f"models of type {module.config.model_type!r} have no key-value cache; expected one that has")
+def _no_cache(module: Any, why: str = "") -> DataError:
+    kind = module.config.model_type
+    return DataError(f"models of type {kind!r} have no key-value cache{why}; expected one that has")
 
 
 @torch.inference_mode()
@@ -123,9 +124,11 @@ def check_cache(module: Any) -> None:
         reader.logits(ids_BS[:, :3], None, places_BS[:, :3])
         reader.cache.reorder_cache(swapped_B)
         error_BV = reader.logits(ids_BS[swapped_B, 3:], None, places_BS[:, 3:]) - whole_BV[swapped_B]
+    except torch.OutOfMemoryError:  # says nothing about the model
+        raise
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:  # whatever its own cache lacks
-        raise _no_cache(module) from error
-    # Rounding is far smaller than what two different rows are apart, a state that stayed where it was is as large.
+        raise _no_cache(module, f" ({one_line(error)})") from error
+    # Rounding is far below the distance between two rows; a state that was not reordered is off by that distance.
     if error_BV.abs().max() > (whole_BV[0] - whole_BV[1]).abs().max() / 2:
         raise _no_cache(module)
     _CHECKED.add(module)
@@ -160,6 +163,7 @@ class _Batch:
         self.drawn, self.drawn_BT = 1, torch.zeros_like(self.uniform_BT, dtype=torch.long)
         self.drawn_BT[:, 0] = choose(logits_PV[self._here(rows)], decoding, self.uniform_BT[:, 0])
         self.slot_1 = self._here([self.width])  # of the next input, the token drawn last
+        self._graph: torch.cuda.CUDAGraph | None = None
         self._move(rows)
 
     def _here(self, numbers: Sequence[Any]) -> Tensor:
@@ -179,6 +183,8 @@ class _Batch:
 
     def draw(self, count: int) -> Tensor:
         """The next ``count`` tokens of each row [B, count]; behind the end of a row they mean nothing."""
+        if self.way == "graph" and self._graph is None and _CAPTURES.get(self.module, True):
+            self._graph = self._captured()
         for _ in range(count):
             if self._graph is None:
                 self._advance()
@@ -189,7 +195,7 @@ class _Batch:
 
     def _move(self, rows: Sequence[int]) -> None:
         """Put keys and values of these rows together, in the ways in place with room, and prepare the step."""
-        self._graph: torch.cuda.CUDAGraph | None = None  # freed before what it works on
+        self._graph = None  # freed before what it works on
         self.pads = [self.pads[row] for row in rows]
         self.pad_B1, rows_B = self._here(self.pads).unsqueeze(1), self._here(rows)
         if not self.in_place:
@@ -211,15 +217,13 @@ class _Batch:
 
         for number, layer in enumerate(self.cache.layers):
             self.cache.layers[number] = _LayerInPlace(moved(layer.keys), moved(layer.values), self.slot_1)
-        if self.way == "graph" and _CAPTURES.get(self.module, True):
-            self._graph = self._captured()
 
     def _advance(self) -> None:
         self._draw_one()
         self.slot_1.add_(1)
 
     def _draw_one(self) -> None:
-        """Draw the token behind the one in ``slot_1``; once more, it is the same."""
+        """Draw the token behind the one in ``slot_1``. In place it may be repeated and draws the same token."""
         number_1, mask = self.slot_1 - self.width, None
         if self.in_place:
             closed_BS = (self.slots_S < self.pad_B1) | (self.slots_S > self.slot_1)
@@ -246,6 +250,8 @@ class _Batch:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._advance()
+        except torch.OutOfMemoryError:  # says nothing about the model
+            raise
         except RuntimeError as error:
             _CAPTURES[self.module] = False
             kind = self.module.config.model_type

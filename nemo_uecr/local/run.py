@@ -85,8 +85,8 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: L
                 state = "resuming" if position.step < config.train.steps else "already complete"
                 log.info("%s after step %d of %d: %s", state, position.step, config.train.steps, start[0])
                 start = (start[0], {}, position)  # the optimizer has it
+            sample = sampler_of(config, models.student, locate, prompts, benchmarks)  # tries a model that is whole yet
             placement = placement_of(config, models, optimizer)
-            sample = sampler_of(config, models.student, locate, prompts, benchmarks)
             clients = open_clients(folder, config.telemetry, flat_values(config))
             progress = Progress(total=config.train.steps, style=config.telemetry.progress)
             if start is None:  # the steps of an attempt that left no checkpoint are gone, and so is its record

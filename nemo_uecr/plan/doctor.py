@@ -247,10 +247,10 @@ def port_finding(port: int) -> Finding:
 
 
 def name_finding(host: str, *, nodes: int) -> Finding:
-    """Whether the node's name leads to an address that other nodes can reach."""
+    """Whether the other nodes can reach this one, by the address that the launcher gives them."""
     try:
-        address = socket.gethostbyname(host)
-    except OSError as error:
+        address = socket.gethostbyname(host) if nodes == 1 else network.own_address(host, alone=False)
+    except (OSError, UecrError) as error:
         address = f"no address ({error})"
     good = not address.startswith("no " if nodes == 1 else ("no ", "127."))
     remedy = "give it the network's address, which other nodes can reach, in /etc/hosts or the name service"

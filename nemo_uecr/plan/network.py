@@ -29,18 +29,18 @@ def take_interface() -> str | None:
     return None
 
 
-def own_address(*, alone: bool) -> str:
+def own_address(host: str | None = None, *, alone: bool) -> str:
     """The address under which the other nodes reach this one."""
     if (taken := take_interface()) is not None:
         return taken
-    host, slurm = socket.gethostname(), os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
+    host, slurm = host or socket.gethostname(), os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
     try:
         named = socket.gethostbyname(host)
     except OSError as error:
         named = "127.0.0.1"
         if slurm is None and not alone:
             raise UecrError(
-                f"the name {host} of this node leads to no address ({error}); expected one in /etc/hosts or the name "
+                f"the name {host} of this node does not resolve ({error}); expected one in /etc/hosts or the name "
                 f"service, or {INTERFACE}=NAME of the interface that the nodes share"
             ) from error
     # Some systems give a host's own name to the loopback device; Slurm knows by which address it called us.

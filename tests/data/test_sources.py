@@ -78,6 +78,7 @@ def test_every_kind_of_file_gives_the_same_problems(name: str, tmp_path: Path) -
         ("set.json", CONTENT["pretty.json"][:60]),
         ("set.jsonl", b'{"question": '),
         ("set.csv", "question,answer\nGröße?,1\n".encode("latin-1")),
+        ("set.csv", b"question,answer\nWhat is 1,5 + 1?,2.5\n"),
         ("set.json", b'["a", "b"]'),
     ],
 )
@@ -98,6 +99,7 @@ LAYOUTS: dict[str, tuple[dict[str, int], list[int] | None, list[int] | None]] = 
     "no such names": ({f"data/en-{SHARD}": 0, f"data/fr-{SHARD}": 1}, None, None),
     "flat": ({"train.parquet": 0, "test.parquet": 1, "validation.parquet": 2}, [0], [1]),
     "no test": ({"train.parquet": 0, "dev.parquet": 1}, [0], None),
+    "a name that ends in test": ({"contest.parquet": 0}, [0], [0]),
     "infix": ({"my-train-set.parquet": 0, "my_eval_set.parquet": 1}, [0], [1]),
     "converted": ({"default/train/0000.parquet": 0, "default/test/0000.parquet": 1}, [0], [1]),
     "below": ({"train/algebra/1.parquet": 0, "train/geometry/1.parquet": 1, "test/algebra/1.parquet": 2}, [0, 1], [2]),
@@ -195,6 +197,7 @@ FORMS: dict[str, Callable[[Row], Row]] = {
     },
     "sharegpt": lambda row: {"prompt": [{"from": "human", "value": row["question"]}], "answer": row["answer"]},
     "messages as text": lambda row: {"prompt": json.dumps(verl(row)["prompt"]), "answer": row["answer"]},
+    "indented": lambda row: {"prompt": json.dumps(verl(row)["prompt"], indent=1), "answer": row["answer"]},
     "hendrycks": lambda row: {"problem": row["question"], "solution": rf"We add.\nSo $\boxed{{{row['answer']}}}$."},
 }  # fmt: skip
 
@@ -224,8 +227,11 @@ def test_a_conversation_keeps_the_turns_before_the_question(tmp_path: Path) -> N
         {"text": "1 + 1?"},
     ],
 )
-def test_a_conversation_that_asks_nothing_is_refused(last: Row, tmp_path: Path) -> None:
-    rows = [{"prompt": [{"role": "user", "content": "1 + 1?"}, last], "answer": "2"}]
+@pytest.mark.parametrize("form", [list, json.dumps, repr])
+def test_a_conversation_that_asks_nothing_is_refused(
+    form: Callable[[object], object], last: Row, tmp_path: Path
+) -> None:
+    rows = [{"prompt": form([{"role": "user", "content": "1 + 1?"}, last]), "answer": "2"}]
     with pytest.raises(DataError, match=r"set\.jsonl:1: prompt "):
         load(lines(tmp_path / "set.jsonl", rows))
 

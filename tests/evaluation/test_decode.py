@@ -191,6 +191,14 @@ def test_a_captured_step_replays_as_it_runs(kind: str, small_steps: None) -> Non
     assert loop._CAPTURES[module]
 
 
+def test_one_token_for_each_response_needs_no_graph() -> None:
+    module, again, decoding = built(CONFIGS["Qwen3"]()), inspect.unwrap(decode), Decoding(0.0, 1.0, 0, 1)
+    with captures(), torch.no_grad():
+        drawn = again(module, TOKENS, prompts(), range(8), decoding, "graph")
+    assert [len(each) for each in drawn] == [1] * 8
+    assert module not in loop._CAPTURES
+
+
 def test_a_model_that_cannot_be_captured_is_sampled_without_a_graph_and_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -94,7 +94,7 @@ class Answering(TinyGeneration):
 
 def ways(answer: int) -> list[str]:
     """Right in a box; right without one, which NeMo-RL's verifier rewards and ours does not; wrong; right again."""
-    return [f"\\boxed{{{answer}}}", f"It is {answer}", "\\boxed{0}", f"\\boxed{{\\frac{{{2 * answer}}}{{2}}}}"]
+    return [f"\\boxed{{{answer}}}", f"It is {answer}", "\\boxed{0}", f"\\boxed{{{answer}.0}}"]
 
 
 ASKED: list[tuple[list[Request], Decoding]] = []

@@ -47,6 +47,8 @@ def test_ports_and_names_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> Non
     assert doctor.name_finding("no-such-host.invalid", nodes=1).status == "fail"
     assert doctor.name_finding("localhost", nodes=1).status == "ok"
     assert doctor.name_finding("localhost", nodes=2).status == "fail"
+    monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "192.0.2.7")
+    assert doctor.name_finding("localhost", nodes=2).status == "ok"
 
 
 def test_packages_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
