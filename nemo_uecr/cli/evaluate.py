@@ -102,11 +102,11 @@ def evaluate(
             "# dry run: nothing is written",
             yaml.safe_dump(asdict(settings), sort_keys=False, width=float("inf")).rstrip(),
         )
-    # A mistyped file is told before the demo's models are made.
+    # A mistyped file is reported before the demo's models are made.
     check_benchmarks([text for text in benchmarks if SCHEME not in text])
     named = {label: resolve(model) for label, model in named.items()}
     for model in named.values():
-        engines.load_tokens(model)  # a mistyped path is told before a missing package and the first model's hours
+        engines.load_tokens(model)  # a mistyped path is reported before a missing package and the first model's hours
     loaded = load_benchmarks(_placed(benchmarks, resolve))
     for name, each in loaded.items():
         check_references(name, each.problems)

@@ -111,14 +111,14 @@ def _fit(
     """Say with which keys a local run fits a GPU of so many GB; the rates are the device's, or those of the nearest."""
     from nemo_uecr.config.load import load_config
     from nemo_uecr.plan.faults import refuse
-    from nemo_uecr.plan.fit import SOLD, card, climb, fit_text, typed
+    from nemo_uecr.plan.fit import SOLD_GB, card, climb, fit_text, typed
     from nemo_uecr.plan.records import GIB, GPUS, as_json
 
     if run.backend != "local":
         raise ConfigError(f"--fit: got backend: {run.backend}, expected local; without --fit, plan says what would fit")
     if "cpu" in (device, run.device) or memory is not None:
         raise ConfigError(f"--fit {size:g} plans for a GPU: leave out --memory and --device cpu, set device=cuda")
-    gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - size * SOLD))
+    gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - size * SOLD_GB))
     gpu = card(gpu, size)
     tried = climb(lambda more: load_config(config, [*overrides, *more]).config, gpu, lengths, sizes=sizes)
     refuse(tried[0].plan.mismatches)  # which no rung cures

@@ -227,7 +227,7 @@ def convert(
             ckpt=ckpt, out=to.absolute(), model=hf, tokenizer=tokenizer,
             tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
         )  # fmt: skip
-        prepare(request)  # a wrong path is told before a missing package
+        prepare(request)  # a wrong path is reported before a missing package
     if dry_run:
         if request is None:
             read_record(ckpt)

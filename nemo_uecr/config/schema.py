@@ -265,7 +265,7 @@ class LocalTolerancesConfig(TolerancesConfig):
 
 
 #: Bounds of the first ratio for bfloat16 on a GPU: docs/nemo-rl.md says why.
-ROUNDED = {"first_ratio": 0.05, "first_ratio_p99": 0.9}
+BFLOAT16_ON_GPU = {"first_ratio": 0.05, "first_ratio_p99": 0.9}
 
 
 def check_batch(config: AnyConfig) -> None:
@@ -497,7 +497,7 @@ class Config(Section):
             return values
         match values.get("device"), values.get("student"):
             case "auto" | "cuda", {"dtype": "bfloat16"}:
-                return {**values, "tolerances": {**ROUNDED, **values.get("tolerances", {})}}
+                return {**values, "tolerances": {**BFLOAT16_ON_GPU, **values.get("tolerances", {})}}
         return values
 
     @model_validator(mode="after")

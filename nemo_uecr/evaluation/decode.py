@@ -194,7 +194,7 @@ class _Batch:
         return self.drawn_BT[:, self.drawn - count : self.drawn]
 
     def _move(self, rows: Sequence[int]) -> None:
-        """Put keys and values of these rows together, in the ways in place with room, and prepare the step."""
+        """Put keys and values of these rows together, with room for more where they stay in place."""
         self._graph = None  # freed before what it works on
         self.pads = [self.pads[row] for row in rows]
         self.pad_B1, rows_B = self._here(self.pads).unsqueeze(1), self._here(rows)
@@ -204,7 +204,7 @@ class _Batch:
         filled = self.width + self.drawn - 1
         capacity = GROWTH * math.ceil((filled + LOOK[self.device.type]) / GROWTH)
         self.slots_S = torch.arange(capacity, device=self.device)
-        # Under autocast attention would round them at each step.
+        # Kept in the dtype of autocast, or else each step would cast the whole cache.
         low = torch.get_autocast_dtype(self.device.type) if torch.is_autocast_enabled(self.device.type) else None
 
         def moved(old: Tensor) -> Tensor:
@@ -239,10 +239,10 @@ class _Batch:
 
     def _captured(self) -> torch.cuda.CUDAGraph | None:
         """The step as a CUDA graph; None where torch cannot capture it."""
-        self._draw_one()  # loads kernels, and casts weights under autocast: cast in the graph, they were cast each time
+        self._draw_one()  # loads kernels and fills the cache of autocast: a cast inside the graph runs at every replay
         mode = torch.cuda.get_sync_debug_mode()
         try:
-            if self.module not in _CAPTURES:  # a wait inside a capture can spoil what follows: it is found before
+            if self.module not in _CAPTURES:  # a synchronisation inside a capture can corrupt later work
                 with warnings.catch_warnings(action="ignore"):  # of being a prototype
                     torch.cuda.set_sync_debug_mode("error")
                 self._draw_one()

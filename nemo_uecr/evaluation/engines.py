@@ -159,7 +159,7 @@ def end_ids(model: str, tokenizer: Any, *, local: bool) -> frozenset[int]:
     return ids
 
 
-def unequal_ends(tokenizer: Any, student: frozenset[int], teacher: frozenset[int]) -> str:
+def difference_of_ends(tokenizer: Any, student: frozenset[int], teacher: frozenset[int]) -> str:
     """How the two end their responses, in words; empty where they end alike."""
     ours, theirs = (", ".join(repr(tokenizer.decode([each])) for each in sorted(ids)) for ids in (student, teacher))
     return "" if student == teacher else f"the student ends a response with {ours}, the teacher with {theirs}"

@@ -26,7 +26,7 @@ def moves(policy: Policy, member: str) -> bool:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy of a small tensor there, without waiting for what a GPU still computes."""
+    """The tensor on that device, sent without a wait for what a GPU still computes."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
@@ -163,7 +163,7 @@ def recomputing(layers: Iterable[torch.nn.Module]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Only torch's deterministic algorithms where ``wanted``. Drawing sums cumulatively: a GPU has none for that."""
+    """Only torch's deterministic algorithms where ``wanted``. Sampling stays outside: CUDA has none for cumsum."""
     before = torch.get_deterministic_debug_mode()
     torch.set_deterministic_debug_mode("error" if wanted else before)
     try:

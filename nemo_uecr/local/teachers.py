@@ -19,7 +19,7 @@ from nemo_uecr.config.schema import Config, DataConfig, RoutingConfig, TeacherCo
 from nemo_uecr.core.agreement import Places
 from nemo_uecr.data.models import check_same_tokenizer, prompt_ids
 from nemo_uecr.data.problems import check_routing, filled, teacher_name
-from nemo_uecr.evaluation.engines import load_tokens, unequal_ends
+from nemo_uecr.evaluation.engines import difference_of_ends, load_tokens
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.local.manifest import Locate
 from nemo_uecr.local.memory import Placement
@@ -95,7 +95,7 @@ class Teachers:
     routing: RoutingConfig | None  # which column of a problem names its teacher
     student_ends: frozenset[int]  # ids of the tokens that end the student's responses
     left_out: frozenset[str]  # names of those whose gap at the student's end token is 0
-    unsaid: dict[str, str]  # by name, how a teacher ends otherwise, until its first scores have said what that costs
+    unreported_ends: dict[str, str]  # by teacher; reported with its first scores
 
     def places(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Places | None:
         """Where the student is compared with them; None where every teacher is behind a URL."""
@@ -144,13 +144,13 @@ class Teachers:
                 top_NK = top_NK.maximum(found.top_NK)
         out_B = torch.tensor([name in self.left_out for name in reading.names])
         whole["logp"] = whole["logp"].where(~(reading.ends_BT & out_B.unsqueeze(1)), student.logp[-1])
-        for name in self.unsaid.keys() & set(reading.names):
+        for name in self.unreported_ends.keys() & set(reading.names):
             own_BT = reading.sequences.mask_BT & torch.tensor([each == name for each in reading.names]).unsqueeze(1)
             gap_BT = whole["logp"] - student.logp[-1]
             parts = (own_BT & reading.ends_BT, own_BT & ~reading.ends_BT, own_BT)
             if parts[0].any():
                 end, rest, all_ = (float(gap_BT[part_BT].mean()) for part_BT in parts)
-                log.warning(END_COST, self.unsaid.pop(name), end, rest, all_)
+                log.warning(END_COST, self.unreported_ends.pop(name), end, rest, all_)
         return Scores((whole["logp"],), whole.get("H"), dropped_BT=whole.get("dropped"), top_NK=top_NK)
 
     def terms(self, step: int) -> dict[str, dict[str, str]]:
@@ -179,11 +179,11 @@ def load_teachers(
     """
     loaded: dict[object, Teacher] = {}
     by_name: dict[str, Teacher] = {}
-    ends, unsaid = student.tokens.end_ids, dict[str, str]()
+    ends, unreported_ends = student.tokens.end_ids, dict[str, str]()
 
     def compare_ends(key: str, theirs: frozenset[int], asked: str | None) -> None:
-        if (said := unequal_ends(student.tokenizer, ends, theirs)) and asked is None:
-            unsaid[key.removeprefix("teachers.")] = said = f"{key}: {said}"
+        if (said := difference_of_ends(student.tokenizer, ends, theirs)) and asked is None:
+            unreported_ends[key.removeprefix("teachers.")] = said = f"{key}: {said}"
             log.warning("%s; %s.end_token says what that token counts", said, key)
 
     for key, section in config.active_teachers.items():
@@ -218,4 +218,4 @@ def load_teachers(
         by_name[key.removeprefix("teachers.")] = loaded[source]
     asked = {key: getattr(section, "end_token", None) for key, section in config.active_teachers.items()}
     left_out = frozenset(key.removeprefix("teachers.") for key, choice in asked.items() if choice == "left_out")
-    return Teachers(by_name, config.routing, ends, left_out, unsaid) if by_name else None
+    return Teachers(by_name, config.routing, ends, left_out, unreported_ends) if by_name else None

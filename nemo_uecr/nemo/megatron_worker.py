@@ -80,7 +80,7 @@ class WorkerMethods:
                 f"at most {limit_mebi} MiB. It would take the memory that the student and the generator need"
             )
 
-    def assert_room(self, *, share: float, awake: bool) -> None:
+    def assert_room(self, *, share: float, waking: bool) -> None:
         """Refuse to wake vLLM, or to score after its sleep, where this share of the GPU is not free.
 
         Whoever holds the rest; the student's weights do not count: they leave before vLLM's cache wakes.
@@ -90,7 +90,7 @@ class WorkerMethods:
         if room < share * total:
             least = math.floor(100 * room / total) / 100
             does, remedy = "is about to wake and take", f"take rollout.gpu_memory={least:g} or"
-            if not awake:  # NeMo-RL goes on where vLLM's sleep fails, and a teacher would run out of memory
+            if not waking:  # NeMo-RL goes on where vLLM's sleep fails, and a teacher would run out of memory
                 does, remedy = "was put to sleep and should have given back", "look for an error in vLLM's log, or"
             raise GpuMemoryError(
                 f"vLLM {does} {share * total / GIB:.1f} GiB (rollout.gpu_memory={share:g} of {total / GIB:.1f}), but "

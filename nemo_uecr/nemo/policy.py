@@ -52,7 +52,7 @@ class PolicyMethods:
         context, teacher_scores, names = self._context, None, list[str]()
         if context.routes is not None:
             names = context.routes.names(data["input_ids"], data["token_mask"])
-        self.assert_room(awake=False)
+        self.assert_room(waking=False)
         if self._teachers:
             if {teacher.columns for teacher in self._teachers.values()} != {context.config.student.vocabulary}:
                 check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
@@ -103,20 +103,20 @@ class PolicyMethods:
     def offload_before_refit(self) -> None:
         """NeMo-RL's own, the last thing before vLLM wakes for new weights."""
         super().offload_before_refit()  # type: ignore[misc]
-        self.assert_room(awake=True)
+        self.assert_room(waking=True)
         self._refits = True
 
     def offload_after_refit(self) -> None:
         """NeMo-RL's own; where no refit came before it, as after an evaluation, the last thing before vLLM wakes."""
         super().offload_after_refit()  # type: ignore[misc]
         if not self._refits:
-            self.assert_room(awake=True)
+            self.assert_room(waking=True)
         self._refits = False
 
-    def assert_room(self, *, awake: bool) -> None:
+    def assert_room(self, *, waking: bool) -> None:
         """An error where a GPU has too little room for vLLM, which is about to wake or must have gone to sleep."""
         share = self._context.config.rollout.gpu_memory
-        upstream.call_all(self, "assert_room", seconds=self._seconds, share=share, awake=awake)
+        upstream.call_all(self, "assert_room", seconds=self._seconds, share=share, waking=waking)
 
     def train(self, data: Any, loss_fn: Any, *args: Any, timer: Any = None, **kwargs: Any) -> Any:
         """Train on the columns that were scored, audit what was trained, and add the step's telemetry."""

@@ -34,7 +34,7 @@ from nemo_uecr.data import adapter, models
 from nemo_uecr.data.manifest import check_local_problems, training_file
 from nemo_uecr.data.problems import Problem, filled, problems_of, teacher_name
 from nemo_uecr.errors import DataError, UecrError, require_extra
-from nemo_uecr.evaluation.engines import check_engine, check_model, end_ids, unequal_ends
+from nemo_uecr.evaluation.engines import check_engine, check_model, difference_of_ends, end_ids
 from nemo_uecr.files import check_writable, existing, read_object
 from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.local.url_teacher import UrlTeacher
@@ -432,7 +432,7 @@ def _same_finding(own: str, student: Any, key: str, name: str, sized: str) -> Fi
 def _ends_finding(run: AnyConfig, student: Any, key: str, name: str) -> Finding:
     """Whether student and teacher end a response alike, or the run says what that token counts."""
     places = (str(Path(place).expanduser()) for place in (run.student.model_name, name))
-    unequal = unequal_ends(student, *(end_ids(place, _tokenizer(place), local=True) for place in places))
+    unequal = difference_of_ends(student, *(end_ids(place, _tokenizer(place), local=True) for place in places))
     remedy = f"the teacher scores the token that ends a response low: set {key}.end_token=own or left_out"
     if isinstance(run, NemoConfig):
         remedy = "backend nemo_rl has no key for it: give both models the same eos_token_id in generation_config.json"

@@ -18,14 +18,14 @@ from nemo_uecr.plan.local import Sizes, local_plan
 from nemo_uecr.plan.records import GIB, Device, Lengths, Plan
 
 Keys = dict[str, object]
-SOLD = 0.925 * GIB  # bytes that CUDA reports for a GB on the label, at the least: 44.4 GiB of an L40S with 48
+SOLD_GB = 0.925 * GIB  # what CUDA reports for a GB on the label, at the least: 44.4 GiB of an L40S with 48
 MARGIN = 3 * GIB // 2  # that stay free: torch's allocator fragments, and no plan counts that
 
 
 def card(gpu: Device, size: float) -> Device:
     """A GPU of so many GB, as cards are sold, with the rates of another."""
     name = f"GPU of {size:g} GB with the rates of the {gpu.name} and {MARGIN / GIB:g} GiB left free"
-    return replace(gpu, name=name, memory=int(size * SOLD), spare=MARGIN)
+    return replace(gpu, name=name, memory=int(size * SOLD_GB), spare=MARGIN)
 
 
 def _rungs(run: Config) -> Iterator[tuple[Keys, str]]:

@@ -19,7 +19,7 @@ BYTES, REPEATS, WAIT = {"nccl": 2**30, "gloo": 2**26}, 3, timedelta(seconds=60)
 
 
 def take_interface() -> str | None:
-    """Tell gloo which interface NCCL was told to take; its IPv4 address, None where it was told none that is here."""
+    """Make gloo use the interface in NCCL_SOCKET_IFNAME; its IPv4 address, None where no such interface is here."""
     named = os.environ.get(INTERFACE, "").split(",")[0].removeprefix("=")
     for name, addresses in sorted(psutil.net_if_addrs().items()):
         for each in addresses:

@@ -148,7 +148,7 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
     if backend != "nemo_rl":
         if nodes != 1:
             raise ConfigError(f"{config}: backend local runs on one node, the job has {nodes}; sbatch --nodes=1")
-        load_config(config, overrides)  # a misspelt key is told before Ray starts
+        load_config(config, overrides)  # a misspelt key is reported before Ray starts
         return ["train", config, *overrides, "--resume"]
     words = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus or 1}", *overrides]  # without any: refused below
     loaded = load_nemo_config(config, words)

@@ -72,8 +72,8 @@ def _equivalent(given: str, expected: str) -> bool:
         return True
     if too_large(given, expected):
         return False
-    member, given = _said_of(_with_constant(given, expected))
-    other, expected = _said_of(expected)
+    member, given = _membership(_with_constant(given, expected))
+    other, expected = _membership(expected)
     if member and other and member != other:
         return False
     ours, theirs = _named(given), _named(expected)
@@ -183,16 +183,16 @@ def _coordinates(text: str) -> list[str]:
 
 # Sets of numbers ------------------------------------------------------------------------------------------------------
 
-_SAID_OF = re.compile(r"(.*)\\in(?![A-Za-z])(\s*[\[(\\].*)")
+_MEMBERSHIP = re.compile(r"(.*)\\in(?![A-Za-z])(\s*[\[(\\].*)")
 _BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{R\})?\s*(?:\\mid\b|\\vert\b|\||:|\\colon\b)(.*)\\\}")
 _WITHOUT = re.compile(r"\s*\\mathbb\s*\{R\}\s*\\setminus\s*\\\{(.*)\\\}\s*")
 _ORDER = re.compile(r"(<|>|\\[lg][et](?![A-Za-z]))")
 _TURNED = {">": "<", r"\gt": "<", r"\lt": "<", r"\ge": r"\le"}
 
 
-def _said_of(text: str) -> tuple[str, str]:
+def _membership(text: str) -> tuple[str, str]:
     r"""The unknown that is said to be in a set, if the text says so, and the set: ``y \in [0,1]`` is not of ``x``."""
-    found = _SAID_OF.fullmatch(text)
+    found = _MEMBERSHIP.fullmatch(text)
     return ("".join(found[1].split()), found[2]) if found and _NAME.fullmatch(found[1]) else ("", text)
 
 

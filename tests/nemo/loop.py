@@ -55,8 +55,8 @@ class OurTinyPolicy(PolicyMethods, TinyPolicy):
 
     score_tokens = TinyPolicy.score_tokens
 
-    def assert_room(self, *, awake: bool) -> None:
-        self.events.append("room to wake" if awake else "room to score")
+    def assert_room(self, *, waking: bool) -> None:
+        self.events.append("room to wake" if waking else "room to score")
 
 
 def train_ours(

@@ -145,8 +145,8 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def score_here(policy: Any, data: Any, request: Any, *, seconds: float) -> Any:
         return TinyPolicy.score_tokens(policy, data, request)
 
-    def call_here(policy: Any, method: str, *, seconds: float, share: float, awake: bool) -> None:
-        ROOM.append(awake)
+    def call_here(policy: Any, method: str, *, seconds: float, share: float, waking: bool) -> None:
+        ROOM.append(waking)
 
     checked, native = upstream.check(), upstream.native  # before the stand-ins, which it would refuse
     monkeypatch.setattr(upstream, "check", lambda: checked)

@@ -113,7 +113,7 @@ class Base:
 class Policy(PolicyMethods, Base):
     """Ours over it, with room on every GPU."""
 
-    def assert_room(self, *, awake: bool) -> None: ...
+    def assert_room(self, *, waking: bool) -> None: ...
 
 
 def scores_of(data: Any, request: ScoreRequest, logits: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -125,12 +125,12 @@ def test_what_the_device_says_is_free_decides_whether_vllm_may_wake_and_has_slep
     worker = Worker("paper", 8)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 8 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (40 * GIB, 80 * GIB))
-    worker.assert_room(share=0.6, awake=True)
+    worker.assert_room(share=0.6, waking=True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(39.5 * GIB), 80 * GIB))
     with pytest.raises(GpuMemoryError, match=r"take 48.0 GiB .*has 47.5 GiB for it; take rollout.gpu_memory=0.59"):
-        worker.assert_room(share=0.6, awake=True)
+        worker.assert_room(share=0.6, waking=True)
     with pytest.raises(GpuMemoryError, match=r"put to sleep .* given back 48.0 GiB .* vLLM's log, or end what else"):
-        worker.assert_room(share=0.6, awake=False)
+        worker.assert_room(share=0.6, waking=False)
 
 
 def test_weights_are_copied_to_the_host_once_and_only_travel_to_the_gpu() -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.config.schema import ROUNDED, LocalTolerancesConfig
+from nemo_uecr.config.schema import BFLOAT16_ON_GPU, LocalTolerancesConfig
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.local.update import check_ratios
 from nemo_uecr.nemo import telemetry
@@ -73,7 +73,7 @@ def local(new: Tensor, old: Tensor) -> None:
     outcome: Any = SimpleNamespace(
         first_ratio_N=first.flatten(), ratio_N=torch.cat((first.flatten(), 3 * first.flatten())), place_N2=place_N2
     )
-    check_local(outcome, LocalTolerancesConfig(**ROUNDED))
+    check_local(outcome, LocalTolerancesConfig(**BFLOAT16_ON_GPU))
 
 
 def check_local(outcome: Any, tolerances: LocalTolerancesConfig) -> None:
@@ -119,8 +119,8 @@ def test_noise_of_bfloat16_passes_and_one_token_among_thousands(gate: Callable[.
     new = logp(noisy(9, deviation), TOKENS, TEMPERATURE)
     off = ((new - OLD).exp() - 1).abs()
     assert float(off.max()) > 0.4
-    assert float(off.mean()) < ROUNDED["first_ratio"] / 2
-    assert float((off > ROUNDED["first_ratio_p99"]).double().mean()) < 0.002
+    assert float(off.mean()) < BFLOAT16_ON_GPU["first_ratio"] / 2
+    assert float((off > BFLOAT16_ON_GPU["first_ratio_p99"]).double().mean()) < 0.002
     gate(new, OLD)
     gate(OLD, OLD.index_put((torch.tensor([7]), torch.tensor([70])), OLD[7, 70] - 2.0))  # the ratio is 7.4
 
