@@ -106,7 +106,7 @@ def test_a_head_that_nobody_can_reach_says_so(tmp_path: Path, monkeypatch: pytes
     assert _run_head(job(tmp_path, "n1", "n1", "n2"), []) == 1
     host = re.escape(socket.gethostname())
     cause = (tmp_path / "cause").read_text()
-    assert re.match(rf"node n1: the name {host} .* leads to no address .*/etc/hosts .*NCCL_SOCKET_IFNAME=NAME", cause)
+    assert re.match(rf"node n1: the name {host} .* does not resolve .*/etc/hosts .*NCCL_SOCKET_IFNAME=NAME", cause)
     assert (tmp_path / "ended").read_text() == "1"
 
 
