@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal
@@ -46,11 +47,14 @@ def teacher_reward(*, old_logp: Tensor, teacher_logp: Tensor, mask: Tensor, clip
         [...] float64, nats.
 
     Raises:
+        ConfigError: If the clip is not a positive number.
         ScoreError: If a masked-in score is not finite or a response is empty.
 
     References:
         eq:unified-reward; the clip is that of eq:app-puu-audit-reward.
     """
+    if not 0 < clip < math.inf:
+        raise ConfigError(f"clip is {clip}; expected a positive number of nats")
     mask_BT = rows(check_scores(mask, teacher_logp=teacher_logp, old_logp=old_logp))
     check_not_empty(mask_BT)
     gap_BT = masked("teacher_logp", rows(teacher_logp), mask_BT) - masked("old_logp", rows(old_logp), mask_BT)
@@ -216,7 +220,8 @@ def method_advantage(
         detail: also return direction, confidence, residual and weight as [B, T] tensors.
         unusable: "error" refuses an empty response and a group of one; with "zero" an empty response takes no part in
             its group, and it and a response that is left alone get advantage 0. For padded batches.
-        settings: the method's settings by name, those of other methods ignored, and of `RunState` what it reads.
+        settings: the method's settings by name, those of other methods ignored, and of `RunState` what it reads, in
+            place of ``batch.run``.
 
     Raises:
         ConfigError: If there is no such method, or a setting is missing or out of range.
@@ -253,7 +258,7 @@ def compute(method: Method, batch: ScoredBatch) -> Advantages:
     if method.needs_group or method.reads:
         check_not_empty(batch.mask_BT, batch.name_of)
     if method.needs_group:
-        batch.groups.check_pairs()
+        batch.groups.check_pairs(batch.name_of)
     with torch.no_grad():
         return _masked(method(batch), batch)
 

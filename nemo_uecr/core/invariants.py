@@ -149,7 +149,9 @@ def smoke_test(method: Method, tolerances: Mapping[str, float]) -> None:
 
 def _present(tensor: Tensor | None, name: str) -> Tensor:
     if tensor is None:
-        raise InvariantError(f"the method returned no {name}; expected it, since an identity reads it")
+        raise InvariantError(
+            f"the method returned no {name}; expected it, since one of its `identities` or `monitored` reads it"
+        )
     return tensor
 
 

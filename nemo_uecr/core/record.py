@@ -75,12 +75,12 @@ class Groups:
         scale_B = size_B / (size_B - 1) if sample else 1.0
         return (self.mean(centred_B.square()) * scale_B).sqrt()
 
-    def check_pairs(self) -> None:
+    def check_pairs(self, name_of: Callable[[int], str] = "response {}".format) -> None:
         """Refuse a group of one, whose advantage does not exist."""
         if bool((self.size_P < 2).any()):
             row = int((self.size_P[self.index_B] < 2).nonzero()[0])
             raise ScoreError(
-                f"response {row} is alone in its group; expected at least 2, since an advantage compares responses to "
+                f"{name_of(row)} is alone in its group; expected at least 2, since an advantage compares responses to "
                 "one prompt. Sample more for each prompt, or leave this response out"
             )
 
@@ -125,7 +125,7 @@ class ScoredBatch:
         if reward_B.ndim != 1 or self.responses == 0 or self.group_B.shape != reward_B.shape:
             raise ScoreError(
                 f"task_reward has shape {list(reward_B.shape)} and group {list(self.group_B.shape)}; expected [B], one "
-                "value for each of at least two responses"
+                "value for each response"
             )
         check_per_response(reward_B.shape, self.name_of, task_reward=reward_B)
         if mask_BT.dtype != torch.bool or mask_BT.ndim != 2 or mask_BT.shape[0] != self.responses:
@@ -213,7 +213,9 @@ class ScoredBatch:
         """[B, T] a score by its name in `SCORE_FIELDS`."""
         found: Tensor | None = getattr(self, f"{name}_BT")
         if found is None:
-            raise ScoreError(f"the batch has no {name}; expected it, since the method reads it")
+            raise ScoreError(
+                f"the batch has no {name}; expected it, since the method reads it (a class names that in `reads`)"
+            )
         return found
 
     @cached_property

@@ -262,6 +262,9 @@ def test_the_stages_refuse_what_the_whole_refuses() -> None:
         nemo_uecr.ecr_residual(**given, task_advantage=lost, tau_delta=1.0, tau_entropy=1.0)
     with pytest.raises(ScoreError, match=r"ref_logp has dtype torch\.float64; expected torch\.float32, as logp has"):
         nemo_uecr.policy_loss(logp, logp, logp, mask, ref_logp=logp.double(), kl_coef=1.0)
+    for clip in (-1.0, math.nan):
+        with pytest.raises(ConfigError, match=f"clip is {clip}; expected a positive number of nats"):
+            nemo_uecr.teacher_reward(old_logp=logp, teacher_logp=logp, mask=mask, clip=clip)
     with pytest.raises(ScoreError, match=r"clip is \(-0\.2, 0\.2\); expected distances from 1"):
         nemo_uecr.policy_loss(logp, logp, logp, mask, clip=(-0.2, 0.2))
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from nemo_uecr.core import methods
 from nemo_uecr.core.functions import method_advantage
 from nemo_uecr.core.invariants import smoke_test
 from nemo_uecr.core.methods import METHODS, Advantages, method_of
@@ -24,6 +28,14 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 TOLERANCES = dict.fromkeys(("budget", "decomposition", "residual_bound", "log_weight"), 1e-6)
 ALL = sorted(METHODS)
+
+
+def test_a_copied_file_whose_name_was_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "copied.py").write_text(inspect.getsource(sys.modules[Rlsd.__module__]))
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    with pytest.raises(ConfigError, match=r"two methods are named 'rlsd', in .*methods\.(copied|rlsd) and"):
+        methods._found()
+    del sys.modules[f"{methods.__name__}.copied"], methods.copied  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -17,7 +17,12 @@ def _found() -> dict[str, type[Method]]:
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
     classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
     named = [each for each in dict.fromkeys(classes) if issubclass(each, Method) and "name" in vars(each)]
-    return {each.name: each for each in sorted(named, key=lambda each: each.name)}
+    found = {each.name: each for each in sorted(named, key=lambda each: each.name)}
+    for each in named:
+        if found[each.name] is not each:
+            homes = f"{each.__module__} and {found[each.name].__module__}"
+            raise ConfigError(f"two methods are named {each.name!r}, in {homes}; expected different names")
+    return found
 
 
 METHODS: dict[str, type[Method]] = _found()

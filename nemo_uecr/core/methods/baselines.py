@@ -85,9 +85,9 @@ class DistilledRl(Grpo):
 
 @dataclass(frozen=True, kw_only=True)
 class Atod(Grpo):
-    """A = kappa(s) w_turn delta + rho(s) A^GRPO; kappa 1 to 0.1 and rho 1 to 2 over 80 steps.
+    """A = kappa(s) w_turn delta + lambda(s) A^GRPO; kappa 1 to 0.1 and lambda 1 to 2 over 80 steps.
 
-    ``kappa(s) = max(0.1, 1 - 0.9 p)`` and ``rho(s) = 1 + p`` with ``p = min(s / 80, 1)``, s completed steps.
+    ``kappa(s) = max(0.1, 1 - 0.9 p)`` and ``lambda(s) = 1 + p`` with ``p = min(s / 80, 1)``, s completed steps.
     """
 
     name = "atod"
