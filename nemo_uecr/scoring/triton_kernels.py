@@ -20,9 +20,8 @@ from torch import Tensor
 
 from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout
 
-# Shapes of the tiles, the fastest of tests/gpu/scoring_gpu.py --sweep on an H200 (docs/benchmarks.md).
-FORWARD = {"LANES": 1024, "num_warps": 4}
-STAGES = {1: 3, 2: 1}  # by the temperatures of a pass
+# Shapes of the tiles, the fastest of tests/gpu/scoring_gpu.py --sweep on an H100 and an H200 (docs/benchmarks.md).
+FORWARD = {"LANES": 1024, "STAGES": 3, "num_warps": 4}
 BACKWARD = {"BLOCK": 4096, "num_warps": 8}
 FINISH_TOKENS = 128
 ABSENT = 0
@@ -215,14 +214,13 @@ def reduce_with_triton(
     others = [t for t in layout.sum_temperatures if t != 1.0]
     for index, temperature in enumerate(others or [1.0]):
         first = index == 0
-        stages = STAGES[2 if first and has_one and others else 1]
         _reduce_row[(tokens,)](
             logits_NV, target_N, stats_WN, logits_NV.stride(0), stats_WN.stride(0), first_column,
             LOG2_E.value / temperature, COLUMNS=columns,
             ONE=layout.sum_row(1.0) if has_one and first else ABSENT,
             OTHER=layout.sum_row(temperature) if others else ABSENT,
             WEIGHTED=layout.weighted_row if layout.entropy and first else ABSENT,
-            **{"STAGES": stages} | FORWARD,
+            **FORWARD,
         )  # fmt: skip
 
 
