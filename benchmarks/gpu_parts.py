@@ -177,7 +177,7 @@ def models(work: Path, device: str) -> Iterator[Rows]:
     from tokenizers import Tokenizer
 
     from nemo_uecr.study.demo import RECIPE
-    from nemo_uecr.study.models import build_model
+    from nemo_uecr.study.supervised import build_model
     from nemo_uecr.study.task import build_tokenizer
 
     folder, memory = work / "models", Path("/dev/shm")  # where there is room, they need no disk

@@ -44,9 +44,9 @@ def our_step(folder: Path) -> tuple[Any, list[Any], Callable[[int], int]]:
     from nemo_uecr.data.problems import problems_of
     from nemo_uecr.local.checkpoint import Checkpoints, Position
     from nemo_uecr.local.memory import Placement
-    from nemo_uecr.local.models import load_model
     from nemo_uecr.local.rollout import draw
     from nemo_uecr.local.sequences import encode_prompts
+    from nemo_uecr.local.token_model import load_model
     from nemo_uecr.local.trainer import Models, Trainer
     from nemo_uecr.local.update import build_optimizer
     from nemo_uecr.stopping import StopRequest

@@ -45,7 +45,7 @@ NAMES = {
     "trials": "nemo_uecr.verifier.selftest:trials",
 }
 #: One batch through each back end's advantages and loss.
-BACK_END_TESTS = ("tests/nemo_backend/test_loss.py", "tests/local/test_update.py")
+BACK_END_TESTS = ("tests/nemo/test_loss.py", "tests/local/test_update.py")
 
 METHODS = (
     "atod", "distilled_rl", "ecr_alpha_zero", "ecr_full_advantage", "ecr_no_entropy", "ecr_no_gap",

@@ -187,8 +187,8 @@ def cluster() -> str:
 def _planned(config: str, *overrides: str) -> float:
     """Seconds a step on H100, as the page's `plan` says."""
     from nemo_uecr.config.load import load_nemo_config
+    from nemo_uecr.plan.contents import GPUS, Lengths
     from nemo_uecr.plan.nemo import nemo_plan
-    from nemo_uecr.plan.records import GPUS, Lengths
 
     loaded = load_nemo_config(ROOT / "examples" / "configs" / f"{config}.yaml", overrides)
     return nemo_plan(loaded, GPUS["h100"], Lengths(prompt=200, response=5357, sigma=0.9)).seconds

@@ -30,7 +30,7 @@ from nemo_uecr.data.batch_file import load_batch, scored_batch
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.batch import samples_of
-from nemo_uecr.local.manifest import Locate
+from nemo_uecr.local.provenance import Locate
 from nemo_uecr.local.rollout import draw
 from nemo_uecr.local.run import encoded_problems, load_models, placement_of, sampler_of
 from nemo_uecr.local.sequences import Prompt, Response, Sequences

@@ -24,9 +24,9 @@ from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import model_digest
 from nemo_uecr.files import file_sha256, locked
-from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
+from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
 
 log = logging.getLogger(__name__)
 

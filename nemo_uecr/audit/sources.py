@@ -18,13 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config, TeacherConfig
 from nemo_uecr.data.batch_file import load_batch
-from nemo_uecr.data.models import fitting_prompts
 from nemo_uecr.data.problems import Problem, checked_lines
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines import ChatSettings, Tokens
 from nemo_uecr.evaluation.runner import SETTINGS
 from nemo_uecr.evaluation.samples import SAMPLES, Sample, read_samples
 from nemo_uecr.files import read_object
+from nemo_uecr.generation.engines import ChatSettings, Tokens
+from nemo_uecr.generation.models import fitting_prompts
 from nemo_uecr.verifier.pool import check_response
 
 #: Token ids of a prompt, given a tokenizer.

@@ -23,7 +23,7 @@ from nemo_uecr.config.schema import Quantize
 from nemo_uecr.core import GAP_CLIP
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
-from nemo_uecr.evaluation.engines import start_vllm
+from nemo_uecr.generation.engines import start_vllm
 
 if TYPE_CHECKING:
     from nemo_uecr.local.sequences import Sequences
@@ -184,7 +184,7 @@ def _whole(sequences: Sequences) -> list[tuple[int, list[int]]]:
 def _transformers(dtype: str, quantize: Quantize) -> Callable[[str, Sequences], EngineScores]:
     def score(model: str, sequences: Sequences) -> EngineScores:
         from nemo_uecr.audit.score import token_scores
-        from nemo_uecr.local.models import load_model
+        from nemo_uecr.local.token_model import load_model
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         loaded = load_model(model, role="teacher", dtype=dtype, device=device, master_weights=False, quantize=quantize)
@@ -197,10 +197,10 @@ def _transformers(dtype: str, quantize: Quantize) -> Callable[[str, Sequences], 
 
 @torch.no_grad()
 def _megatron(model: str, sequences: Sequences) -> EngineScores:
-    from nemo_uecr.checkpoint.bridge import Bridge
-    from nemo_uecr.checkpoint.on_cpu import megatron_on_cpu
-    from nemo_uecr.checkpoint.proof import megatron_logits
-    from nemo_uecr.checkpoint.reading import read_qwen3
+    from nemo_uecr.conversion.bridge import Bridge
+    from nemo_uecr.conversion.on_cpu import megatron_on_cpu
+    from nemo_uecr.conversion.proof import megatron_logits
+    from nemo_uecr.conversion.reading import read_qwen3
     from nemo_uecr.scoring.dense import score_logits
 
     logp, entropy, folder = [], [], Path(model)

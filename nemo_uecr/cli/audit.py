@@ -198,7 +198,7 @@ def localization(
     """
     from nemo_uecr.audit.judging import STEPS, read_labels
     from nemo_uecr.audit.localization import localization_audit, write_candidates
-    from nemo_uecr.evaluation.engines import load_tokens
+    from nemo_uecr.generation.engines import load_tokens
     from nemo_uecr.study.demo import resolve
 
     found = _read(scores)

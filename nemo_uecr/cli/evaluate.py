@@ -13,7 +13,7 @@ from nemo_uecr.cli.common import AtLeastOne, Seed, family, say
 from nemo_uecr.errors import DataError
 
 if TYPE_CHECKING:
-    from nemo_uecr.evaluation.engines import ChatSettings
+    from nemo_uecr.generation.engines import ChatSettings
 
 app = family("evaluate")
 
@@ -75,9 +75,10 @@ def evaluate(
 
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
     from nemo_uecr.data.problems import check_references
-    from nemo_uecr.evaluation import engines, runner
+    from nemo_uecr.evaluation import runner
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import check_writable
+    from nemo_uecr.generation import engines
     from nemo_uecr.study.demo import SCHEME, locate, resolve
 
     named = dict(map(label_of, models))
@@ -120,7 +121,7 @@ def evaluate(
 
 def label_of(text: str) -> tuple[str, str]:
     """Label and model of ``[LABEL=]MODEL``, of a run its checkpoint; without a label the model's last name."""
-    from nemo_uecr.checkpoint.export import trained_model
+    from nemo_uecr.conversion.export import trained_model
     from nemo_uecr.study.demo import SCHEME
 
     label, sign, model = text.partition("=")
@@ -137,7 +138,7 @@ def label_of(text: str) -> tuple[str, str]:
 
 def _dtype(models: Iterable[str]) -> str:
     """The student's precision in the runs that trained the models, so that they are sampled as there."""
-    from nemo_uecr.evaluation.engines import training_of
+    from nemo_uecr.generation.engines import training_of
 
     known: set[str] = {run["student"]["dtype"] for model in models if (run := training_of(model))}
     if len(known) > 1:
@@ -147,7 +148,7 @@ def _dtype(models: Iterable[str]) -> str:
 
 def _prompt(models: Collection[str], template: str | None, system: str | None, thinking: bool | None) -> ChatSettings:
     """The prompt of the models' runs or of the demo, else the default, with what is given in its place; says it."""
-    from nemo_uecr.evaluation.engines import ChatSettings, training_of
+    from nemo_uecr.generation.engines import ChatSettings, training_of
     from nemo_uecr.study.demo import SCHEME
 
     if template is not None and "{question}" not in template:

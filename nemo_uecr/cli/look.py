@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from nemo_uecr.audit.advice import Facts, Line
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
+    from nemo_uecr.plan.contents import Lengths, Plan
     from nemo_uecr.plan.doctor import Finding
-    from nemo_uecr.plan.records import Lengths, Plan
     from nemo_uecr.plan.shapes import ModelShape
 
 
@@ -58,9 +58,9 @@ def plan(
     from nemo_uecr.audit.output import text_table
     from nemo_uecr.config.load import load
     from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.plan.contents import ASSUMED, CPU, GIB, GPUS, Lengths, as_json, plan_text, side_by_side
     from nemo_uecr.plan.local import local_plan
     from nemo_uecr.plan.nemo import nemo_plan, other_placements, what_fits
-    from nemo_uecr.plan.records import ASSUMED, CPU, GIB, GPUS, Lengths, as_json, plan_text, side_by_side
 
     loaded = load(config, overrides).config
     longest = {"prompt": loaded.data.max_prompt_tokens, "response": loaded.rollout.max_response_tokens}
@@ -110,9 +110,9 @@ def _fit(
 ) -> None:
     """Say with which keys a local run fits a GPU of so many GB; the rates are the device's, or those of the nearest."""
     from nemo_uecr.config.load import load_config
+    from nemo_uecr.plan.contents import GIB, GPUS, as_json
     from nemo_uecr.plan.faults import refuse
     from nemo_uecr.plan.fit import SOLD_GB, card, climb, fit_text, typed
-    from nemo_uecr.plan.records import GIB, GPUS, as_json
 
     if run.backend != "local":
         raise ConfigError(f"--fit: got backend: {run.backend}, expected local; without --fit, plan says what would fit")

@@ -12,6 +12,7 @@ from cyclopts import App, CycloptsError, Group, UnknownOptionError
 from nemo_uecr import __version__
 from nemo_uecr.cli import audit, data, evaluate, look, runs, score, slurm, train
 from nemo_uecr.cli.common import family
+from nemo_uecr.cli.cores import choose_wait_policy
 from nemo_uecr.errors import UecrError, as_dependency_error
 from nemo_uecr.stopping import STOPPED, RunStopped
 
@@ -60,6 +61,7 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("nemo_uecr").setLevel(logging.INFO)
     words = list(sys.argv[1:] if arguments is None else arguments)
     app.help_format = "markdown" if len(words) > 1 else "plaintext"  # Markdown takes 0.1 s to import
+    choose_wait_policy(words)
     try:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

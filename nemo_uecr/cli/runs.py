@@ -55,7 +55,7 @@ def report(
 
 def _verify(folder: Path) -> int:
     require_extra("local")
-    from nemo_uecr.local.manifest import verify_run
+    from nemo_uecr.local.provenance import verify_run
     from nemo_uecr.study.demo import locate
 
     found = verify_run(folder, locate=locate)
@@ -119,7 +119,7 @@ def _write_advantages(path: Path, name: str, words: Sequence[str], out: Path) ->
 def _check_steps(path: Path) -> int:
     """Print one line a step; 1 when a step is not reproduced, is gone or is not as the run wrote it."""
     from nemo_uecr.data.batch_file import TOLERANCE, recompute
-    from nemo_uecr.local.manifest import batch_faults, of_other_code, package_source
+    from nemo_uecr.local.provenance import batch_faults, of_other_code, package_source
 
     run = path if path.is_dir() else path.parent.parent
     listed = {Path(name).name: fault for name, fault in batch_faults(run).items()}
@@ -155,8 +155,8 @@ def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
         out: Archive to write.
         without_checkpoints: Leave out checkpoints/.
     """
-    from nemo_uecr.data.archive import pack as write_archive
     from nemo_uecr.files import in_use
+    from nemo_uecr.telemetry.archive import pack as write_archive
 
     if not (run / "config.yaml").is_file():
         raise RunFolderError(f"{run} has no config.yaml; expected the run folder that `nemo-uecr train` wrote")
@@ -177,7 +177,7 @@ def unpack(archive: Path, folder: Path, /, *, max_gib: AtLeastOne = 64) -> None:
         folder: Folder to make.
         max_gib: Largest total size of the files, GiB.
     """
-    from nemo_uecr.data.archive import unpack as read_archive
+    from nemo_uecr.telemetry.archive import unpack as read_archive
 
     say(f"{read_archive(archive, folder, max_gib=max_gib)} files: {folder}")
 
@@ -214,10 +214,10 @@ def convert(
         tolerance: Largest allowed difference of two log-probabilities, nats.
         shard_gb: Largest weight file, GB.
     """
-    from nemo_uecr.checkpoint.convert import Request, prepare, read_record
-    from nemo_uecr.checkpoint.convert import check as check_again
-    from nemo_uecr.checkpoint.convert import convert as run
-    from nemo_uecr.checkpoint.on_cpu import require_bridge
+    from nemo_uecr.conversion.convert import Request, prepare, read_record
+    from nemo_uecr.conversion.convert import check as check_again
+    from nemo_uecr.conversion.convert import convert as run
+    from nemo_uecr.conversion.on_cpu import require_bridge
 
     if check == (to is not None):
         raise CheckpointError("expected either --to OUT, to convert, or --check, to verify a converted folder again")
@@ -259,7 +259,7 @@ def export(
         tolerance: Largest allowed difference of two log-probabilities in float32, nats.
     """
     require_extra("local")
-    from nemo_uecr.checkpoint.export import export as write
+    from nemo_uecr.conversion.export import export as write
 
     source, agreement = write(run, merged.absolute(), dtype=dtype, tolerance=tolerance)
     say(

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.manifest import KEPT, REVIEW, TARGETS, Manifest, has_verdicts, jsonl, read_manifest
-from nemo_uecr.data.models import load_pretrained, load_tokenizer, only_here
 from nemo_uecr.data.prepare import hold
 from nemo_uecr.data.problems import question_of
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.files import file_sha256, replace_file
+from nemo_uecr.generation.models import load_pretrained, load_tokenizer, only_here
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,8 +20,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from nemo_uecr.data.models import has_hub_form, one_line
 from nemo_uecr.errors import DataError
+from nemo_uecr.generation.models import has_hub_form, one_line
 
 log = logging.getLogger(__name__)
 

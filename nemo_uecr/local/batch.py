@@ -22,10 +22,10 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import Advantages, Method, RunState
 from nemo_uecr.core.record import SCORE_FIELDS, ScoredBatch
 from nemo_uecr.data.batch_file import OPTIONAL, REQUIRED, arithmetic, save_batch
-from nemo_uecr.data.models import turns_before
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import ScoreError, UecrError
 from nemo_uecr.files import replace_file
+from nemo_uecr.generation.models import turns_before
 from nemo_uecr.local.scores import Scores
 from nemo_uecr.local.sequences import Reading, Sequences
 from nemo_uecr.verifier.rewards import Outcome, Sample
@@ -33,7 +33,7 @@ from nemo_uecr.verifier.rewards import Outcome, Sample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from nemo_uecr.evaluation.engines import Tokens
+    from nemo_uecr.generation.engines import Tokens
 
 log = logging.getLogger(__name__)
 

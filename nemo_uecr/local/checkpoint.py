@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 
 from nemo_uecr.config.load import check_same_configuration
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.models import save_pretrained
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
-from nemo_uecr.evaluation.engines import STATE
 from nemo_uecr.files import file_sha256, new_folder, read_object
-from nemo_uecr.local.models import TokenModel
+from nemo_uecr.generation.engines import STATE
+from nemo_uecr.generation.models import save_pretrained
+from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.stopping import interrupt_waits
 
 MANIFEST = "manifest.json"

@@ -13,14 +13,14 @@ from typing import Any
 
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.evaluation.decode import NOT_FINITE, decode
-from nemo_uecr.evaluation.engines import Decoding
 from nemo_uecr.evaluation.runner import judged, wanted_samples
 from nemo_uecr.evaluation.samples import SAMPLES, sample_lines, summarise, write_samples
 from nemo_uecr.files import replace_file
+from nemo_uecr.generation.decode import NOT_FINITE, decode
+from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.local.batch import FAILURE, write_failure
-from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.sequences import Prompt, Response
+from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.verifier.pool import SHARED
 
 

@@ -14,17 +14,18 @@ import torch
 
 from nemo_uecr.config.load import check_run_folder, flat_values
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.adapter import add_adapter, base_of, load_adapter
 from nemo_uecr.data.manifest import check_local_problems, training_file
 from nemo_uecr.data.problems import problems_of
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError, RunFolderError
-from nemo_uecr.evaluation.decode import check_cache
-from nemo_uecr.evaluation.engines import check_engine
 from nemo_uecr.files import locked
+from nemo_uecr.generation.adapter import add_adapter, base_of, load_adapter
+from nemo_uecr.generation.decode import check_cache
+from nemo_uecr.generation.engines import check_engine
 from nemo_uecr.local.batch import FAILURE
 from nemo_uecr.local.checkpoint import Checkpoints, Position
-from nemo_uecr.local.manifest import (
+from nemo_uecr.local.memory import Placement, checkpointed_layers, moves, state_of
+from nemo_uecr.local.provenance import (
     ARTIFACTS,
     DIFF,
     GROWING,
@@ -34,11 +35,10 @@ from nemo_uecr.local.manifest import (
     list_files,
     write_run_files,
 )
-from nemo_uecr.local.memory import Placement, checkpointed_layers, moves, state_of
-from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.rollout import Sampler, draw
 from nemo_uecr.local.sequences import Prompt, check_context, encode_prompts
 from nemo_uecr.local.teachers import PROBES, load_teachers
+from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
 from nemo_uecr.local.vllm_sampler import VllmSampler

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.agreement import Places
-from nemo_uecr.data.models import check_sampled
+from nemo_uecr.generation.models import check_sampled
 from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.local.memory import to_device, to_host
 from nemo_uecr.local.sequences import MicroBatch, Prompt, Sequences
@@ -24,7 +24,7 @@ from nemo_uecr.scoring.records import NonFiniteScoreError, TokenScores
 from nemo_uecr.scoring.statistics import checked_together
 
 if TYPE_CHECKING:
-    from nemo_uecr.local.models import TokenModel
+    from nemo_uecr.local.token_model import TokenModel
 
 
 @dataclass(frozen=True)

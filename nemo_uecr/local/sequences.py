@@ -16,15 +16,15 @@ from torch import Tensor
 
 from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.core.agreement import Places
-from nemo_uecr.data.models import fitting_prompts
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines import Generation
+from nemo_uecr.generation.engines import Generation
+from nemo_uecr.generation.models import fitting_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from nemo_uecr.local.models import TokenModel
+    from nemo_uecr.local.token_model import TokenModel
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,15 @@ from torch import Tensor
 
 from nemo_uecr.config.schema import Config, DataConfig, RoutingConfig, TeacherConfig, UrlTeacherConfig
 from nemo_uecr.core.agreement import Places
-from nemo_uecr.data.models import check_same_tokenizer, prompt_ids
 from nemo_uecr.data.problems import check_routing, filled, teacher_name
-from nemo_uecr.evaluation.engines import difference_of_ends, load_tokens
 from nemo_uecr.files import read_object, replace_file
-from nemo_uecr.local.manifest import Locate
+from nemo_uecr.generation.engines import difference_of_ends, load_tokens
+from nemo_uecr.generation.models import check_same_tokenizer, prompt_ids
 from nemo_uecr.local.memory import Placement
-from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
+from nemo_uecr.local.provenance import Locate
 from nemo_uecr.local.scores import Scores, Teacher, score
 from nemo_uecr.local.sequences import Prompt, Reading, Sequences, check_context
+from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.url_teacher import UrlTeacher
 
 log = logging.getLogger(__name__)

@@ -16,17 +16,17 @@ from nemo_uecr.core.methods import Advantages, RunState
 from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.data.reproducible import derive, step_indices
 from nemo_uecr.errors import InvariantError, RewardError, ScoreError
-from nemo_uecr.evaluation.engines import Decoding
+from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.local.batch import StepBatch, leave_failure, leave_responses, run_state, samples_of
 from nemo_uecr.local.checkpoint import Checkpoints, Position
-from nemo_uecr.local.manifest import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.memory import Placement, deterministic
-from nemo_uecr.local.models import TokenModel
+from nemo_uecr.local.provenance import GROWING, checkpoint_entry, list_files
 from nemo_uecr.local.rollout import Fault, Sampler, evaluate
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.step_metrics import Stopwatch, step_metrics
 from nemo_uecr.local.teachers import Teachers
+from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.stopping import RunStopped, StopRequest

@@ -18,9 +18,9 @@ from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import InvariantError, require_extra
 from nemo_uecr.local.memory import recomputing, to_device, to_host
-from nemo_uecr.local.models import TokenModel
 from nemo_uecr.local.scores import training_logp
 from nemo_uecr.local.sequences import Sequences
+from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.scoring.statistics import checked_together
 from nemo_uecr.telemetry.metrics import check_first_ratio
 

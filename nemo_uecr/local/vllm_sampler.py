@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.models import save_adapter
 from nemo_uecr.errors import InvariantError
-from nemo_uecr.evaluation.engines import Decoding, generation_of, sampling_parameters, start_vllm
-from nemo_uecr.local.models import TokenModel
+from nemo_uecr.generation.engines import Decoding, generation_of, sampling_parameters, start_vllm
+from nemo_uecr.generation.models import save_adapter
 from nemo_uecr.local.sequences import Prompt, Response
+from nemo_uecr.local.token_model import TokenModel
 
 
 class VllmSampler:

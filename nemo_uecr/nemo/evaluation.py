@@ -15,9 +15,9 @@ from typing import Any
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.problems import problems_of
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines import ChatSettings, Decoding, Generation, Request, Tokens, generate_with, load_tokens
 from nemo_uecr.evaluation.runner import Wanted, judged, wanted_samples
 from nemo_uecr.evaluation.samples import summarise, write_samples
+from nemo_uecr.generation.engines import ChatSettings, Decoding, Generation, Request, Tokens, generate_with, load_tokens
 from nemo_uecr.nemo import upstream
 from nemo_uecr.telemetry.sinks import EVALUATIONS, append_record
 from nemo_uecr.verifier.pool import comparison_pool

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.data.models import check_sampled
+from nemo_uecr.generation.models import check_sampled
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.contract import ContractError, check_same, score, with_masked_rows
 from nemo_uecr.nemo.estimator import StepContext, StepScores

@@ -11,12 +11,12 @@ from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoDataConfig, NemoStudentConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import CallReward, teacher_models
-from nemo_uecr.data import models
 from nemo_uecr.data.manifest import check_answers, training_file
 from nemo_uecr.data.problems import Problem, check_routing, kind_of, level_of, problems_of, teacher_name, value_at
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.engines import check_model_place
 from nemo_uecr.files import file_sha256, read_object, replace_file
+from nemo_uecr.generation import models
+from nemo_uecr.generation.engines import check_model_place
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.estimator import Routes
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse, teacher_alone_faults

@@ -15,8 +15,8 @@ from torch import Tensor
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods.base import LOSS_TENSORS
 from nemo_uecr.data.batch_file import SavedBatch, save_batch
-from nemo_uecr.data.models import only_here, output_columns
 from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.generation.models import only_here, output_columns
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.contract import Scores, score
 from nemo_uecr.nemo.preflight import check_conversion, check_teacher_alone

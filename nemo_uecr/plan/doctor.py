@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import psutil
 
-from nemo_uecr.checkpoint.reading import MEGATRON, find_source, read_weights
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig, NemoRlEnvironment
 from nemo_uecr.config.schema import (
     Config,
@@ -30,19 +29,20 @@ from nemo_uecr.config.schema import (
     teacher_models,
     url_teachers,
 )
-from nemo_uecr.data import adapter, models
+from nemo_uecr.conversion.reading import MEGATRON, find_source, read_weights
 from nemo_uecr.data.manifest import check_local_problems, training_file
 from nemo_uecr.data.problems import Problem, filled, problems_of, teacher_name
 from nemo_uecr.errors import DataError, UecrError, require_extra
-from nemo_uecr.evaluation.engines import check_engine, check_model, difference_of_ends, end_ids
 from nemo_uecr.files import check_writable, existing, read_object
+from nemo_uecr.generation import adapter, models
+from nemo_uecr.generation.engines import check_engine, check_model, difference_of_ends, end_ids
 from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.local.url_teacher import UrlTeacher
 from nemo_uecr.nemo import preflight, upstream
 from nemo_uecr.plan import faults, network
+from nemo_uecr.plan.contents import ASSUMED, CPU, GIB, Lengths
 from nemo_uecr.plan.local import Sizes, local_plan
 from nemo_uecr.plan.nemo import nemo_plan
-from nemo_uecr.plan.records import ASSUMED, CPU, GIB, Lengths
 from nemo_uecr.verifier.pool import SHARED
 from nemo_uecr.verifier.rewards import Rewards
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from nemo_uecr.config.load import flat_values
 from nemo_uecr.config.schema import Config, TeacherConfig
 from nemo_uecr.core.methods.uecr import Puu
+from nemo_uecr.plan.contents import GIB, Device, Lengths, Plan
 from nemo_uecr.plan.local import Sizes, local_plan
-from nemo_uecr.plan.records import GIB, Device, Lengths, Plan
 
 Keys = dict[str, object]
 SOLD_GB = 0.925 * GIB  # what CUDA reports for a GB on the label, at the least: 44.4 GiB of an L40S with 48

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, TeacherConfig, UrlTeacherConfig, url_teachers
 from nemo_uecr.local import CHUNK_BYTES
-from nemo_uecr.plan import records, shapes
+from nemo_uecr.plan import contents, shapes
+from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.faults import mismatches_of
 from nemo_uecr.plan.nemo import DECODE_STEP, VLLM_BYTES, cache_faults, engine_seconds, response_lengths
-from nemo_uecr.plan.records import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.shapes import BF16, FP32, ModelShape
 
 Sizes = Callable[[str, str], ModelShape]  # from a model's name and its role to its sizes
@@ -148,7 +148,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
         hardware=f"one {device.name}{f', {threads}' if device.name == 'CPU' else ''}{memory}",
         capacity=device.offered or None,
         layout=(
-            records.RankLine(0, 0, f"whole, {responses} responses", "whole" if run.teachers else "-", drawn.engine),
+            contents.RankLine(0, 0, f"whole, {responses} responses", "whole" if run.teachers else "-", drawn.engine),
         ),
         phases=tuple(phases),
         host=(
@@ -167,7 +167,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
         assumptions=(
             f"{lengths.said(drawn.max_response_tokens)}; memory takes the longest, {run.longest}",
             f"{device.name}: {device.flops * run.threads / 1e9:,.0f} GFLOP/s, {device.bandwidth / 1e9:,.0f} GB/s; "
-            f"{records.REACHED}",
+            f"{contents.REACHED}",
             f"{DECODE_STEP * 1e3:g} ms a decoding step of vLLM besides; {PROCESS_BYTES / GIB:.1f} GiB of CUDA's own, "
             f"{VLLM_BYTES / GIB:.0f} GiB of vLLM's besides weights and cache, {VLLM_ASLEEP / GIB:.1f} asleep"
             if run.vllm

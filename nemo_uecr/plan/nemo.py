@@ -19,9 +19,9 @@ from pydantic import ValidationError
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
 from nemo_uecr.config.schema import longest_generated, teacher_models
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.plan import records, shapes
+from nemo_uecr.plan import contents, shapes
+from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
-from nemo_uecr.plan.records import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.shapes import BF16, FP32, Sharded
 
 # Seconds that no FLOP and no byte explains, each measured by others; tests/plan/test_published.py has their runs.
@@ -207,7 +207,7 @@ def scoring(setting: Setting) -> list[Phase]:
             seconds += teacher.weight_bytes / link
             where, workers = setting.where, [one for one in setting.processes if one.name != "teacher asleep"]
             how = f"{_gib(teacher.weight_bytes)} over the host link"
-        how = f"{_peta(flops)} on {teacher.grid.ranks} GPUs at {records.FORWARD_SHARE:.0%}{more}; {how}"
+        how = f"{_peta(flops)} on {teacher.grid.ranks} GPUs at {contents.FORWARD_SHARE:.0%}{more}; {how}"
         items = (*workers, *_forward_items("teacher", teacher, tokens), held)
         phases.append(Phase("score teacher", where, items, seconds, how))
     tokens, flops = config.scoring.tokens_per_microbatch // student.grid.context, _flops(setting, student)
@@ -219,7 +219,7 @@ def scoring(setting: Setting) -> list[Phase]:
         how = "bfloat16 over all tokens, three float32 buffers of a chunk (reference)"
     items = (*setting.processes, *_forward_items("student", student, tokens), Item("logits", logits, how))
     seconds, more = _in_parallel(setting, student, setting.device.forward_s(flops, student.grid.ranks), 1, *sizes)
-    how = f"{_peta(flops)} at {records.FORWARD_SHARE:.0%}{more}"
+    how = f"{_peta(flops)} at {contents.FORWARD_SHARE:.0%}{more}"
     phases.append(Phase("score student", setting.where, items, seconds + weights / link, how))
     if reference:
         how = f"{_peta(flops)}; {_gib(2 * weights)} of weights swapped over the host link"
@@ -244,7 +244,7 @@ def train(setting: Setting) -> Phase:
     travelling = steps * (FP32 + BF16) * student.most_parameters * (sharing - 1) / sharing
     link = device.peer_link if config.cluster.nodes == 1 else device.network
     seconds = compute + travelling / link + setting.optimizer_bytes / device.host_link
-    how = f"{_peta(flops)} at {records.TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}{more}"
+    how = f"{_peta(flops)} at {contents.TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}{more}"
     return Phase("train", setting.where, tuple(items), seconds, how)
 
 
@@ -344,13 +344,13 @@ def _peta(flops: float) -> str:
 # -- layout and facts ------------------------------------------------------------------------------------------------
 
 
-def _layout(setting: Setting) -> Iterator[records.RankLine]:
+def _layout(setting: Setting) -> Iterator[contents.RankLine]:
     """One line a GPU, in rank order: the student's first, then a dedicated teacher's."""
     per_node, tensor = setting.config.cluster.gpus_per_node, setting.config.rollout.tensor
     student, teacher, beside = setting.student, setting.teacher, setting.beside
     for rank in range(student.grid.ranks):
         engine, part = divmod(rank, tensor)
-        yield records.RankLine(
+        yield contents.RankLine(
             *divmod(rank, per_node),
             f"{_shard(student, rank, setting.responses)}; optimizer 1/{student.grid.data * student.grid.context}",
             ABSENT if beside is None else _shard(beside, rank, setting.responses),
@@ -359,7 +359,7 @@ def _layout(setting: Setting) -> Iterator[records.RankLine]:
     if teacher is not None and beside is None:
         for rank in range(teacher.grid.ranks):
             held = _shard(teacher, rank, setting.responses)
-            yield records.RankLine(*divmod(student.grid.ranks + rank, per_node), ABSENT, held, ABSENT)
+            yield contents.RankLine(*divmod(student.grid.ranks + rank, per_node), ABSENT, held, ABSENT)
 
 
 def _shard(model: Sharded, rank: int, responses: int) -> str:
@@ -409,7 +409,7 @@ def _assumptions(setting: Setting) -> tuple[str, ...]:
         f"{device.name}: {device.flops / 1e12:.0f} TFLOP/s bfloat16, {device.bandwidth / 1e12:.1f} TB/s, "
         f"{device.host_link / 1e9:.0f} GB/s to host memory, {device.peer_link / 1e9:.0f} GB/s between GPUs, "
         f"{device.network / 1e9:.0f} GB/s between nodes",
-        f"{records.REACHED}, with {DECODE_STEP * 1e3:g} ms a decoding step besides",
+        f"{contents.REACHED}, with {DECODE_STEP * 1e3:g} ms a decoding step besides",
         f"besides tensors: {PROCESS_BYTES / GIB:.1f} GiB a worker process, "
         f"{VLLM_BYTES / GIB:.0f} GiB for vLLM's activations and graphs",
         "not counted: start-up, checkpoints, evaluation, fragmentation",

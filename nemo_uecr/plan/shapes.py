@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import ParallelConfig
-from nemo_uecr.data.models import DecoderSizes, cached, decoder_sizes, has_hub_form
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object
+from nemo_uecr.generation.models import DecoderSizes, cached, decoder_sizes, has_hub_form
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # dense decoders whose parameters the formulas below count
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of a config.json that is not dense

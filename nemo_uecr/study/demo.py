@@ -18,8 +18,8 @@ from filelock import FileLock
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import new_folder
 from nemo_uecr.stopping import StopRequest, handling
-from nemo_uecr.study.models import ModelJob, teach_model
 from nemo_uecr.study.schema import CourseConfig, ModelConfig, RecipeConfig
+from nemo_uecr.study.supervised import ModelJob, teach_model
 from nemo_uecr.study.task import LEVELS, write_problems
 from nemo_uecr.study.workers import work_on
 
@@ -31,7 +31,7 @@ MODELS = ("student", "teacher")
 BENCH = tuple(f"bench/level{level}" for level in LEVELS)
 PARTS = (*MODELS, "train", *BENCH)
 #: A change in one of these files can change what is made, so it makes a new folder.
-SOURCES = ("demo.py", "models.py", "task.py")
+SOURCES = ("demo.py", "supervised.py", "task.py")
 
 
 def _model(hidden_size: int, heads: int, *, steps: int, skip_rate: float, tokens_per_batch: int) -> ModelConfig:

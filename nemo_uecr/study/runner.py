@@ -12,13 +12,13 @@ from pathlib import Path
 
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import new_folder, read_object, replace_file
-from nemo_uecr.local.manifest import of_other_code, package_source
+from nemo_uecr.local.provenance import of_other_code, package_source
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study import grid, results
 from nemo_uecr.study.grid import Cell
-from nemo_uecr.study.models import TEACHING, ModelJob, teach_model
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.summary import write_summary
+from nemo_uecr.study.supervised import TEACHING, ModelJob, teach_model
 from nemo_uecr.study.task import write_problems
 from nemo_uecr.study.workers import work_on
 from nemo_uecr.telemetry.run_folder import read_run

@@ -20,7 +20,7 @@ from nemo_uecr.audit.score import Scoring, score_rollouts
 from nemo_uecr.audit.sources import Source, evaluation_source, jsonl_source, run_source, students_of
 from nemo_uecr.audit.store import Scores, read_scores
 from nemo_uecr.errors import DataError, RunFolderError
-from nemo_uecr.local.models import TokenModel, load_model
+from nemo_uecr.local.token_model import TokenModel, load_model
 from tests.local.test_padded_vocabulary import padded
 from tests.local.tiny import assets, in_child, run
 
@@ -231,8 +231,8 @@ def test_two_students_of_one_step_are_refused(tmp_path: Path) -> None:
 
 def test_an_evaluation_folder(tmp_path: Path) -> None:
     from nemo_uecr.data.benchmarks import load_benchmarks
-    from nemo_uecr.evaluation.engines import ChatSettings, Decoding
     from nemo_uecr.evaluation.runner import Settings, evaluate
+    from nemo_uecr.generation.engines import ChatSettings, Decoding
 
     own = assets()
     settings = Settings(

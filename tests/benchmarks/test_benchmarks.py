@@ -103,7 +103,7 @@ def test_steps_beside_trl_are_compared_per_token_and_pair_by_pair() -> None:
 
 def test_the_decode_benchmark_finds_hugging_faces_tokens_in_every_way() -> None:
     from benchmarks.decode import measure
-    from nemo_uecr.local.models import load_model
+    from nemo_uecr.local.token_model import load_model
     from tests.local.tiny import STUDENT
 
     device = torch.device("cpu")

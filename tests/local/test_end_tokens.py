@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nemo_uecr.checkpoint.export import export
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.data.adapter import CONFIG, add_adapter, load_causal_lm
-from nemo_uecr.data.models import GENERATION, load_tokenizer, save_pretrained
+from nemo_uecr.conversion.export import export
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import UecrError
-from nemo_uecr.evaluation.engines import ChatSettings, load_tokens
+from nemo_uecr.generation.adapter import CONFIG, add_adapter, load_causal_lm
+from nemo_uecr.generation.engines import ChatSettings, load_tokens
+from nemo_uecr.generation.models import GENERATION, load_tokenizer, save_pretrained
 from nemo_uecr.plan.doctor import made, tokenizer_findings
 from tests.local import tiny
 

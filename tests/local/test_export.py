@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.data.adapter import WEIGHTS, base_of, load_causal_lm
-from nemo_uecr.data.models import load_tokenizer, save_pretrained
+from nemo_uecr.generation.adapter import WEIGHTS, base_of, load_causal_lm
+from nemo_uecr.generation.models import load_tokenizer, save_pretrained
 from tests.local.tiny import every, run
 
 IDS = torch.arange(12).unsqueeze(0)

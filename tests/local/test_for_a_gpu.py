@@ -20,8 +20,8 @@ from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, Llama
 from nemo_uecr.core.agreement import Places
 from nemo_uecr.local import CHUNK_BYTES, scores, trainer, update
 from nemo_uecr.local.memory import Placement, state_of
-from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.scores import score, training_logp
+from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.scoring import reduce
 from nemo_uecr.study.task import build_tokenizer
 from tests.gpu.pretend_cuda import pretend, to_cuda

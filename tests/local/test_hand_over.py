@@ -10,8 +10,8 @@ import torch
 
 from nemo_uecr.data.batch_file import SavedBatch, load_batch, recompute
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.local.models import load_model
 from nemo_uecr.local.sequences import Response, Sequences, encode_prompts
+from nemo_uecr.local.token_model import load_model
 from tests.audit.test_runs import faults
 from tests.core import sparse
 from tests.local import tiny

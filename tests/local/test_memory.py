@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from nemo_uecr.data.adapter import WEIGHTS, add_adapter, load_adapter, load_causal_lm
 from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.generation.adapter import WEIGHTS, add_adapter, load_adapter, load_causal_lm
 from nemo_uecr.local.memory import Placement, state_of
-from nemo_uecr.local.models import load_model
+from nemo_uecr.local.token_model import load_model
 from nemo_uecr.report.page import write_report
 from tests.local import tiny
 from tests.local.tiny import every, run
@@ -182,6 +182,6 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def tiny_tokenizer() -> Any:
-    from nemo_uecr.data.models import load_tokenizer
+    from nemo_uecr.generation.models import load_tokenizer
 
     return load_tokenizer(str(tiny.STUDENT), local_files_only=True)

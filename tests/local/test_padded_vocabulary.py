@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import DataError, ScoreError
-from nemo_uecr.local.models import TokenModel, check_same_tokens, load_model
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Response, Sequences
+from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
 from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
 from tests.local.test_update import ragged

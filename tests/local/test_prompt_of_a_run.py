@@ -110,7 +110,7 @@ def test_the_demos_models_are_asked_as_the_demo_asks(capsys: pytest.CaptureFixtu
 def test_a_conversation_is_the_prompt_in_the_run_in_evaluate_and_in_audits(prompted: Path, tmp_path: Path) -> None:
     """Problems with the system turn of their own are drawn and judged as under the same system prompt of the run."""
     from nemo_uecr.audit.sources import run_source
-    from nemo_uecr.evaluation.engines import load_tokens
+    from nemo_uecr.generation.engines import load_tokens
 
     rows = [json.loads(line) for line in assets().problems.read_text().splitlines()]
     system = {"role": "system", "content": "Be brief."}

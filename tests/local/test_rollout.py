@@ -17,12 +17,12 @@ from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.benchmarks import load_benchmarks
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.evaluation import runner
-from nemo_uecr.evaluation.engines import ChatSettings, Tokens
 from nemo_uecr.evaluation.runner import Settings
+from nemo_uecr.generation.engines import ChatSettings, Tokens
 from nemo_uecr.local.batch import samples_of
-from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.rollout import Decoding, draw
 from nemo_uecr.local.sequences import Prompt, Response, Sequences, encode_prompts
+from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.study.task import build_tokenizer
 from tests.evaluation.tiny import save_tokenizer
 from tests.local import tiny

@@ -15,9 +15,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from nemo_uecr.core.agreement import Places, agreement
 from nemo_uecr.local import CHUNK_BYTES
-from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.scores import score, training_logp
 from nemo_uecr.local.sequences import Sequences
+from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.study.task import build_tokenizer
 from tests.local.test_update import ragged
 from tests.local.tiny import STUDENT, TEACHER, new_model, save_model

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.data.adapter import load_causal_lm
 from nemo_uecr.data.batch_file import load_batch
-from nemo_uecr.data.models import load_tokenizer, prompt_ids
 from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.generation.adapter import load_causal_lm
+from nemo_uecr.generation.models import load_tokenizer, prompt_ids
 from nemo_uecr.local.batch import ids_sha256
 from nemo_uecr.report.page import write_report
 from tests.local import tiny

@@ -16,9 +16,9 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.local import CHUNK_BYTES
-from nemo_uecr.local.models import TokenModel, load_model
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
+from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.local.update import (
     UpdateInputs,
     UpdateOutcome,

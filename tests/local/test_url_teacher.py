@@ -23,13 +23,13 @@ import torch
 
 from nemo_uecr.config.schema import UrlTeacherConfig
 from nemo_uecr.data.batch_file import load_batch
-from nemo_uecr.data.models import load_tokenizer
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import ConfigError, ScoreError
+from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.local import url_teacher
-from nemo_uecr.local.models import load_model
 from nemo_uecr.local.scores import score
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
+from nemo_uecr.local.token_model import load_model
 from nemo_uecr.local.url_teacher import BEST, UrlTeacher, entropy_bracket
 from nemo_uecr.plan.doctor import server_finding
 from nemo_uecr.plan.shapes import shape_of

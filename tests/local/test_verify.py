@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.local import manifest
-from nemo_uecr.local.manifest import verify_run
+from nemo_uecr.local import provenance
+from nemo_uecr.local.provenance import verify_run
 from tests.local import tiny
 
 
@@ -105,7 +105,7 @@ def test_a_resumed_run_passes_and_keeps_what_was_different(
     tmp_path: Path, trained: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "run"))
-    replaced(folder / "provenance.json", manifest.package_source()[0]["package_sha256"], "0" * 64)
+    replaced(folder / "provenance.json", provenance.package_source()[0]["package_sha256"], "0" * 64)
     first = json.loads((folder / "provenance.json").read_text())
     diff = b"of the first steps"
     (folder / "source.diff").write_bytes(diff)
@@ -121,11 +121,11 @@ def test_an_attempt_without_a_checkpoint_leaves_no_record_of_its_code(
 ) -> None:
     folder = Path(shutil.copytree(trained, tmp_path / "run"))
     shutil.rmtree(folder / "checkpoints")
-    code = manifest.package_source()[0]["package_sha256"]
+    code = provenance.package_source()[0]["package_sha256"]
     replaced(folder / "provenance.json", code, "0" * 64)
     tiny.run(folder, *tiny.every(), resume=True)
     assert "other code" not in caplog.text
-    assert not manifest.of_other_code(folder, code)
+    assert not provenance.of_other_code(folder, code)
 
 
 def test_the_source_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,17 +133,17 @@ def test_the_source_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     package = tmp_path / "nemo_uecr"
     package.mkdir()
     (package / "__init__.py").write_text("a = 1\n")
-    monkeypatch.setattr(manifest, "PACKAGE", package)
-    assert manifest.package_source()[0]["commit"] is None
+    monkeypatch.setattr(provenance, "PACKAGE", package)
+    assert provenance.package_source()[0]["commit"] is None
     words = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.example"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
         subprocess.run([*words, *command], check=True)
-    clean, diff = manifest.package_source()
+    clean, diff = provenance.package_source()
     assert len(str(clean["commit"])) == 40
     assert (clean["dirty"], diff) == (False, b"")
     (package / "__init__.py").write_text("a = 2\n")
     (package / "new.py").write_text("b = 3\n")
-    edited, diff = manifest.package_source()
+    edited, diff = provenance.package_source()
     assert (edited["commit"], edited["dirty"]) == (clean["commit"], True)
     assert b"+a = 2" in diff
     assert b"+b = 3" in diff

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.data.models import load_tokenizer
 from nemo_uecr.errors import DependencyError, InvariantError
+from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from tests.local import tiny
 from tests.local.tiny import every, run

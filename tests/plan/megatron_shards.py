@@ -118,7 +118,7 @@ def kept_by_one_layer(tokens: int) -> int:
 
 
 if __name__ == "__main__":
-    from tests.nemo_backend.cpu import allow_cpu
+    from tests.nemo.cpu import allow_cpu
 
     allow_cpu()
     ranks = [measure(**case) for case in json.loads(sys.argv[1])]

@@ -16,10 +16,10 @@ import torch
 
 from nemo_uecr.cli.look import sizes
 from nemo_uecr.config.nemo_schema import AnyConfig
-from nemo_uecr.data.models import load_tokenizer
+from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.plan import doctor
+from nemo_uecr.plan.contents import GIB
 from nemo_uecr.plan.doctor import Finding
-from nemo_uecr.plan.records import GIB
 from tests.conftest import ROOT
 from tests.plan.subjects import local, nemo, save_model, save_tokenizer
 

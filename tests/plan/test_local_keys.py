@@ -7,9 +7,9 @@ import torch
 
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.schema import Config, Quantize
-from nemo_uecr.data.adapter import add_adapter
+from nemo_uecr.generation.adapter import add_adapter
+from nemo_uecr.plan.contents import GPUS, Lengths, Plan
 from nemo_uecr.plan.local import local_plan, lora_parameters, quantized_bytes
-from nemo_uecr.plan.records import GPUS, Lengths, Plan
 from nemo_uecr.plan.shapes import KNOWN, parameters, shape_of
 from tests.local import tiny
 
@@ -29,7 +29,7 @@ def sizes(plan: Plan, phase: str) -> dict[str, int]:
 
 
 def test_an_adapter_has_the_parameters_that_peft_gives_it() -> None:
-    from nemo_uecr.data.models import load_tokenizer
+    from nemo_uecr.generation.models import load_tokenizer
 
     module = tiny.new_model(load_tokenizer(str(tiny.STUDENT), local_files_only=True), seed=0)
     add_adapter(module, rank=3, alpha=1.0, seed=0)
@@ -44,7 +44,7 @@ def test_a_rounded_teacher_has_the_bytes_of_its_tensors(quantize: Quantize) -> N
     pytest.importorskip("torchao", reason="make test-real installs it")
     pytest.importorskip("bitsandbytes", reason="make test-real installs it")
     from nemo_uecr.local.memory import plain_tensors
-    from nemo_uecr.local.models import load_model
+    from nemo_uecr.local.token_model import load_model
 
     model = load_model(
         str(tiny.TEACHER), role="teacher", dtype="bfloat16", device=torch.device("cpu"), master_weights=False,

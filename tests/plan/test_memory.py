@@ -13,7 +13,7 @@ import torch
 
 from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.plan import local
-from nemo_uecr.plan.records import CPU, Lengths
+from nemo_uecr.plan.contents import CPU, Lengths
 from nemo_uecr.plan.shapes import (
     KNOWN,
     Grid,
@@ -59,8 +59,8 @@ def test_activations_of_a_local_layer_are_exact(sizes: dict[str, int], bfloat16:
 @pytest.mark.parametrize("rank", [3, 5])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_activations_under_an_adapter_are_exact(dtype: str, rank: int, tmp_path: Path) -> None:
-    from nemo_uecr.data.adapter import add_adapter
-    from nemo_uecr.local.models import load_model
+    from nemo_uecr.generation.adapter import add_adapter
+    from nemo_uecr.local.token_model import load_model
 
     found, tokens = [], 48
     for layers in (2, 3):
@@ -77,9 +77,9 @@ def test_activations_under_an_adapter_are_exact(dtype: str, rank: int, tmp_path:
 @pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
 def test_a_local_update_stays_below_its_plan(bfloat16: bool, tmp_path: Path) -> None:
     """Forward and backward of the back end's own training pass: activations and logits, without weight gradients."""
-    from nemo_uecr.local.models import load_model
     from nemo_uecr.local.scores import training_logp
     from nemo_uecr.local.sequences import MicroBatch
+    from nemo_uecr.local.token_model import load_model
 
     sizes = {"vocab_size": 2000, "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 96}
     dtype = "bfloat16" if bfloat16 else "float32"
@@ -105,11 +105,11 @@ def test_a_recomputed_update_and_its_scoring_stay_below_their_plan(
     keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second micro-batch, whose gradients are added to the first's; an output layer of several chunks."""
-    from nemo_uecr.data.adapter import add_adapter
+    from nemo_uecr.generation.adapter import add_adapter
     from nemo_uecr.local import scores
     from nemo_uecr.local.memory import checkpointed_layers, recomputing
-    from nemo_uecr.local.models import load_model
     from nemo_uecr.local.sequences import MicroBatch
+    from nemo_uecr.local.token_model import load_model
 
     prompt, response, vocabulary = 8, 120, 2000
     sizes = {"vocab_size": vocabulary, "hidden_size": 64, "num_hidden_layers": 6, "intermediate_size": 192}

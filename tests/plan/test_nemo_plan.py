@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nemo_uecr.plan.contents import GIB, GPUS, Lengths, Plan
 from nemo_uecr.plan.nemo import nemo_plan, other_placements
-from nemo_uecr.plan.records import GIB, GPUS, Lengths, Plan
 from nemo_uecr.plan.shapes import KNOWN, forward_flops
 from tests.plan.subjects import nemo
 

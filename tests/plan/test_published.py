@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
+from nemo_uecr.plan.contents import GPUS, Device, Lengths, Plan
 from nemo_uecr.plan.nemo import engine_seconds, nemo_plan
-from nemo_uecr.plan.records import GPUS, Device, Lengths, Plan
 from nemo_uecr.plan.shapes import BF16, KNOWN, forward_flops, kv_token_bytes, parameters, shape_of
 from tests.conftest import ROOT
 from tests.plan.subjects import nemo

@@ -10,8 +10,8 @@ import pytest
 from scipy.optimize import brentq
 
 from nemo_uecr.plan import nemo
+from nemo_uecr.plan.contents import CACHE_SHARE, FORWARD_SHARE, GPUS, WEIGHTS_SHARE, Lengths
 from nemo_uecr.plan.nemo import DECODE_STEP, Setting, response_lengths
-from nemo_uecr.plan.records import CACHE_SHARE, FORWARD_SHARE, GPUS, WEIGHTS_SHARE, Lengths
 from nemo_uecr.plan.shapes import forward_flops
 from tests.plan.subjects import nemo as config_of
 

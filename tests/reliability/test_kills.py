@@ -74,7 +74,7 @@ def test_an_evaluation_killed_in_the_middle(tmp_path: Path) -> None:
         return entry_point([*words, str(tmp_path / name)])
 
     def work() -> None:
-        from nemo_uecr.evaluation.engines import TransformersEngine
+        from nemo_uecr.generation.engines import TransformersEngine
 
         die_inside(TransformersEngine, "generate", call=3)
         run("parts")

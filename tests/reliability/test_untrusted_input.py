@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.checkpoint.reading import KNOWN, MEGATRON, read_metadata, read_weights
+from nemo_uecr.conversion.reading import KNOWN, MEGATRON, read_metadata, read_weights
 from nemo_uecr.data.embedding import load_encoder
-from nemo_uecr.data.models import load_tokenizer
 from nemo_uecr.errors import CheckpointError, DataError
+from nemo_uecr.generation.models import load_tokenizer
 from tests.local import tiny
 from tests.reliability.commands import refused
 

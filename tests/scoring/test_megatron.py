@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.nemo_backend.ranks import run_ranks
+from tests.nemo.ranks import run_ranks
 
 from .conftest import float64_scores
 
@@ -24,7 +24,7 @@ def token_ids() -> Tensor:
 
 def scored(rank: int, *, tensor: int, pipeline: int, sequence: bool) -> Tensor:
     """Scoring inside one forward-only run of Megatron's schedule; [3, N] on the last stage, else [3, 0]."""
-    from tests.nemo_backend.tiny_qwen3 import VOCABULARY, parallel_model, start
+    from tests.nemo.tiny_qwen3 import VOCABULARY, parallel_model, start
 
     start(tensor, pipeline)
     from megatron.core import parallel_state
@@ -67,7 +67,7 @@ def scored(rank: int, *, tensor: int, pipeline: int, sequence: bool) -> Tensor:
 @pytest.mark.parametrize(("tensor", "pipeline", "sequence"), [(1, 1, False), (2, 2, True)])
 def test_same_scores_as_transformers(tensor: int, pipeline: int, sequence: bool) -> None:
     pytest.importorskip("megatron.core")
-    from tests.nemo_backend.tiny_qwen3 import whole_model
+    from tests.nemo.tiny_qwen3 import whole_model
 
     ids = token_ids().flatten(0, 1)
     with torch.no_grad():

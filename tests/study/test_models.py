@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from nemo_uecr.study.models import (  # noqa: E402
+from nemo_uecr.study.supervised import (  # noqa: E402
     build_model,
     demonstrations,
     muon_step,

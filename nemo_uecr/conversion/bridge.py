@@ -1,0 +1,159 @@
+"""The model between the two formats: Megatron-Bridge's GPT model on one rank, in float32; and the files it becomes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_uecr.errors import CheckpointError, first_line
+from nemo_uecr.generation.models import INDEX, SINGLE, let_others_read
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nemo_uecr.conversion.reading import Qwen3
+
+#: The tensors of a layer in the Hugging Face model.
+LAYER = (
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
+    "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm",
+)  # fmt: skip
+#: Norms where Transformer Engine does not fuse them into the layer behind; the bridge names the fused ones only.
+NORMS = {
+    "decoder.layers.*.input_layernorm.weight": "model.layers.*.input_layernorm.weight",
+    "decoder.layers.*.pre_mlp_layernorm.weight": "model.layers.*.post_attention_layernorm.weight",
+}
+#: Settings that belong to the model; the others are those of a conversion on a CPU.
+KEPT = frozenset({"rotary_base", "share_embeddings_and_output_weights"})
+
+
+class Bridge:
+    """Megatron-Bridge for one Hugging Face folder. Lives within `on_cpu.megatron_on_cpu`."""
+
+    def __init__(self, folder: Path, model: Qwen3) -> None:
+        """Read the folder's config.json; it needs weights only if they are to be read."""
+        from megatron.bridge import AutoBridge
+
+        self._architecture = model
+        self._before: dict[str, Any] = {}
+        self._auto = AutoBridge.from_hf_pretrained(str(folder), trust_remote_code=False)
+        _name_the_norms()
+
+    def from_megatron(self, weights: Path) -> Any:
+        """The model with the weights of a distributed checkpoint, whatever its tensor and pipeline parallelism."""
+        from megatron.core import dist_checkpointing
+        from megatron.core.dist_checkpointing.core import CheckpointingException
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        [model] = self._build(load_weights=False)
+        try:
+            common = dist_checkpointing.load_common_state_dict(str(weights))
+            layout = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
+            wanted = {"model": model.sharded_state_dict(metadata=layout)}
+            state = dist_checkpointing.load(wanted, str(weights))["model"]
+        except (CheckpointException, CheckpointingException, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise CheckpointError(
+                f"{weights}: Megatron cannot load it ({type(error).__name__}: {first_line(error)}); a file is corrupt, "
+                "or it is another model. Copy it again, or name the model that was trained: --hf FOLDER"
+            ) from error
+        model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
+        return model.eval()
+
+    def from_huggingface(self) -> Any:
+        """The model with the weights of the Hugging Face folder."""
+        [model] = self._build(load_weights=True)
+        return model.eval()
+
+    def _build(self, *, load_weights: bool) -> Any:
+        provider = self._auto.to_megatron_provider(load_weights=load_weights)
+        settings = self._settings()
+        self._before = {name: getattr(provider, name) for name in settings.keys() - KEPT}
+        for name, value in settings.items():
+            setattr(provider, name, value)
+        provider.finalize()
+        return provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+
+    def _settings(self) -> dict[str, Any]:
+        import torch
+        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec as layers
+
+        fusions = ("gradient_accumulation", "masked_softmax", "bias_activation", "bias_dropout")
+        return {
+            **{f"{name}_fusion": False for name in fusions},
+            "apply_rope_fusion": False, "cross_entropy_loss_fusion": False, "persist_layer_norm": False,
+            "transformer_layer_spec": lambda config: layers(qk_layernorm=True, normalization="RMSNorm"),
+            "use_cpu_initialization": True, "perform_initialization": False,
+            "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False,
+            "params_dtype": torch.float32, "pipeline_dtype": torch.float32, "bf16": False, "fp16": False,
+            "autocast_dtype": None,
+            # transformers 5 moved rope_theta to where the bridge does not look; it would take 10000.
+            "rotary_base": self._architecture.rope_theta,
+            "share_embeddings_and_output_weights": self._architecture.tied,
+        }  # fmt: skip
+
+    def save(self, model: Any, folder: Path) -> None:
+        """Write the model, in the dtype to be stored, as Megatron does, with the run_config.yaml of a trainer."""
+        for name, value in self._before.items():
+            setattr(model.config, name, value)
+        self._auto.save_megatron_model([model], folder)
+
+    def export(self, model: Any) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor under its Hugging Face name, float32."""
+        yield from self._auto.export_hf_weights([model], cpu=True, show_progress=False)
+
+
+def _name_the_norms() -> None:
+    """Teach the bridge the norms of layers without Transformer Engine, once a process."""
+    from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
+    from megatron.bridge.models.conversion.param_mapping import AutoMapping
+    from megatron.bridge.models.qwen.qwen3_bridge import Qwen3Bridge
+
+    known = Qwen3Bridge.mapping_registry
+    if getattr(known, "names_norms", False):
+        return
+
+    def registry(bridge: Any) -> Any:
+        more = [AutoMapping(megatron_param=ours, hf_param=theirs) for ours, theirs in NORMS.items()]
+        return MegatronMappingRegistry(*known(bridge).mappings, *more)
+
+    registry.names_norms = True  # type: ignore[attr-defined]
+    Qwen3Bridge.mapping_registry = registry
+
+
+def hf_names(model: Qwen3) -> list[str]:
+    """Every tensor of the Hugging Face model, in its own order."""
+    layers = [f"model.layers.{layer}.{name}.weight" for layer in range(model.layers) for name in LAYER]
+    head = [] if model.tied else ["lm_head.weight"]
+    return ["model.embed_tokens.weight", *layers, "model.norm.weight", *head]
+
+
+@contextlib.contextmanager
+def names_alone(config: Path, model: Qwen3) -> Iterator[Path]:
+    """A temporary folder with a config.json and the names of its tensors: all that the bridge reads to export."""
+    index = {"metadata": {}, "weight_map": dict.fromkeys(hf_names(model), SINGLE)}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_bytes(config.read_bytes())
+        (folder / INDEX).write_text(json.dumps(index), encoding="utf-8")
+        yield folder
+
+
+def write_weights(
+    tensors: Iterable[tuple[str, Tensor]], names: Iterable[str], dtype: str, folder: Path, shard_bytes: int
+) -> None:
+    """Write every tensor once, in the order of ``names``, into safetensors files of at most ``shard_bytes``."""
+    import torch
+    from huggingface_hub import save_torch_state_dict
+
+    state: dict[str, Tensor] = {}
+    for name, value in tensors:
+        if not bool(value.isfinite().all()):
+            raise CheckpointError(f"{name} is not finite: the run diverged. Convert an earlier checkpoint")
+        state[name] = value.to(getattr(torch, dtype), copy=True).contiguous()  # not a view of a fused tensor
+    save_torch_state_dict({name: state[name] for name in names}, folder, max_shard_size=shard_bytes)
+    let_others_read(folder)

@@ -1,0 +1,228 @@
+"""The conversion from beginning to end: look, convert beside OUT, verify, and only then give OUT its name."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import nemo_uecr
+from nemo_uecr.conversion import proof, reading
+from nemo_uecr.conversion.bridge import Bridge, hf_names, names_alone, write_weights
+from nemo_uecr.conversion.on_cpu import megatron_on_cpu
+from nemo_uecr.conversion.proof import Agreement, Scores, Sequences
+from nemo_uecr.data.reproducible import installed
+from nemo_uecr.errors import CheckpointError, first_line
+from nemo_uecr.files import check_writable, existing, file_sha256, new_folder, read_object
+from nemo_uecr.generation.models import GENERATION, TOKENIZER, check_objects
+
+logger = logging.getLogger(__name__)
+
+#: The evidence in OUT.
+RECORD = "conversion.json"
+FORMAT = "nemo_uecr.conversion/1"
+PACKAGES = ("torch", "transformers", "safetensors", "megatron-core", "megatron-bridge")
+GIGABYTE = 10**9
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to convert, and into which folder."""
+
+    ckpt: Path
+    out: Path
+    model: str | None  # folder or hub name of the Hugging Face model with the architecture; None: what CKPT names
+    tokenizer: Path | None  # None: CKPT's, else the model's
+    tolerance: float  # largest difference of two log-probabilities, in nats
+    shard_bytes: int  # most bytes of a weight file
+
+
+@dataclass(frozen=True)
+class Job:
+    """A conversion whose inputs have been looked at."""
+
+    request: Request
+    weights: reading.Weights
+    config: Path  # folder of config.json
+    tokenizer: Path
+    model: reading.Qwen3
+
+
+def prepare(request: Request) -> Job:
+    """Check everything that can be checked before anything is written."""
+    out = request.out.absolute()
+    if request.ckpt.resolve() in out.resolve().parents:  # NeMo-RL deletes old steps, and OUT would go with them
+        raise CheckpointError(f"{out}: lies within the checkpoint {request.ckpt}; choose an --to outside of it")
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
+    source = reading.find_source(request.ckpt)
+    weights = reading.read_weights(source.kind, source.weights)
+    if source.kind == reading.HUGGINGFACE and request.model is not None:
+        raise CheckpointError(f"{request.ckpt}: a Hugging Face model states what it is; leave --hf out")
+    config = _locate_model(request.model or source.model, request.ckpt)
+    model = reading.read_qwen3(config)
+    reading.check_architecture(weights, model, config)
+    job = Job(request, weights, config, request.tokenizer or source.tokenizer or config, model)
+    _assets(job)
+    check_writable(out)
+    free = shutil.disk_usage(existing(out)).free
+    if free < weights.size:
+        raise CheckpointError(
+            f"{out}: {free / GIGABYTE:.3g} GB are free; the weights need {weights.size / GIGABYTE:.3g} GB. Make "
+            "room, or choose another --to"
+        )
+    return job
+
+
+def _locate_model(name: str | None, ckpt: Path) -> Path:
+    """A local folder with config.json, from the hub if the name is no folder here."""
+    if name is None:
+        raise CheckpointError(f"{ckpt}: does not say which model it is; name it: --hf FOLDER (one with config.json)")
+    if Path(name).is_dir():
+        return Path(name)
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=["config.json", GENERATION, *TOKENIZER]))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = first_line(error)
+        raise CheckpointError(f"{name}: no folder here, nor on the hub ({reason}); name a folder: --hf") from error
+
+
+def convert(request: Request) -> Agreement:
+    """Convert, verify, and return how far the two models are apart; after any failure there is no OUT."""
+    job = prepare(request)
+    logger.info("%s: %s weights, %s", job.weights.folder, job.weights.kind, job.weights.dtype)
+    with new_folder(request.out) as folder:
+        write = _to_huggingface if job.weights.kind == reading.MEGATRON else _to_megatron
+        sequences, megatron, huggingface = write(job, folder)
+        agreement = proof.compare(sequences, megatron, huggingface, request.tolerance)
+        _write_record(job, folder, {
+            "sequences": sequences, "megatron": megatron, "huggingface": huggingface,
+            "tolerance": request.tolerance, "agreement": asdict(agreement),
+        })  # fmt: skip
+    return agreement
+
+
+def _to_huggingface(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
+    """Write the model; return the sequences with their scores under Megatron's model and what transformers loads."""
+    _write_assets(job, folder)
+    sequences = proof.fixed_sequences(folder, job.model.vocabulary)
+    with megatron_on_cpu(), names_alone(job.config / "config.json", job.model) as names:
+        bridge = Bridge(names, job.model)
+        model = bridge.from_megatron(job.weights.folder)
+        megatron = proof.megatron_scores(model, sequences)
+        write_weights(bridge.export(model), hf_names(job.model), job.weights.dtype, folder, job.request.shard_bytes)
+        del bridge, model
+    gc.collect()  # one model in memory at a time
+    logger.info("verifying: transformers loads what was written")
+    return sequences, megatron, proof.huggingface_scores(folder, sequences)
+
+
+def _to_megatron(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
+    """Write the model; return the sequences with their scores under what megatron-core loads and CKPT."""
+    import torch
+
+    sequences = proof.fixed_sequences(job.tokenizer, job.model.vocabulary)
+    with megatron_on_cpu():
+        bridge = Bridge(job.weights.folder, job.model)
+        bridge.save(bridge.from_huggingface().to(getattr(torch, job.weights.dtype)), folder)
+        del bridge
+        for settings in folder.glob("iter_*/run_config.yaml"):  # it names the folder that it was written into
+            text = settings.read_text(encoding="utf-8")
+            settings.write_text(text.replace(str(folder), str(job.request.out)), encoding="utf-8")
+        _write_assets(job, folder / reading.ASSETS)
+        gc.collect()
+        logger.info("verifying: megatron-core loads what was written")
+        megatron = _written_megatron_scores(folder, sequences)
+    gc.collect()
+    return sequences, megatron, proof.huggingface_scores(job.weights.folder, sequences)
+
+
+def _written_megatron_scores(folder: Path, sequences: Sequences) -> Scores:
+    """What megatron-core loads from a converted folder; within `megatron_on_cpu`."""
+    model, iteration = reading.read_qwen3(folder / reading.ASSETS), reading.newest_iteration(folder)
+    with names_alone(folder / reading.ASSETS / "config.json", model) as names:
+        return proof.megatron_scores(Bridge(names, model).from_megatron(iteration), sequences)
+
+
+def _assets(job: Job) -> tuple[Path, ...]:
+    """What belongs to the model beside its weights: configuration, generation configuration, tokenizer, template."""
+    tokenizer = job.tokenizer
+    if not (tokenizer / "tokenizer.json").is_file() and not (tokenizer / "vocab.json").is_file():
+        raise CheckpointError(f"{tokenizer}: no tokenizer.json; expected the model's tokenizer. Name it: --tokenizer")
+    check_objects(job.config)
+    check_objects(tokenizer)
+    wanted = [job.config / "config.json", job.config / GENERATION, *(tokenizer / name for name in TOKENIZER)]
+    return tuple(path for path in wanted if path.is_file())
+
+
+def _write_assets(job: Job, folder: Path) -> None:
+    """Copy them; config.json names the dtype of the weights."""
+    folder.mkdir(exist_ok=True)
+    for file in _assets(job):
+        shutil.copyfile(file, folder / file.name)
+    config = {name: value for name, value in read_object(folder / "config.json").items() if name != "dtype"}
+    content = json.dumps({**config, "torch_dtype": job.weights.dtype}, indent=2)
+    (folder / "config.json").write_text(content, encoding="utf-8")
+    settings = folder / "tokenizer_config.json"
+    inside = settings.is_file() and read_object(settings).get("chat_template")
+    if not inside and not (folder / "chat_template.jinja").is_file():
+        logger.warning("%s has no chat template; the converted model has none either", job.tokenizer)
+    if not (folder / GENERATION).is_file():
+        logger.warning("%s has no %s; the converted model has none either", job.config, GENERATION)
+
+
+def _write_record(job: Job, folder: Path, evidence: dict[str, Any]) -> None:
+    kind = job.weights.kind
+    content = {
+        "format": FORMAT,
+        "direction": f"{kind} to {reading.HUGGINGFACE if kind == reading.MEGATRON else reading.MEGATRON}",
+        "source": str(job.request.ckpt), "weights": str(job.weights.folder), "model": str(job.config),
+        "dtype": job.weights.dtype, "shard_bytes": job.request.shard_bytes,
+        "versions": {"nemo_uecr": nemo_uecr.__version__, **{name: installed(name) for name in PACKAGES}},
+        "source_sha256": _hashes(job.weights.files, job.weights.folder),
+        "assets_sha256": {path.name: file_sha256(path) for path in _assets(job)},
+        "architecture": asdict(job.model),
+        "sha256": _hashes((path for path in sorted(folder.rglob("*")) if path.is_file()), folder),
+        "verification": evidence,
+    }  # fmt: skip
+    (folder / RECORD).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def _hashes(files: Iterable[Path], folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): file_sha256(path) for path in files}
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The conversion.json of a finished conversion."""
+    if not (folder / RECORD).is_file():
+        raise CheckpointError(f"{folder}: no {RECORD}; expected a folder that nemo-uecr convert made")
+    return read_object(folder / RECORD)
+
+
+def check(out: Path, tolerance: float) -> Agreement:
+    """Score the fixed sequences again: how far the model in OUT is from the one that it was made from.
+
+    More than ``tolerance`` nats are refused, and so is a file that changed since the conversion.
+    """
+    record = read_record(out)
+    recorded: dict[str, Any] = record["verification"]
+    sequences: Sequences = recorded["sequences"]
+    if record["direction"].endswith(reading.MEGATRON):
+        with megatron_on_cpu():
+            now = _written_megatron_scores(out, sequences)
+        agreement = proof.compare(sequences, now, recorded["huggingface"], tolerance)
+    else:
+        now = proof.huggingface_scores(out, sequences)
+        agreement = proof.compare(sequences, recorded["megatron"], now, tolerance)
+    for name, expected in record["sha256"].items():
+        if not (out / name).is_file() or file_sha256(out / name) != expected:
+            raise CheckpointError(f"{out / name}: changed since the conversion; the model is the same within rounding")
+    return agreement

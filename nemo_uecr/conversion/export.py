@@ -1,0 +1,68 @@
+"""The model that a run trained, as one ordinary Hugging Face folder: an adapter merged into a copy of its base."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+
+from nemo_uecr.conversion.proof import Agreement, compare, fixed_sequences, huggingface_scores
+from nemo_uecr.errors import CheckpointError, require_extra
+from nemo_uecr.files import check_writable, new_folder, read_object
+from nemo_uecr.generation.adapter import base_of, load_causal_lm
+from nemo_uecr.generation.engines import STATE
+from nemo_uecr.generation.models import load_tokenizer, only_here, save_pretrained
+
+
+def trained_model(run: Path) -> Path:
+    """The checkpoint that a run folder kept as its best one, or its newest; a checkpoint is itself."""
+    inside = sorted((run / "checkpoints").glob("step-*"))
+    if not inside:
+        if (run / "config.json").is_file():
+            return run
+        raise CheckpointError(
+            f"{run}: no checkpoints/step-* and no config.json; expected a local run's folder or checkpoint. For a "
+            "checkpoint of NeMo-RL, use `nemo-uecr convert`"
+        )
+    state = read_object(inside[-1] / STATE)
+    best = state["position"]["best_step"] if state["config"]["checkpoint"]["keep_best"] else None
+    return inside[-1] if best is None else inside[0].with_name(f"step-{best:06d}")
+
+
+def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path, Agreement]:
+    """Write the model of a run, and prove that it is the one that was trained.
+
+    Adapter and base are added in float32 in a copy; then both folders score the same sequences. bfloat16 rounds the sum
+    once more, which the agreement then shows; the ``tolerance``, in nats, applies to float32 alone. Returns the
+    checkpoint that was taken, and how far apart the two models are.
+    """
+    source = trained_model(run)
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --merged")
+    check_writable(out)
+    base = base_of(source)
+    sizes = read_object(source / "config.json")
+    sequences = fixed_sequences(source, sizes.get("text_config", sizes)["vocab_size"])
+    with new_folder(out) as folder:
+        _write(source, base, folder, dtype)
+        if (source / STATE).is_file():  # `evaluate` takes the prompt from it
+            shutil.copyfile(source / STATE, folder / STATE)
+        before, after = huggingface_scores(source, sequences), huggingface_scores(folder, sequences)
+        limit = tolerance if dtype == "float32" else float("inf")
+        return source, compare(sequences, before, after, limit, ("the run's", "the export's"))
+
+
+def _write(source: Path, base: str | None, folder: Path, dtype: str) -> None:
+    import torch
+
+    if base is None:
+        module, _ = load_causal_lm(str(source), local_files_only=True, dtype=torch.float32)
+    else:
+        require_extra("lora")
+        from peft import PeftModel
+
+        plain, _ = load_causal_lm(base, local_files_only=only_here(base), dtype=torch.float32)
+        with warnings.catch_warnings():  # of a name that transformers gave up and peft still asks for
+            warnings.simplefilter("ignore", FutureWarning)
+            module = PeftModel.from_pretrained(plain, str(source)).merge_and_unload()
+    save_pretrained(module.to(getattr(torch, dtype)), load_tokenizer(str(source), local_files_only=True), folder)

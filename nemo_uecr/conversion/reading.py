@@ -1,0 +1,279 @@
+"""Recognises a checkpoint and reads from headers and tables of contents what it holds; no weight is loaded.
+
+Three kinds of folder: a Hugging Face model, a Megatron distributed checkpoint, and a step that NeMo-RL saved.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import re
+import zipfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.errors import CheckpointError, DataError, first_line
+from nemo_uecr.files import read_object
+from nemo_uecr.generation.models import INDEX, DecoderSizes, decoder_sizes, read_header, weight_names
+
+ARCHITECTURE = "Qwen3ForCausalLM"
+HUGGINGFACE, MEGATRON = "huggingface", "megatron"
+#: Folder beside converted Megatron weights: config.json, generation_config.json and the tokenizer.
+ASSETS = "huggingface"
+TRACKER = "latest_checkpointed_iteration.txt"
+STEP = re.compile(r"(tmp_|old_)?step_\d+")
+ITERATION = re.compile(r"iter_(\d+)")
+#: What a finished step of NeMo-RL has.
+STEP_PARTS = ("config.yaml", "training_info.json", "policy/weights", "policy/tokenizer")
+#: What a finished Megatron checkpoint has beside its shards; metadata.json is written last.
+MEGATRON_PARTS = ("metadata.json", ".metadata", "common.pt")
+FORMAT = "torch_dist"
+#: Prefixes of the model's tensors in a Megatron checkpoint, which may hold the optimizer's too.
+MODEL = ("embedding.", "decoder.", "output_layer.")
+#: A vocabulary is padded to a multiple of up to 128 on each of up to 64 tensor-parallel ranks.
+PADDING = 128 * 64
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+# Which folder, and what it is.
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a conversion reads."""
+
+    kind: str
+    weights: Path  # the Hugging Face folder, or that of one Megatron iteration
+    model: str | None  # name or folder of the Hugging Face model with the architecture, where the checkpoint names one
+    tokenizer: Path | None  # the one that was trained with; None: the model's
+
+
+def find_source(ckpt: Path) -> Source:
+    """Recognise a checkpoint, and refuse one that is incomplete."""
+    if not ckpt.is_dir():
+        raise CheckpointError(f"{ckpt}: no such folder; expected a checkpoint")
+    name = ckpt.resolve().name
+    if STEP.fullmatch(name) or (ckpt / "policy").is_dir():
+        return _nemo_rl_step(ckpt)
+    if (ckpt / "metadata.json").is_file() or (ckpt / ".metadata").is_file() or ITERATION.fullmatch(name):
+        return _megatron(ckpt, ckpt.resolve().parent)
+    if (ckpt / TRACKER).is_file() or any(ITERATION.fullmatch(path.name) for path in ckpt.iterdir()):
+        return _megatron(newest_iteration(ckpt), ckpt)
+    if (ckpt / "config.json").is_file():
+        return Source(HUGGINGFACE, ckpt, str(ckpt), ckpt)
+    raise CheckpointError(
+        f"{ckpt}: no checkpoint; expected a Megatron folder (iter_0000000, or the one above), a step_N that NeMo-RL "
+        "saved, or a Hugging Face model (config.json)"
+    )
+
+
+def newest_iteration(folder: Path) -> Path:
+    """The iteration that Megatron's tracker names, or the newest where there is no tracker."""
+    tracker = folder / TRACKER
+    if tracker.is_file():
+        text = tracker.read_text(encoding="utf-8").strip()  # a number, or a word such as "release"
+        name = f"iter_{int(text):07d}" if text.isdecimal() else text
+        if not name or not (folder / name).is_dir():
+            raise CheckpointError(f"{tracker}: no {name or 'iteration'}, which it names; the checkpoint is incomplete")
+        return folder / name
+    numbered = {int(match[1]): path for path in folder.iterdir() if (match := ITERATION.fullmatch(path.name))}
+    if not numbered:
+        raise CheckpointError(f"{folder}: no iter_ folder in it; the checkpoint is incomplete")
+    return numbered[max(numbered)]
+
+
+def _megatron(weights: Path, beside: Path) -> Source:
+    assets = beside / ASSETS
+    known = assets if (assets / "config.json").is_file() else None
+    return Source(MEGATRON, weights, None if known is None else str(known), known)
+
+
+def _nemo_rl_step(step: Path) -> Source:
+    if step.resolve().name.startswith(("tmp_", "old_")):
+        raise CheckpointError(f"{step}: NeMo-RL had not finished this step; convert a folder named step_N")
+    for part in STEP_PARTS:
+        if not (step / part).exists():
+            raise CheckpointError(f"{step}: no {part}; the NeMo-RL checkpoint is incomplete. Convert another step")
+    policy = _yaml(step / "config.yaml").get("policy") or {}
+    if not policy.get("model_name"):
+        raise CheckpointError(f"{step / 'config.yaml'}: no policy.model_name; expected NeMo-RL's configuration")
+    weights = newest_iteration(step / "policy" / "weights")
+    return Source(MEGATRON, weights, policy["model_name"], step / "policy" / "tokenizer")
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    """A mapping in a YAML file; a tag that would construct a Python object is refused."""
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_bytes())
+    except yaml.YAMLError as error:
+        raise CheckpointError(f"{path}: unreadable YAML ({first_line(error):.200})") from error
+    return found if isinstance(found, dict) else {}
+
+
+# Which weights it holds.
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The model's tensors in a folder, and every file that they need."""
+
+    kind: str
+    folder: Path
+    files: tuple[Path, ...]
+    shapes: dict[str, tuple[int, ...]]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return BYTES[self.dtype] * sum(math.prod(shape) for shape in self.shapes.values())
+
+
+def read_weights(kind: str, folder: Path) -> Weights:
+    """Read the headers or the table of contents, and refuse weight files that are missing or cut short."""
+    if kind == MEGATRON:
+        ends, tensors = _read_contents(folder)
+        extra = ["run_config.yaml"] if (folder / "run_config.yaml").is_file() else []
+        names = [*MEGATRON_PARTS, *sorted(ends), *extra]
+    else:
+        shards = weight_names(folder)
+        headers = [read_header(folder / name) for name in shards]
+        tensors = {name: (DTYPES.get(dtype, dtype), shape) for held in headers for name, (dtype, shape) in held.items()}
+        names = [*([INDEX] if (folder / INDEX).is_file() else []), *shards]
+    dtypes = sorted({dtype for dtype, _ in tensors.values()})
+    if len(dtypes) != 1 or dtypes[0] not in BYTES:
+        raise CheckpointError(f"{folder}: its tensors are {dtypes or 'none'}; expected one of {', '.join(BYTES)}")
+    shapes = {name: shape for name, (_, shape) in tensors.items()}
+    return Weights(kind, folder, tuple(folder / name for name in names), shapes, dtypes[0])
+
+
+def _read_contents(folder: Path) -> tuple[dict[str, int], dict[str, tuple[str, tuple[int, ...]]]]:
+    """The bytes that each shard must have; dtype and shape of each tensor of the model."""
+    for name in MEGATRON_PARTS:
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder}: no {name}; the checkpoint is incomplete. Convert another one")
+    kind = read_object(folder / "metadata.json").get("sharded_backend")
+    if kind != FORMAT:
+        raise CheckpointError(f"{folder}: its format is {kind}; expected {FORMAT}, Megatron's distributed checkpoint")
+    if not zipfile.is_zipfile(folder / "common.pt"):
+        raise CheckpointError(f"{folder / 'common.pt'}: truncated or corrupt. Copy the checkpoint again")
+    contents = read_metadata(folder / ".metadata")
+    ends: Counter[str] = Counter()
+    for place in contents.storage_data.values():
+        ends[place.relative_path] = max(ends[place.relative_path], place.offset + place.length)
+    for name, end in sorted(ends.items()):
+        size = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if size is None or size < end:
+            got = "missing shard" if size is None else f"truncated shard of {size} bytes"
+            raise CheckpointError(f"{folder / name}: {got}; expected {end} bytes. Copy the checkpoint again")
+    tensors = {
+        name: (str(entry.properties.dtype).removeprefix("torch."), tuple(entry.size))
+        for name, entry in contents.state_dict_metadata.items()
+        if hasattr(entry, "size") and name.startswith(MODEL)
+    }
+    return dict(ends), tensors
+
+
+# `.metadata` is a pickle, and a pickle can run code: only names that a checkpoint needs are looked up.
+
+#: What torch and Megatron write, beside torch's dtypes. None of them does anything but hold values.
+KNOWN = {
+    "builtins": {"frozenset", "set"},
+    "collections": {"OrderedDict"},
+    "megatron.core.dist_checkpointing.strategies.torch": {"MCoreMetadata", "MCoreSavePlan"},
+    "pathlib": {"PosixPath", "PurePosixPath"},
+    "pathlib._local": {"PosixPath", "PurePosixPath"},
+    "torch": {"Size"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.planner": {"SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"},
+    "torch.serialization": {"_get_layout"},
+}  # fmt: skip
+
+
+class _KnownOnly(pickle.Unpickler):
+    """Builds checkpoint records and nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        import torch
+
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if name in KNOWN.get(module, ()) or is_dtype:
+            return super().find_class(module, name)
+        raise CheckpointError(f"asks to load {f'{module}.{name}'!a}, which no checkpoint needs and could run code")
+
+
+def read_metadata(path: Path) -> Any:
+    """The record `Metadata` of torch; a name in it that is no part of a checkpoint is refused, not looked up."""
+    try:
+        return _KnownOnly(io.BytesIO(path.read_bytes())).load()
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}. Copy the checkpoint again from a source that you trust") from None
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise CheckpointError(f"{path}: unreadable ({first_line(error)}). Copy the checkpoint again") from error
+
+
+# Whether they are the weights of an architecture.
+
+
+@dataclass(frozen=True)
+class Qwen3(DecoderSizes):
+    """The architecture, as config.json states it."""
+
+    rope_theta: float
+    norm_eps: float
+
+
+def read_qwen3(folder: Path) -> Qwen3:
+    """The architecture of a Hugging Face folder."""
+    path = folder / "config.json"
+    values = read_object(path)
+    if values.get("architectures") != [ARCHITECTURE]:
+        found = values.get("architectures")
+        raise CheckpointError(f"{path}: architectures is {found!r:.80}; expected [{ARCHITECTURE!r}]")
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}  # transformers 5, or 4
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise CheckpointError(f"{path}: rotary embeddings are scaled ({kind!s:.60}); expected plain ones")
+    theta, epsilon = rope.get("rope_theta", values.get("rope_theta")), values.get("rms_norm_eps")
+    if theta is None or epsilon is None:
+        raise DataError(f"{path} does not state rope_theta and rms_norm_eps; expected a whole config.json")
+    return Qwen3(**vars(decoder_sizes(values, str(path))), rope_theta=float(theta), norm_eps=float(epsilon))
+
+
+def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> None:
+    """Refuse another architecture than that of Megatron's weights where Megatron itself would load them.
+
+    It cuts or fills a vocabulary, leaves out an output layer that it does not expect, and does not know the base of the
+    rotary embedding. A trainer's run_config.yaml has all that decides the architecture.
+    """
+    if weights.kind == HUGGINGFACE:
+        return
+    path, shapes = weights.folder / "run_config.yaml", weights.shapes
+    settings = (_yaml(path).get("model") or {}) if path.is_file() else {}  # Megatron alone does not write it
+    rows = shapes.get("embedding.word_embeddings.weight", (0,))[0]
+    found = settings | {
+        "share_embeddings_and_output_weights": "output_layer.weight" not in shapes,
+        "vocabulary": model.vocabulary if 0 <= rows - model.vocabulary < PADDING else rows,
+    }
+    expected: dict[str, Any] = {
+        "num_layers": model.layers, "hidden_size": model.hidden, "ffn_hidden_size": model.feed_forward,
+        "num_attention_heads": model.heads, "num_query_groups": model.kv_heads, "kv_channels": model.head_dim,
+        "rotary_base": model.rope_theta, "layernorm_epsilon": model.norm_eps, "vocab_size": model.vocabulary,
+        "share_embeddings_and_output_weights": model.tied, "vocabulary": model.vocabulary,
+    }  # fmt: skip
+    for name, value in expected.items():
+        if found.get(name) is not None and found[name] != value:
+            raise CheckpointError(
+                f"{weights.folder}: trained with {name} {found[name]}; the architecture says {value}. Name the model "
+                f"that was trained: --hf FOLDER (now {described_by})"
+            )

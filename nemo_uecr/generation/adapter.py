@@ -1,0 +1,93 @@
+"""LoRA adapters, by peft through transformers' own integration: W x + (alpha / r) B A x on every linear layer.
+
+The base weights never change: with the adapter off the model *is* the base, bit for bit, and nothing is merged in
+place, because a merge in bfloat16 that is undone leaves other weights. A and B are float32, whatever the base.
+
+A saved adapter is a folder with peft's two files, and the base's config.json, generation_config.json and tokenizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.errors import DataError, require_extra
+from nemo_uecr.files import read_object
+from nemo_uecr.generation.models import load_pretrained, one_line, only_here
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def base_of(folder: str | Path) -> str | None:
+    """Folder or hub name of the base model that a saved adapter belongs to; None for what is no adapter."""
+    path = Path(folder).expanduser() / CONFIG
+    return str(read_object(path)["base_model_name_or_path"]) if path.is_file() else None
+
+
+def add_adapter(module: Any, *, rank: int, alpha: float, seed: int) -> None:
+    """Give every linear layer but the output layer an adapter, A random and B zero, and freeze everything else."""
+    require_extra("lora")
+    import torch
+    from peft import LoraConfig
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        module.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear"))
+    _in_float32(module)
+    config = module.peft_config["default"]
+    if Path(config.base_model_name_or_path).exists():  # the adapter's folder may be read from elsewhere
+        config.base_model_name_or_path = str(Path(config.base_model_name_or_path).resolve())
+
+
+def load_adapter(module: Any, folder: Path) -> None:
+    """Put a saved adapter on its base model."""
+    require_extra("lora")
+    from peft import LoraConfig, set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    if "default" not in getattr(module, "peft_config", {}):
+        config = LoraConfig.from_pretrained(str(folder))
+        config.inference_mode = False  # it would freeze what may be trained on
+        module.add_adapter(config)
+        _in_float32(module)
+    try:
+        found = set_peft_model_state_dict(module, load_file(folder / WEIGHTS))
+    except RuntimeError as error:
+        raise DataError(f"{folder} does not fit its base model: {one_line(error)}") from error
+    lost = [name for name in found.missing_keys if "lora_" in name]
+    if lost or found.unexpected_keys:
+        raise DataError(f"{folder} does not fit its base model: {[*lost, *found.unexpected_keys][0]}")
+
+
+def _in_float32(module: Any) -> None:
+    """Peft makes adapters in the base's dtype, in which most of an update would be lost."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+
+
+def load_causal_lm(name: str, *, local_files_only: bool, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """The causal language model of a folder or hub name, an adapter on its base; and transformers' loading report."""
+    from transformers import AutoModelForCausalLM
+
+    base = base_of(name)
+    module, report = load_pretrained(
+        AutoModelForCausalLM, name if base is None else base,
+        local_files_only=local_files_only if base is None else only_here(base),
+        use_safetensors=True, output_loading_info=True, **options,
+    )  # fmt: skip
+    if base is not None:
+        load_adapter(module, Path(name).expanduser())
+    return module, report
+
+
+@contextlib.contextmanager
+def without_adapter(module: Any) -> Iterator[None]:
+    """The model with its adapter off, which is the base."""
+    module.disable_adapters()
+    try:
+        yield
+    finally:
+        module.enable_adapters()

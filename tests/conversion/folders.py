@@ -1,0 +1,65 @@
+"""Folders as they stand on disk: a model's configuration with its tokenizer, and a step that NeMo-RL saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.nemo.tiny_qwen3 import VOCABULARY, hf_config
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+CHARACTERS = "\n !()+,.0123456789=?Aabdefhinorstuwxy{}\\"
+
+
+def model_folder(folder: Path, *, tied: bool, **changes: Any) -> Path:
+    """Configuration, generation configuration, tokenizer and chat template; no weights."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(hf_config(tied=tied) | changes))
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "eos_token_id": 1}))
+    return tokenizer_folder(folder)
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """A tokenizer of single characters, added to a folder."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<pad>": 0, "<end>": 1, "<unknown>": 2}
+    vocabulary |= {character: 3 + index for index, character in enumerate(CHARACTERS)}
+    assert len(vocabulary) <= VOCABULARY
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<unknown>"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    outer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<end>", unk_token="<unknown>")
+    outer.chat_template = TEMPLATE
+    outer.save_pretrained(folder)
+    return folder
+
+
+def hf_model(folder: Path, *, tied: bool, dtype: str = "float32", shard: str = "5GB") -> Path:
+    """A whole Hugging Face model with random weights of some size."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    model_folder(folder, tied=tied, torch_dtype=dtype)
+    torch.manual_seed(3)
+    model = Qwen3ForCausalLM(Qwen3Config.from_pretrained(folder)).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
+    return folder
+
+
+def nemo_rl_step(folder: Path, weights: Path, model: Path) -> Path:
+    """A finished step of NeMo-RL around Megatron's folder."""
+    step = folder / "step_1"
+    (step / "policy" / "optimizer").mkdir(parents=True)
+    shutil.copytree(weights, step / "policy" / "weights" / "iter_0000000")
+    (step / "policy" / "tokenizer").mkdir()
+    tokenizer_folder(step / "policy" / "tokenizer")
+    (step / "config.yaml").write_text(json.dumps({"policy": {"model_name": str(model), "tokenizer": {"name": "x"}}}))
+    (step / "training_info.json").write_text(json.dumps({"step": 1}))
+    (step / "train_dataloader.pt").write_bytes(b"")
+    return step

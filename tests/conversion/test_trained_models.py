@@ -1,0 +1,68 @@
+"""A Qwen3 trained by megatron-core over several ranks, converted, and loaded by transformers: the same model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conversion.folders import TEMPLATE, model_folder, nemo_rl_step
+from tests.conversion.real import converted, marks, refused, tensors, transformers_logp
+from tests.conversion.trained import Trained, checkpoints
+from tests.nemo.tiny_qwen3 import VOCABULARY
+
+pytestmark = marks
+
+LAYOUTS = [(2, 1), (2, 2)]
+"""Tensor-parallel ranks, pipeline stages."""
+
+
+@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"tp{layout[0]}-pp{layout[1]}")
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Trained]:
+    tensor, pipeline = request.param
+    return checkpoints(tmp_path_factory.mktemp("trained"), tensor=tensor, pipeline=pipeline)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_transformers_says_what_the_ranks_said(trained: dict[bool, Trained], tied: bool, tmp_path: Path) -> None:
+    source = trained[tied]
+    model = model_folder(tmp_path / "model", tied=tied)
+    line = converted(source.folder, "--to", tmp_path / "out", "--hf", model, "--tolerance", 1e-5)
+    assert "the same model" in line
+    torch.testing.assert_close(transformers_logp(tmp_path / "out"), source.logp, atol=1e-5, rtol=0)
+    # The trained model is no uniform distribution, and its output layer is in the file exactly when it is its own.
+    assert float((source.logp[:, 1] + torch.tensor(float(VOCABULARY)).log()).abs().max()) > 0.3
+    assert ("lm_head.weight" in tensors(tmp_path / "out")) == (not tied)
+
+
+def test_another_feed_forward_width(trained: dict[bool, Trained], tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model", tied=False, intermediate_size=48)
+    line = refused(trained[False].folder, "--hf", model, "--to", tmp_path / "out", leaves=tmp_path)
+    assert "or it is another model" in line
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Trained]:
+    return checkpoints(tmp_path_factory.mktemp("padded"), tensor=2, pipeline=1, padded=64)
+
+
+def test_a_step_of_nemo_rl_with_a_padded_vocabulary(padded: dict[bool, Trained], tmp_path: Path) -> None:
+    """The whole of what is delivered: weights without padding, configuration, tokenizer, template, evidence."""
+    model = model_folder(tmp_path / "model", tied=False)
+    step = nemo_rl_step(tmp_path, padded[False].folder / "iter_0000001", model)
+    out = tmp_path / "out"
+    converted(step, "--to", out)
+    assert tensors(out)["lm_head.weight"].shape[0] == VOCABULARY
+    # Megatron's softmax included the padding's columns unless they are masked, as the scores here are.
+    torch.testing.assert_close(transformers_logp(out), padded[False].logp, atol=1e-5, rtol=0)
+    from transformers import AutoTokenizer, GenerationConfig
+
+    assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
+    assert GenerationConfig.from_pretrained(out).temperature == 0.7
+    record = json.loads((out / "conversion.json").read_text())
+    assert record["verification"]["agreement"]["largest"] <= 1e-5
+    assert set(record["source_sha256"]) >= {"metadata.json", ".metadata", "common.pt", "__0_0.distcp", "__1_0.distcp"}
+    assert set(record["sha256"]) == {file.name for file in out.iterdir()} - {"conversion.json"}
+    assert record["versions"]["megatron-bridge"] != "not installed as a package"

@@ -1,0 +1,146 @@
+"""Model folders: damage and code are refused before anything is loaded; hub names do not wait for a dead network."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.data.embedding import load_encoder
+from nemo_uecr.errors import DataError
+from nemo_uecr.generation.engines import load_tokens
+from nemo_uecr.generation.models import (
+    decoder_sizes,
+    load_pretrained,
+    load_tokenizer,
+    only_here,
+    read_header,
+    weight_names,
+)
+from tests.evaluation.tiny import save_tokenizer
+
+hub = pytest.importorskip("huggingface_hub")
+pytest.importorskip("transformers")
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def _no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nobody listens where the hub should be, the cache is empty, and nobody may wait to try again."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
+    _point_to(endpoint, monkeypatch, tmp_path)
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    yield
+    assert waits == []
+
+
+def _point_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from transformers.utils import hub as transformers_hub
+
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(hub.constants, "ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(transformers_hub, "is_offline_mode", lambda: False)
+
+
+@pytest.mark.usefixtures("_no_hub")
+def test_a_model_nobody_has_is_refused_without_waiting() -> None:
+    with pytest.raises(DataError, match="model 'owner/absent' cannot be loaded"):
+        load_encoder("owner/absent")
+    with pytest.raises(DataError, match="owner/absent"):
+        load_tokens("owner/absent")
+
+
+@pytest.mark.usefixtures("_no_hub")
+def test_a_model_in_the_cache_is_read_without_waiting(tmp_path: Path) -> None:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    place = tmp_path / "cache" / "models--owner--small"
+    snapshot = place / "snapshots" / COMMIT
+    size = save_tokenizer(snapshot)
+    config = BertConfig(
+        vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(snapshot)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text(COMMIT)
+    assert only_here("owner/small")
+    vectors = load_encoder("owner/small").encode(["a text", "another one"])
+    assert torch.allclose(vectors.norm(dim=-1), torch.ones(2))
+
+
+ASKS = "import huggingface_hub as hub; hub.HfApi().file_exists('owner/small', 'hf_quant_config.json')"
+
+
+@pytest.mark.usefixtures("_no_hub")
+def test_a_silent_hub_is_asked_by_nobody_again() -> None:
+    """What vLLM asks of a model, in this process and in one that begins later; it can do without the answer."""
+    assert only_here("owner/small")
+    with pytest.raises(hub.errors.OfflineModeIsEnabled):
+        exec(ASKS)
+    done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=False)
+    assert "OfflineModeIsEnabled" in done.stderr.splitlines()[-1]
+
+
+CONFIG = {
+    "model_type": "qwen3", "vocab_size": 11, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 16, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def test_sizes_of_a_decoder() -> None:
+    sizes = decoder_sizes(CONFIG, "config.json")
+    assert (sizes.head_dim, sizes.query, sizes.key_value) == (128, 512, 256)
+    assert decoder_sizes(CONFIG | {"model_type": "llama"}, "config.json").head_dim == 2
+    with pytest.raises(DataError, match="does not state 'hidden_size'"):
+        decoder_sizes({key: value for key, value in CONFIG.items() if key != "hidden_size"}, "config.json")
+
+
+def test_weight_files_are_held_against_their_headers(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    path = tmp_path / "model.safetensors"
+    assert weight_names(tmp_path) == [path.name]
+    save_file({"a": torch.zeros(2, 3, dtype=torch.bfloat16)}, path)
+    assert read_header(path) == {"a": ("BF16", (2, 3))}
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(DataError, match="truncated"):
+        read_header(path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "2", "b": "1", "c": "2"}}))
+    assert weight_names(tmp_path) == ["1", "2"]
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    """Whatever of the tokenizer's smaller files is left."""
+    folder = tmp_path / "model"
+    save_tokenizer(folder)
+    (folder / "config.json").write_text('{"model_type": "qwen3"}')
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+        with pytest.raises(DataError, match=r"model '.*/model' has no tokenizer that can be read; expected tokenizer"):
+            load_tokenizer(str(folder), local_files_only=True)
+
+
+def test_a_kernel_of_the_hub_is_refused(tmp_path: Path) -> None:
+    """transformers would fetch and run it."""
+    from transformers import AutoConfig
+
+    for values in ({"attn_implementation": "owner/kernel"}, {"text_config": {"experts_implementation": {"": "o/k"}}}):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | values))
+        with pytest.raises(DataError, match="a kernel: code to be fetched and run"):
+            load_pretrained(AutoConfig, str(tmp_path), local_files_only=True)

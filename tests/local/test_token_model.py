@@ -1,0 +1,117 @@
+"""Student and teacher folders: what cannot be used is one line that says why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM
+
+from nemo_uecr.errors import DataError
+from nemo_uecr.generation.models import load_tokenizer
+from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
+from tests.local import tiny
+
+CPU = torch.device("cpu")
+
+
+def load(folder: Path | str, role: str = "teacher") -> TokenModel:
+    return load_model(str(folder), role=role, dtype="float32", device=CPU, master_weights=False)
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(tiny.TEACHER, tmp_path / "teacher"))
+
+
+def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_a_folder_that_no_engine_loads_names_its_key(teacher: Path) -> None:
+    """Weights that are missing are not made up."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(teacher / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, teacher / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        DataError, match=r"teacher\.model_name: .* lacks 1 weights \(model\.layers\.1\.mlp\.up_proj\.weight"
+    ):
+        load(teacher)
+
+
+def test_sequences_beyond_the_models_context_are_refused_before_the_run(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny.TEACHER, tmp_path / "teacher"))
+    changes = (f"teacher.model_name={folder}", "train.steps=1")
+    edit(folder / "config.json", lambda config: config.update(max_position_embeddings=12))
+    message = r"a prompt of (\d+) tokens, and with rollout.max_response_tokens=6 .* the teacher .* reads at most 12 "
+    with pytest.raises(DataError, match=message) as error:
+        tiny.run(tmp_path / "run", *changes)
+    prompt = int(str(error.value).split("a prompt of ")[1].split()[0])
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+    edit(folder / "config.json", lambda config: config.update(max_position_embeddings=prompt + 6))
+    tiny.run(tmp_path / "fits", *changes)
+
+
+def test_a_student_without_a_key_value_cache_is_refused_before_the_run(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny.STUDENT), local_files_only=True)
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    folder = tiny.save_model(MambaForCausalLM(MambaConfig(**sizes, **ends)), tokenizer, tmp_path / "mamba")
+    with pytest.raises(DataError, match="'mamba' have no key-value cache"):
+        tiny.run(tmp_path / "run", f"student.model_name={folder}", "method.name=grpo")
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_tokenizer_is_refused_by_id(teacher: Path, tmp_path: Path) -> None:
+    """One id whose text differs is enough, and no run begins."""
+    check_same_tokens(load(tiny.STUDENT, "student"), load(teacher))
+
+    def rename(content: dict[str, object]) -> None:
+        vocabulary = content["model"]["vocab"]  # type: ignore[index]
+        text = next(text for text, index in vocabulary.items() if index == 40)
+        del vocabulary[text]
+        vocabulary["§§"] = 40
+        content["model"]["merges"] = []  # type: ignore[index]
+
+    edit(teacher / "tokenizer.json", rename)
+    said = r"token id 40 is '.*' for the student and '§§' for the teacher"
+    with pytest.raises(DataError, match=said):
+        check_same_tokens(load(tiny.STUDENT, "student"), load(teacher))
+    with pytest.raises(DataError, match=said):
+        tiny.run(tmp_path / "run", f"teacher.model_name={teacher}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_grpo_never_touches_the_teacher(tmp_path: Path) -> None:
+    folder = tiny.run(
+        tmp_path / "run", "method.name=grpo", "teacher.model_name=/impossible/teacher", "telemetry.save_batch_every=1"
+    )
+    for record in tiny.metrics(folder):
+        assert not [name for name in record if "teacher" in name or name.startswith("ecr/") or "unified" in name]
+    from nemo_uecr.data.batch_file import load_batch
+
+    saved = load_batch(folder / "batches" / "step-000001.safetensors").tensors
+    assert not [name for name in saved if "teacher" in name]
+    with pytest.raises(DataError, match="/impossible/teacher"):
+        tiny.run(tmp_path / "uecr", "teacher.model_name=/impossible/teacher")
+
+
+def test_frozen_models_do_not_move(tmp_path: Path) -> None:
+    """The teacher's file is as it was, and the reference stays the initial student: the KL leaves 0."""
+    from nemo_uecr.files import file_sha256
+
+    before = file_sha256(tiny.TEACHER / "model.safetensors"), file_sha256(tiny.STUDENT / "model.safetensors")
+    folder = tiny.run(tmp_path / "run", "train.steps=3", "train.minibatch_responses=8", "loss.reference_kl=0.1")
+    found = [record["policy/ref_kl"] for record in tiny.metrics(folder)]
+    assert found[0] == 0.0  # one update a batch: the first is taken at the reference itself
+    assert min(found[1:]) > 1e-4
+    assert (file_sha256(tiny.TEACHER / "model.safetensors"), file_sha256(tiny.STUDENT / "model.safetensors")) == before

@@ -1,0 +1,205 @@
+"""Batches through NeMo-RL's own sharding, and one saved step through every back end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nemo_uecr.core.functions import compute
+from nemo_uecr.core.loss import policy_loss
+from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute, scored_batch
+from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.contract import BatchFactsError, ContractError, score
+from nemo_uecr.nemo.two_temperatures import ScoreRequest
+from tests.core import sparse
+from tests.nemo.inside.loop import config_of, train_ours
+from tests.nemo.inside.nemo_forward import sharded
+from tests.nemo.inside.tiny_world import (
+    PROMPT,
+    TEMPERATURE,
+    VOCABULARY,
+    TinyGeneration,
+    TinyModel,
+    TinyProblems,
+    TinyTeacher,
+    columns_of,
+    training_logp,
+)
+
+ROWS = 1007
+REQUEST = ScoreRequest((TEMPERATURE, 1.0), True, VOCABULARY, 64)
+
+
+class ShardedScorer:
+    """Cuts a batch with NeMo-RL's own code, scores each part, and puts the answers back in order."""
+
+    def __init__(self, parallel: int, *, packed: bool) -> None:
+        self.model, self.data_parallel_size, self.packed = TinyModel(0), parallel, packed
+
+    def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
+        order = None
+        if self.packed:
+            shards, order = sharded(data, self.data_parallel_size, tokens=64, multiple=1)
+        else:
+            shards = data.shard_by_batch_size(self.data_parallel_size, batch_size=None)
+        answer = type(data).from_batches([columns_of(self.model, shard, request) for shard in shards])
+        if order is not None:
+            answer.reorder_data(order)
+        return answer
+
+
+def batch_of(rows: int) -> Any:
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(2, 9, (rows,), generator=generator)
+    ids = torch.randint(1, VOCABULARY, (rows, 8), generator=generator)
+    return upstream.native("BatchedDataDict")(
+        {
+            "input_ids": ids, "input_lengths": lengths, "token_mask": torch.ones(rows, 8),
+            "sample_mask": torch.ones(rows),
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("parallel", "packed"), [(2, False), (4, True)], ids=["padded", "packed"])
+def test_1007_rows_on_two_and_four_ranks(nemo_rl: str, parallel: int, packed: bool) -> None:
+    """No row is dropped, duplicated or moved, and the masked rows are gone."""
+    data = batch_of(ROWS)
+    found = score(ShardedScorer(parallel, packed=packed), data, REQUEST, name="student")
+    expected = columns_of(TinyModel(0), data, REQUEST)
+    assert found.logp[0].shape[0] == ROWS
+    torch.testing.assert_close(found.logp[0], expected["logp_0"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.entropy_BS, expected["entropy"], atol=1e-6, rtol=0)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_15_responses_train_on_four_ranks() -> None:
+    """5 prompts of 3 responses: a masked row completes the batch for scoring and for the update."""
+    batch = ["rollout.prompts_per_step=5", "rollout.responses_per_prompt=3", "train.minibatch_responses=15"]
+    run = train_ours(config_of("uecr", *batch), parallel=4)
+    assert [rows for rows, _ in run._teachers["teacher"].asked] == [16]
+    trained = run.trained[0]
+    assert trained["sample_mask"].tolist() == [1.0] * 15 + [0.0]
+    assert run.metrics[0]["count/trained"] == 15
+    assert run.metrics[0]["group/count"] == 5
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd", "sparse"])
+def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The adapter's first loss and gradient are `core`'s over the saved batch, and the local loop's own update's."""
+    sparse.register(monkeypatch)
+    config = config_of(method, "telemetry.save_batch_every=1", f"run.folder={tmp_path}", "train.max_grad_norm=1e9")
+    run = train_ours(config)
+    path = tmp_path / "batches" / "step-000001.safetensors"
+    saved = load_batch(path)
+    assert recompute(path) == Recomputed(same_arithmetic=True, bitwise=True, difference=0.0)  # replay --check
+    advantages = compute(config.method, scored_batch(saved, path)).named_tensors()
+    assert torch.equal(advantages["advantage"], run.trained[0]["advantages"])
+    for loss in (core_loss, local_loss):
+        total, gradient = loss(saved.tensors, advantages, config)
+        assert total == pytest.approx(run.losses[0], abs=1e-6)
+        torch.testing.assert_close(gradient, run.gradients[0], atol=1e-6, rtol=1e-4)
+
+
+def gradient_of(model: TinyModel) -> Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def core_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> tuple[float, Tensor]:
+    """The loss of a saved step at the model it was sampled from, token columns as they are: no shift, no NeMo-RL."""
+    mask, model = tensors.get("loss_mask", tensors["mask"]), TinyModel(0)
+    logp = torch.cat((torch.zeros(mask.shape[0], 1), training_logp(model, tensors["token_ids"])), 1)
+    second = (advantages["advantage_opd"], 1.0) if "advantage_opd" in advantages else None
+    loss = policy_loss(
+        logp, tensors["old_logp_rollout"], advantages["advantage"], mask, denominator=float(mask.sum()),
+        ref_logp=tensors["ref_logp"], kl_coef=run.loss.reference_kl, second=second,
+    )  # fmt: skip
+    loss.total.backward()
+    return float(loss.total.detach()), gradient_of(model)
+
+
+def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> tuple[float, Tensor]:
+    """The loss that the local back end's update takes its step on: its sequences, micro-batches, forward and sums."""
+    from nemo_uecr.local.sequences import Sequences
+    from nemo_uecr.local.update import UpdateInputs, update
+
+    ids, mask = tensors["token_ids"], tensors["mask"].bool()
+    lengths = mask.sum(dim=1).tolist()
+    assert bool((mask.long().argmax(dim=1) == PROMPT).all())
+    rows = [row.tolist() for row in ids]
+    prompts: Any = [SimpleNamespace(token_ids=row[:PROMPT]) for row in rows]
+    ends = [PROMPT + length for length in lengths]
+    responses: Any = [SimpleNamespace(token_ids=row[PROMPT:end]) for row, end in zip(rows, ends, strict=True)]
+    sequences = Sequences(prompts, responses)
+    here = slice(PROMPT, PROMPT + sequences.width)
+    names = ["advantage", *(["advantage_opd"] if "advantage_opd" in advantages else [])]
+    inputs = UpdateInputs(
+        sequences=sequences, sample_ids=tuple(map(str, range(len(rows)))),
+        micro_rows=sequences.micro_rows(minibatch=run.train.minibatch_responses, microbatch=8),
+        loss_mask_BT=tensors.get("loss_mask", mask)[:, here], old_logp_BT=tensors["old_logp_rollout"][:, here],
+        surrogates=tuple((advantages[name][:, here], 1.0) for name in names),
+        ref_logp_BT=tensors["ref_logp"][:, here],
+    )  # fmt: skip
+    model: Any = TinyModel(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return update(model, optimizer, inputs, run, steps_done=0).loss[0], gradient_of(model)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_teacher_that_divides_otherwise_stops_the_run() -> None:
+    class Warm(TinyTeacher):
+        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
+            warm = ScoreRequest((TEMPERATURE,), request.entropy, request.vocabulary, request.chunk_tokens)
+            return super().score_tokens(data, warm)
+
+    with pytest.raises(ContractError, match=r"the teacher's worker divided by the temperatures \[\(0\.7,\)\]"):
+        train_ours(config_of("uecr"), teacher=Warm)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_one_problem_in_every_place_stops_the_run() -> None:
+    class Same(TinyProblems):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return super().__getitem__(5) | {"idx": 5}
+
+    with pytest.raises(BatchFactsError, match="1 different problems; expected 4"):
+        train_ours(config_of("grpo"), problems=Same())
+
+
+def alter_generation(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Tensor], Tensor]) -> None:
+    """A column of what the generator answers."""
+    honest = TinyGeneration.generate
+
+    def generate(self: Any, data: Any, greedy: bool = False) -> Any:
+        answer = honest(self, data, greedy)
+        return type(answer)({**answer, name: change(answer[name])})
+
+    monkeypatch.setattr(TinyGeneration, "generate", generate)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_filter_in_generation_does_not_leak_into_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generator's own log-probabilities may be filtered; ratio and loss do not read them."""
+    plain = train_ours(config_of("grpo"))
+    alter_generation(monkeypatch, "logprobs", lambda logp: logp * 0.5)
+    other = train_ours(config_of("grpo"))
+    assert other.losses == plain.losses
+    assert other.metrics[0]["policy/first_ratio_error"] == 0.0
+    assert other.metrics[0]["token_mult_prob_error"] > 1.01
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_overlong_filter_drops_from_the_loss_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth response counts as truncated: 24 train, all 32 stay in their groups."""
+    alter_generation(monkeypatch, "truncated", lambda truncated: torch.arange(len(truncated)) % 4 == 0)
+    run = train_ours(config_of("uecr", "rollout.overlong_filter=true"))
+    assert run.metrics[0]["count/trained"] == 24
+    assert run.metrics[0]["response/truncated_share"] == 0.25
+    assert run.trained[0]["sample_mask"].sum() == 24
+    assert float(run.trained[0]["advantages"].abs().sum(dim=1).min()) > 0

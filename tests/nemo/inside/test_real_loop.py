@@ -1,0 +1,136 @@
+"""Every method in NeMo-RL's real training loop, and GRPO against NeMo-RL's own."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_uecr.core.methods import METHODS
+from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.telemetry import resumed_state
+from nemo_uecr.stopping import StopRequest
+from nemo_uecr.telemetry.metric_table import METRICS
+from tests.nemo.inside.loop import GROUP, NATIVE, PROMPTS, config_of, train_native, train_ours
+from tests.nemo.inside.tiny_world import TinyModel, TinyProblems, TinyTeacher
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if "initial_logp" not in method.reads])
+def test_every_method_trains(method: str, tmp_path: Path) -> None:
+    run = train_ours(config_of(method, f"run.folder={tmp_path}"), steps=2)
+    assert bool(resumed_state(tmp_path, step=2)) == (method == "saf_opd")
+    assert len(run.metrics) == 2
+    assert all(math.isfinite(loss) for loss in run.losses)
+    last = run.metrics[-1]
+    assert last["count/global_steps"] == 2.0
+    assert last["count/trajectories"] == PROMPTS * GROUP
+    assert last["policy/first_ratio_error"] == 0.0
+    assert last["token_mult_prob_error"] == pytest.approx(1.0, abs=1e-5)
+    prefixes = {key.partition("/")[0] for key in METRICS}
+    named = {name for name in last if "/" in name and name.partition("/")[0] in prefixes}
+    # NeMo-RL logs three numbers of its own under `advantages/`, which is another prefix than ours.
+    assert named <= set(METRICS), sorted(named - set(METRICS))
+    assert ("teacher/gap_mean" in last) == METHODS[method].needs_teacher()
+    assert ("teacher/top20_overlap" in last) == METHODS[method].needs_teacher()
+
+
+def test_a_teacher_with_more_columns_trains_as_one_with_the_students() -> None:
+    """The further columns' weights are on top of those of the teacher without them."""
+
+    class Wider(TinyTeacher):
+        def __init__(self, model: TinyModel, events: list[str], parallel: int) -> None:
+            wide = TinyModel(9, vocabulary=model.vocabulary + 6)
+            for mine, theirs in zip(wide.parameters(), model.parameters(), strict=True):
+                mine.data[: len(theirs)] = theirs.data
+            super().__init__(wide, events, parallel)
+
+    plain, cut = (train_ours(config_of("uecr"), steps=2, teacher=kind) for kind in (TinyTeacher, Wider))
+    assert cut.losses == pytest.approx(plain.losses, abs=1e-6)
+    for without, record in zip(plain.metrics, cut.metrics, strict=True):
+        assert record.keys() - without.keys() == {"teacher/dropped_mass_mean", "teacher/dropped_mass_max"}
+        assert 0 < record["teacher/dropped_mass_mean"] <= record["teacher/dropped_mass_max"] < 1
+        assert record["teacher/gap_mean"] == pytest.approx(without["teacher/gap_mean"], abs=1e-6)
+
+
+def beside_native(*changes: str) -> tuple[Any, Any]:
+    """Two steps of our GRPO and of NeMo-RL's own."""
+    config = config_of("grpo", "method.sample_std=true", *changes)
+    return train_ours(config, steps=2), train_native(config, steps=2)
+
+
+@pytest.mark.parametrize("changes", [(*NATIVE, "loss.reference_kl=0.0"), (*NATIVE, "loss.reference_kl=0.05"), ()])
+def test_without_teacher_it_is_native_grpo(changes: tuple[str, ...]) -> None:
+    """In NeMo-RL's form with and without KL, and in the paper's without one: only our own arithmetic is left."""
+    ours, native = beside_native(*(changes or ["loss.reference_kl=0"]))
+    assert ours.losses == pytest.approx(native.losses, abs=1e-6)
+    for mine, theirs in zip(ours.gradients, native.gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+    assert [m["reward"] for m in ours.metrics] == [m["reward"] for m in native.metrics]
+
+
+def test_the_papers_form_with_kl_has_the_native_loss_but_another_gradient() -> None:
+    """At the first step the reference is the policy: KL and its plain gradient are 0; later NeMo-RL's differs."""
+    ours, native = beside_native("loss.reference_kl=0.5")
+    assert ours.losses[1] == pytest.approx(native.losses[1], abs=1e-5)
+    assert float((ours.gradients[1] - native.gradients[1]).abs().max()) > 1e-6
+
+
+def test_a_request_ends_the_real_loop_after_the_step() -> None:
+    stop = StopRequest()
+    stop.ask("a test")
+    assert len(train_ours(config_of("grpo"), steps=4, stop=stop).metrics) == 1
+
+
+def test_order_of_a_step() -> None:
+    run = train_ours(config_of("uecr"))
+    assert run.events == [
+        "generation sleeps", "room to score", "teacher on", "teacher scores", "teacher off", "student on",
+        "student scores", "student trains",
+    ]  # fmt: skip
+    asked = run._teachers["teacher"].asked
+    assert [(request.temperatures, request.entropy) for _, request in asked] == [((1.0,), True)]
+
+
+def test_several_optimizer_steps_a_batch() -> None:
+    run = train_ours(config_of("uecr", "train.minibatch_responses=8"), steps=2)
+    last = run.metrics[-1]
+    assert len(run.losses) == 8
+    assert last["count/optimizer_steps"] == 8.0
+    assert last["policy/first_ratio_error"] == 0.0
+    assert last["policy/ratio_max"] > 1.0
+    # The logged loss is the mean over the four optimizer steps of the batch.
+    assert last["policy/loss"] == pytest.approx(sum(run.losses[4:]) / 4, abs=1e-6)
+
+
+def test_equal_prompts_stay_apart() -> None:
+    """Problems 0 and 1 have the same tokens: the paper's grouping keeps them apart, NeMo-RL's merges them."""
+    twins = TinyProblems(seed_of=lambda index: max(index, 1))
+    assert train_ours(config_of("uecr"), problems=twins).metrics[0]["group/count"] == PROMPTS
+    assert train_ours(config_of("uecr", *NATIVE), problems=twins).metrics[0]["group/count"] == PROMPTS - 1
+
+
+def test_substitutions_are_taken_back() -> None:
+    """Every name of the loop's module, however the block ends; the names are read from the module, not from a list."""
+    grpo = importlib.import_module("nemo_rl.algorithms.grpo")
+    before = dict(vars(grpo))
+
+    def changed() -> set[str]:
+        return {name for name, value in vars(grpo).items() if before.get(name) is not value}
+
+    def fail_inside() -> None:
+        with upstream.substitutions(
+            estimator=object, colocated_worker_groups=3, evaluation=lambda generation, step: ({}, {}),
+            stop=StopRequest(),
+        ):  # fmt: skip
+            assert changed() == {"_create_advantage_estimator", "RayVirtualCluster", "TimeoutChecker", "validate"}
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_inside()
+    assert changed() == set()

@@ -1,0 +1,207 @@
+"""What each rank does in the tests with real megatron-core."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nemo_uecr.nemo.two_temperatures import (
+    Columns,
+    MicroBatch,
+    ModelParallel,
+    ScoreRequest,
+    score_columns,
+    score_tokens,
+)
+from tests.nemo import tiny_qwen3
+
+ROWS, WIDTH, MICRO = 6, 12, 2
+TEMPERATURES = (0.7, 1.0)
+
+
+def batch() -> dict[str, Tensor]:
+    """Ragged rows."""
+    generator = torch.Generator().manual_seed(7)
+    lengths = torch.tensor([12, 5, 9, 2, 12, 7])
+    return {"input_ids": torch.randint(0, 48, (ROWS, WIDTH), generator=generator), "input_lengths": lengths}
+
+
+class MegatronMicroBatches:
+    """megatron-core's own schedule over a model, padded or packed."""
+
+    def __init__(self, model: Any, *, packed: bool) -> None:
+        self.model, self.packed = model, packed
+
+    def __call__(self, data: Mapping[str, Any], columns: Columns) -> list[dict[str, Tensor]]:
+        from megatron.core import parallel_state
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        parts = [
+            {name: value[start : start + MICRO] for name, value in data.items()} for start in range(0, ROWS, MICRO)
+        ]
+
+        def step(iterator: Iterator[dict[str, Tensor]], model: Any) -> Any:
+            part = next(iterator)
+            micro, inputs = _laid_out(part, packed=self.packed)
+
+            def finish(logits: Tensor) -> Any:
+                return torch.zeros(()), columns(logits, micro)
+
+            return model(**inputs), finish
+
+        width = max(_laid_out(part, packed=self.packed)[1]["input_ids"].shape[1] for part in parts)
+        found: list[Any] = get_forward_backward_func()(
+            forward_step_func=step, data_iterator=iter(parts), model=[self.model], num_microbatches=len(parts),
+            seq_length=width, micro_batch_size=1 if self.packed else MICRO, decoder_seq_length=width, forward_only=True,
+        )  # fmt: skip
+        return found if parallel_state.is_pipeline_last_stage() else []
+
+
+def _laid_out(part: dict[str, Tensor], *, packed: bool) -> tuple[MicroBatch, dict[str, Any]]:
+    ids, lengths = part["input_ids"], part["input_lengths"]
+    if not packed:
+        positions = torch.arange(ids.shape[1]).expand_as(ids)
+        mask = torch.triu(torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool), 1)
+        return MicroBatch(ids, lengths, None), {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+    from megatron.core.packed_seq_params import PackedSeqParams
+
+    whole = lengths + (-lengths % 4)
+    starts = torch.cat((torch.zeros(1, dtype=torch.long), whole.cumsum(0))).int()
+    flat = torch.zeros(int(starts[-1]), dtype=torch.long)
+    positions = torch.zeros_like(flat)
+    for row, length in enumerate(lengths.tolist()):
+        flat[starts[row] : starts[row] + length] = ids[row, :length]
+        positions[starts[row] : starts[row + 1]] = torch.arange(int(whole[row]))
+    params = PackedSeqParams(
+        qkv_format="thd", cu_seqlens_q=starts, cu_seqlens_kv=starts, cu_seqlens_q_padded=starts,
+        cu_seqlens_kv_padded=starts, max_seqlen_q=int(whole.max()), max_seqlen_kv=int(whole.max()),
+    )  # fmt: skip
+    inputs = {
+        "input_ids": flat[None], "position_ids": positions[None], "attention_mask": None, "packed_seq_params": params,
+    }  # fmt: skip
+    return MicroBatch(ids, lengths, starts), inputs
+
+
+def score_batch(model: Any, tensor: int, *, packed: bool, temperatures: tuple[float, ...]) -> Any:
+    """One scoring pass of a model that is cut over the ranks; None on all stages but the last."""
+    from megatron.core import parallel_state
+
+    group = parallel_state.get_tensor_model_parallel_group() if tensor > 1 else None
+    request = ScoreRequest(temperatures, True, tiny_qwen3.VOCABULARY, 5)
+    return score_tokens(MegatronMicroBatches(model, packed=packed), batch(), request, ModelParallel(group, None))
+
+
+def score_with_megatron(rank: int, *, tensor: int, pipeline: int, packed: bool, padded: int) -> Any:
+    """The scores of the tiny Qwen3."""
+    tiny_qwen3.start(tensor, pipeline)
+    model = tiny_qwen3.parallel_model(tensor, pipeline, padded=padded)
+    return score_batch(model, tensor, packed=packed, temperatures=TEMPERATURES)
+
+
+def score_wider_teacher(rank: int, *, columns: int) -> Any:
+    """The tiny Qwen3 on two tensor ranks, cut to a student with fewer columns."""
+    from megatron.core import parallel_state
+
+    tiny_qwen3.start(2, 1)
+    request = ScoreRequest((1.0,), True, columns, 5).to_teacher(tiny_qwen3.VOCABULARY)
+    data = batch()
+    data["input_ids"] %= columns
+    group = parallel_state.get_tensor_model_parallel_group()
+    forward = MegatronMicroBatches(tiny_qwen3.parallel_model(2, 1), packed=False)
+    return score_tokens(forward, data, request, ModelParallel(group, None))
+
+
+def score_context_parallel(rank: int, *, pieces: int) -> dict[str, Tensor]:
+    """Packed logits cut over context-parallel ranks: pieces r and 2 world - 1 - r of every sequence."""
+    import torch.distributed as dist
+
+    data = batch()
+    logits = context_logits()
+    local, starts = [], [0]
+    for row, length in enumerate(data["input_lengths"].tolist()):
+        whole = length + -length % (2 * pieces)
+        padded = torch.full((whole, logits.shape[2]), 30.0)
+        padded[:length] = logits[row, :length]
+        cut = padded.chunk(2 * pieces)
+        local += [cut[rank], cut[2 * pieces - 1 - rank]]
+        starts.append(starts[-1] + whole)
+    micro = MicroBatch(data["input_ids"], data["input_lengths"], torch.tensor(starts, dtype=torch.int32))
+    request = ScoreRequest(TEMPERATURES, True, logits.shape[2], 5)
+    return score_columns(torch.cat(local)[None], micro, request, ModelParallel(None, dist.group.WORLD))
+
+
+def context_logits() -> Tensor:
+    """[B, S, V] logits that every rank can make."""
+    return torch.randn(ROWS, WIDTH, 48, generator=torch.Generator().manual_seed(1)) * 2
+
+
+def offload_after_forwards(rank: int, *, tensor: int, lengths: tuple[int, ...]) -> dict[str, int]:
+    """Bytes of a tiny Qwen3 of Megatron's around its offload, sequence-parallel where there are tensor ranks.
+
+    The CPU plays the GPU: what counts is every byte but those of the host copy.
+    """
+    from nemo_uecr.nemo.megatron_worker import WorkerMethods
+
+    tiny_qwen3.start(tensor, 1)
+    worker: Any = SimpleNamespace(_host_copy=[])
+
+    def on_gpu() -> int:
+        gc.collect()
+        tensors = [found for found in gc.get_objects() if isinstance(found, Tensor) and found.device.type == "cpu"]
+        sizes = {found.untyped_storage().data_ptr(): found.untyped_storage().nbytes() for found in tensors}
+        return sum(sizes.values()) - sum(
+            sizes[at] for at in {copy.untyped_storage().data_ptr() for copy in worker._host_copy}
+        )
+
+    tiny_qwen3.whole_model()  # what transformers keeps of it is none of Megatron's
+    before = on_gpu()
+    model = tiny_qwen3.parallel_model(tensor, 1, sequence=tensor > 1)
+    loaded = on_gpu()
+    for length in lengths:
+        inputs = {"input_ids": torch.zeros(1, length, dtype=torch.long), "position_ids": torch.arange(length)[None]}
+        mask = torch.triu(torch.ones(1, 1, length, length, dtype=torch.bool), 1)
+        with torch.no_grad():
+            model(**inputs, attention_mask=mask)
+    del inputs, mask
+    scored = on_gpu()
+    WorkerMethods.move_model(worker, model, "cpu")
+    return {"before": before, "loaded": loaded, "scored": scored, "off": on_gpu()}
+
+
+def weights_after_an_update(rank: int, *, overlap: dict[str, bool]) -> tuple[float, Tensor]:
+    """The share of weights that an optimizer step of Megatron's has changed, and the weights, as a refit reads them.
+
+    ``overlap`` are the settings of the data-parallel wrapper that say what overlaps with what.
+    """
+    tiny_qwen3.start(1, 1)
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.transformer import TransformerConfig
+
+    precision: Any = {"bf16": True, "params_dtype": torch.bfloat16}
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=1, **precision)
+    wrapper = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True, **overlap)
+    gather = overlap["overlap_param_gather"]
+    settings = OptimizerConfig(
+        optimizer="adam", lr=1e-2, use_distributed_optimizer=True, overlap_param_gather=gather, **precision
+    )
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)).bfloat16()
+    model = DistributedDataParallel(config, wrapper, layers)
+    optimizer = get_megatron_optimizer(settings, [model])
+
+    def weights() -> Tensor:
+        return torch.cat([parameter.detach().float().flatten() for parameter in layers.parameters()])
+
+    before = weights()
+    model.zero_grad_buffer()
+    optimizer.zero_grad()
+    model(torch.randn(4, 64, dtype=torch.bfloat16)).float().square().mean().backward()
+    model.finish_grad_sync()
+    optimizer.step()
+    return float((weights() != before).float().mean()), weights()

@@ -1,0 +1,141 @@
+"""Calls to real Ray actors: rows come back in order, and a dead or silent worker is named."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nemo_uecr.nemo.upstream import WorkerError, call_all, score_on_workers, wait
+from nemo_uecr.slurm.replicas import ReplicaError, outcome_of
+from tests.nemo.local_ray import local_ray
+
+pytestmark = pytest.mark.real
+ray = pytest.importorskip("ray")
+NAMES = ["teacher-0-0", "teacher-0-1"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    with local_ray({}):
+        yield
+
+
+def make_actors(count: int) -> list[Any]:
+    @ray.remote(num_cpus=0)
+    class Worker:
+        """Every second one is a replica, which answers None."""
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def score_tokens(self, *, data: Any, request: Any) -> Any:
+            return {"value": data["value"] * 10} if self.rank % 2 == 0 else None
+
+        def die(self) -> None:
+            os._exit(1)
+
+        def hang(self, seconds: float) -> None:
+            time.sleep(seconds)
+
+        def refuse(self) -> None:
+            raise ValueError("no such layer\nmore lines")
+
+        def answer(self) -> int:
+            return self.rank
+
+    return [Worker.remote(rank) for rank in range(count)]
+
+
+class Group:
+    """What NeMo-RL's worker group offers, over our actors."""
+
+    def __init__(self, actors: list[Any]) -> None:
+        self.actors = actors
+        self.worker_metadata = [{"name": f"teacher-0-{rank}"} for rank in range(len(actors))]
+
+    def run_all_workers_sharded_data(self, method: str, *, data: Any, common_kwargs: Any, **axes: Any) -> Any:
+        parts = zip(self.actors, data, strict=True)
+        return SimpleNamespace(
+            futures=[getattr(actor, method).remote(data=part, **common_kwargs) for actor, part in parts]
+        )
+
+    def run_all_workers_single_data(self, method: str, **arguments: Any) -> list[Any]:
+        return [getattr(actor, method).remote(**arguments) for actor in self.actors]
+
+
+class Columns(dict):  # type: ignore[type-arg]
+    """As much of NeMo-RL's batch as the dispatch uses."""
+
+    @classmethod
+    def from_batches(cls, parts: list[Any]) -> Columns:
+        return cls({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+
+    def reorder_data(self, order: list[int]) -> None:
+        for name, values in self.items():
+            self[name] = values[torch.tensor(order).argsort()]
+
+
+def test_a_worker_that_ray_ends_for_memory_is_named() -> None:
+    """A Ray that finds its node too full at once; before the others, which share one that does not."""
+    with local_ray({}, memory_usage_threshold=0.0001, memory_monitor_refresh_ms=100):
+        (actor,) = make_actors(1)
+        future = actor.hang.remote(60)
+        reason = r"died \(OutOfMemoryError: .*low on memory.*; the usual cause is memory$"
+        with pytest.raises(WorkerError, match=rf"^score_tokens: worker teacher-0-0 {reason}") as error:
+            wait("score_tokens", [future], NAMES[:1], seconds=60)
+        with pytest.raises(ReplicaError, match=r"^node n1: its replica has died: .*low on memory") as dead:
+            outcome_of(future, "n1")
+        assert max(len(str(error.value)), len(str(dead.value))) < 500
+
+
+@pytest.mark.usefixtures("cluster")
+def test_rows_come_back_in_order_and_each_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sharding moved the rows 0..3 to 2, 0, 3, 1, on two data-parallel ranks of two replicas each."""
+    shards, order = [{"value": torch.tensor(rows)} for rows in ([2, 0], [2, 0], [3, 1], [3, 1])], [2, 0, 3, 1]
+    policy = SimpleNamespace(worker_group=Group(make_actors(4)), _shard_for_logprob=lambda data: (shards, order))
+    fetched: list[Any] = []
+    get = ray.get
+
+    def counting(future: Any) -> Any:
+        fetched.append(get(future))
+        return fetched[-1]
+
+    monkeypatch.setattr(ray, "get", counting)
+    answer = score_on_workers(policy, Columns(), None, seconds=60)  # type: ignore[arg-type]
+    assert answer["value"].tolist() == [0, 10, 20, 30]
+    assert sum(part["value"].numel() for part in fetched if part is not None) == 4
+
+
+@pytest.mark.usefixtures("cluster")
+def test_all_workers_answer_and_a_replica_s_error_is_named() -> None:
+    """Its answer is not needed; its failure is."""
+    first, second = actors = make_actors(2)
+    assert call_all(SimpleNamespace(worker_group=Group(actors)), "answer", seconds=60) == [0, 1]
+    with pytest.raises(WorkerError, match=r"worker teacher-0-1 raised ValueError: no such layer$"):
+        wait("x", [first.answer.remote(), second.refuse.remote()], NAMES, seconds=60)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_dead_worker_is_named() -> None:
+    """The other one waits for it, as in a collective, and is not named although it comes first."""
+    first, second = make_actors(2)
+    with pytest.raises(WorkerError, match=r"score_tokens: worker teacher-0-1 died \(ActorDied.* Look at its log"):
+        wait("score_tokens", [first.hang.remote(50), second.die.remote()], NAMES, seconds=60)
+    ray.kill(first)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_silent_worker_is_named_in_time() -> None:
+    first, second = make_actors(2)
+    ray.get([first.answer.remote(), second.answer.remote()])
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match=r"no answer within 3 s from teacher-0-1;"):
+        wait("score_tokens", [first.answer.remote(), second.hang.remote(60)], NAMES, seconds=3)
+    assert time.monotonic() - started < 20
+    ray.kill(second)

@@ -1,0 +1,146 @@
+"""A tiny Qwen3 twice: from transformers, whole, and from megatron-core, this rank's part of it."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, FEED, ROPE = 48, 32, 2, 4, 2, 16, 40, 1_000_000
+
+
+def hf_config(*, tied: bool) -> dict[str, Any]:
+    """The architecture in the words of a Hugging Face config.json."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": HEAD,
+        "intermediate_size": FEED, "max_position_embeddings": 128, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+        "attention_bias": False, "tie_word_embeddings": tied, "rope_theta": float(ROPE), "torch_dtype": "float32",
+        "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+
+
+def whole_model() -> Any:
+    """The reference."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(Qwen3Config(**hf_config(tied=False), attn_implementation="eager")).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def start(tensor: int, pipeline: int) -> None:
+    """Megatron on CPU in this rank's process."""
+    from tests.nemo.cpu import allow_cpu
+
+    allow_cpu()
+    from megatron.core import parallel_state, tensor_parallel
+
+    parallel_state.initialize_model_parallel(tensor, pipeline)
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+
+
+class PackedAttention(torch.nn.Module):
+    """Causal attention that keeps packed sequences apart; megatron-core's own on CPU knows no packing."""
+
+    def __init__(self, config: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.scale = config.kv_channels**-0.5
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        packed = kwargs.get("packed_seq_params")
+        if packed is None:
+            q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+            return self._attend(q, k, v).permute(2, 0, 1, 3).flatten(2)
+        out = torch.zeros_like(query)
+        starts = packed.cu_seqlens_q_padded.tolist()
+        for begin, end in itertools.pairwise(starts):
+            q, k, v = (x[begin:end].transpose(0, 1) for x in (query, key, value))
+            out[begin:end] = self._attend(q, k, v).transpose(0, 1)
+        return out.flatten(1)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        repeat = q.shape[-3] // k.shape[-3]
+        k, v = k.repeat_interleave(repeat, -3), v.repeat_interleave(repeat, -3)
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+
+
+def make_model(
+    tensor: int, pipeline: int, *, tied: bool = False, padded: int = VOCABULARY, sequence: bool = False
+) -> Any:
+    """This rank's part, initialised by Megatron itself, without optimizer and without a data-parallel wrapper."""
+    from megatron.core import parallel_state as state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    config = TransformerConfig(
+        num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=KV_HEADS,
+        kv_channels=HEAD, ffn_hidden_size=FEED, normalization="RMSNorm", layernorm_epsilon=1e-6,
+        gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_bias_linear=False,
+        add_qkv_bias=False, qk_layernorm=True, hidden_dropout=0.0, attention_dropout=0.0, init_method_std=0.2,
+        use_cpu_initialization=True, tensor_model_parallel_size=tensor, sequence_parallel=sequence,
+        pipeline_model_parallel_size=pipeline, pipeline_dtype=torch.float32, params_dtype=torch.float32,
+        bias_activation_fusion=False, masked_softmax_fusion=False, bias_dropout_fusion=False,
+        apply_rope_fusion=False, gradient_accumulation_fusion=False, persist_layer_norm=False,
+        batch_p2p_comm=True, batch_p2p_sync=False, variable_seq_lengths=True,
+        moe_token_dispatcher_type="alltoall", attention_softmax_in_fp32=True,
+    )  # fmt: skip
+    spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = PackedAttention
+    return GPTModel(
+        config=config, transformer_layer_spec=spec, vocab_size=padded, max_sequence_length=128,
+        pre_process=state.is_pipeline_first_stage(), post_process=state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=tied, position_embedding_type="rope", rotary_base=ROPE,
+        parallel_output=True,
+    )  # fmt: skip
+
+
+def parallel_model(tensor: int, pipeline: int, *, padded: int = VOCABULARY, sequence: bool = False) -> Any:
+    """This rank's part of the reference."""
+    from megatron.core import parallel_state as state
+
+    model, whole = make_model(tensor, pipeline, padded=padded, sequence=sequence), whole_model().state_dict()
+    rank = state.get_tensor_model_parallel_rank()
+    first = state.get_pipeline_model_parallel_rank() * (LAYERS // pipeline)
+
+    def part(value: Tensor, dim: int) -> Tensor:
+        return value.chunk(tensor, dim)[rank]
+
+    def vocabulary(value: Tensor) -> Tensor:
+        return part(torch.cat((value, torch.full((padded - VOCABULARY, HIDDEN), 0.5))), 0)
+
+    found = {
+        "embedding.word_embeddings.weight": vocabulary(whole["model.embed_tokens.weight"]),
+        "output_layer.weight": vocabulary(whole["lm_head.weight"]),
+        "decoder.final_layernorm.weight": whole["model.norm.weight"],
+    }
+    for layer in range(LAYERS // pipeline):
+        new, old = f"decoder.layers.{layer}.", f"model.layers.{first + layer}."
+        q, k, v = (whole[f"{old}self_attn.{x}_proj.weight"] for x in "qkv")
+        groups = (q.view(KV_HEADS, -1, HIDDEN), k.view(KV_HEADS, HEAD, HIDDEN), v.view(KV_HEADS, HEAD, HIDDEN))
+        gate, up = (part(whole[f"{old}mlp.{x}_proj.weight"], 0) for x in ("gate", "up"))
+        found |= {
+            f"{new}self_attention.linear_qkv.weight": part(torch.cat(groups, 1).reshape(-1, HIDDEN), 0),
+            f"{new}self_attention.linear_proj.weight": part(whole[f"{old}self_attn.o_proj.weight"], 1),
+            f"{new}mlp.linear_fc1.weight": torch.cat((gate, up)),
+            f"{new}mlp.linear_fc2.weight": part(whole[f"{old}mlp.down_proj.weight"], 1),
+            **{f"{new}{name}.weight": whole[f"{old}{theirs}.weight"] for name, theirs in NORMS.items()},
+        }
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(found[name])
+    return model.eval()
+
+
+NORMS = {
+    "input_layernorm": "input_layernorm", "pre_mlp_layernorm": "post_attention_layernorm",
+    "self_attention.q_layernorm": "self_attn.q_norm", "self_attention.k_layernorm": "self_attn.k_norm",
+}  # fmt: skip
