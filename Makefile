@@ -18,6 +18,9 @@ ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MKL_NUM_THREADS=1
 unexport PYTHONDONTWRITEBYTECODE
 # Most modules of the heavy environments are never imported, and so never compiled.
 HEAVY_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+# `make setup TORCH=cpu` takes torch from here: on Linux pip's own choice brings gigabytes of CUDA.
+TORCH ?=
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 STUDY ?= examples/configs/study/small.yaml
 # Processes of `make test` and `make test-wheel`; a file's tests stay in one.
 WORKERS ?= 2
@@ -45,9 +48,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "nemo-uecr needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." \
 		"Name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
-	@echo "installing nemo-uecr and its dependencies into $(VENV): 1.9 GB on disk, silent for one to five minutes"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv \
+		$$($(PYTHON) -c 'import torch' 2>/dev/null && echo --system-site-packages) $(VENV)
+	@echo "asking pip what $(VENV) needs; it then installs, silent for one to five minutes"
+	@$(BIN)/python tools/setup.py $(if $(filter cpu,$(TORCH)),--torch-index $(TORCH_CPU_INDEX))
 	@touch $(STAMP)
 
 demo: $(STAMP) ## train the shipped demo and open its report
