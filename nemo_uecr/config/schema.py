@@ -443,7 +443,10 @@ class TelemetryConfig(Section):
     wandb: Tracking = "off"  # Weights & Biases; offline: into the run folder, for `wandb sync`; online: to its service.
     # MLflow; offline: into the run folder's mlflow.db; online: to the server that MLFLOW_TRACKING_URI names.
     mlflow: Tracking = "off"
-    project: Text = "nemo-uecr"  # W&B project and MLflow experiment.
+    # Trackio; offline: into the run folder's trackio/; online: to TRACKIO_SPACE_ID or TRACKIO_SERVER_URL.
+    trackio: Tracking = "off"
+    swanlab: Tracking = "off"  # SwanLab; offline: into the run folder, for `swanlab sync`; online: to its service.
+    project: Text = "nemo-uecr"  # The trackers' project, MLflow's experiment.
     # Steps between saved batches (replay and credit map), the first step included; 0: none.
     save_batch_every: NonNegativeInt
     # Progress on the terminal; auto: a bar for people, lines otherwise.

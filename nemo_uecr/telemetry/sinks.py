@@ -127,7 +127,9 @@ class Progress:
 
 def open_clients(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> list[Client]:
     """The clients that a run asks for; ``parameters`` are its resolved configuration, dotted keys."""
-    kinds: dict[str, type[Client]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}
+    kinds: dict[str, type[Client]] = {
+        "tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow, "trackio": Trackio, "swanlab": Swanlab,
+    }  # fmt: skip
     clients = []
     for name, kind in kinds.items():
         mode = getattr(wanted, name)
@@ -186,7 +188,7 @@ class _Service:
     """A tracker that may fail: this is reported once, and the run goes on, since the metrics file has everything."""
 
     _name: str
-    _errors: type[Exception]
+    _errors: type[Exception] | tuple[type[Exception], ...]
     _alive = True
 
     def _tell(self, request: Callable[[], object]) -> None:
@@ -272,8 +274,73 @@ class Mlflow(_Service):
         self._tell(lambda: self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED"))
 
 
+class Trackio(_Service):
+    """A Trackio run; offline it is a database in the run folder, online a Space of the hub."""
+
+    _name, _errors = "Trackio", Exception  # it has no errors of its own
+
+    def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
+        if wanted.trackio == "online" and not {"TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"} & set(os.environ):
+            raise ConfigError(
+                "telemetry.trackio is online, but neither TRACKIO_SPACE_ID nor TRACKIO_SERVER_URL is set; expected the "
+                "run's place there. Set one, or set telemetry.trackio=offline"
+            )
+        os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").resolve()))  # read when it is imported
+        import trackio
+
+        self._run = trackio.init(
+            project=wanted.project,
+            name=folder.resolve().name,
+            config=dict(parameters),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the step."""
+        self._tell(lambda: self._run.log(dict(metrics), step=step))
+
+    def close(self, *, failed: bool) -> None:
+        """Finish the run."""
+        self._tell(self._run.finish)
+
+
+class Swanlab(_Service):
+    """A SwanLab run; offline it is a folder that `swanlab sync` uploads."""
+
+    _name = "SwanLab"
+
+    def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
+        import swanlab
+        from swanlab.exceptions import ApiError, AuthenticationError
+
+        self._errors = (ApiError, AuthenticationError)
+        (folder / "swanlab").mkdir(exist_ok=True)
+        self._run = swanlab.init(
+            project=wanted.project,
+            name=folder.resolve().name,
+            id=run_key(folder),
+            resume="allow",
+            mode=wanted.swanlab,
+            log_dir=str(folder / "swanlab"),
+            config=dict(parameters),
+            settings=swanlab.Settings(terminal={"proxy_type": "none"}),
+        )
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the step."""
+        self._tell(lambda: self._run.log(dict(metrics), step=step))
+
+    def close(self, *, failed: bool) -> None:
+        """Finish the run, also where an earlier request failed."""
+        self._alive = True
+        self._tell(lambda: self._run.finish(state="crashed" if failed else "success"))
+
+
 #: Something besides the metrics file that is told of every step.
-Client = TensorBoard | Wandb | Mlflow
+Client = TensorBoard | Wandb | Mlflow | Trackio | Swanlab
 
 
 # All of them

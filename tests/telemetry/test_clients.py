@@ -1,9 +1,11 @@
-"""TensorBoard, Weights & Biases and MLflow: the real clients, offline; skipped where one is not installed."""
+"""TensorBoard, W&B, MLflow, Trackio and SwanLab: the real clients, offline; skipped where one is not installed."""
 
 from __future__ import annotations
 
 import json
+import sqlite3
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import pytest
 
 from nemo_uecr.config.schema import TelemetryConfig
-from nemo_uecr.errors import DependencyError, InvariantError
+from nemo_uecr.errors import ConfigError, DependencyError, InvariantError
 from nemo_uecr.telemetry.sinks import Client, Progress, StepLog, open_clients, run_key
 
 AVERAGE = {"avg": 0.5, "low": 0.25, "high": 0.75}
@@ -131,6 +133,53 @@ def test_mlflow_offline_run_can_be_read_and_continued(tmp_path: Path) -> None:
     (run,) = client.search_runs([experiment])
     assert run.info.status == "FAILED"
     assert [point.step for point in client.get_metric_history(run.info.run_id, "policy/loss")] == [1, 2, 3]
+
+
+@pytest.mark.real
+def test_trackio_offline_run_can_be_read_and_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trackio")
+    monkeypatch.delenv("TRACKIO_DIR", raising=False)
+    steps = "two_steps(folder, trackio='offline')\nwith log_of(folder, clients(folder, trackio='offline')) as log:\n"
+    script = f"from pathlib import Path\nfrom {__name__} import *\nfolder = Path({str(tmp_path)!r})\n{steps}"
+    # A process of its own: the client reads its folder once.
+    subprocess.run([sys.executable, "-c", script + "    log.step(3, step_of(0.125))"], check=True)
+    (database,) = tmp_path.glob("trackio/*.db")
+    with sqlite3.connect(database) as store:
+        rows = store.execute("select run_name, step, metrics from metrics order by id").fetchall()
+        [(config,)] = store.execute("select config from configs").fetchall()
+    assert {name for name, _, _ in rows} == {tmp_path.name}
+    losses = [(step, json.loads(values)["policy/loss"]) for _, step, values in rows if b"policy/loss" in values]
+    assert losses == [(1, 0.5), (2, 0.25), (3, 0.125)]
+    assert json.loads(config)["run.seed"] == 7
+
+
+def test_trackio_online_needs_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="TRACKIO_SPACE_ID"):
+        clients(tmp_path, trackio="online")
+
+
+@pytest.mark.real
+def test_swanlab_offline_run_can_be_read(tmp_path: Path) -> None:
+    pytest.importorskip("swanlab")
+    from swanlab.proto.swanlab.record.v1.record_pb2 import Record
+    from swanlab.sdk.internal.core_python.store import DataStoreReader
+
+    two_steps(tmp_path, swanlab="offline")
+    (file,) = tmp_path.glob("swanlab/run-*/run-*.swanlab")
+    assert file.stem == f"run-{run_key(tmp_path)}"
+    reader, records = DataStoreReader(), []
+    reader.open(file)
+    while (raw := reader.scan()) is not None:
+        record = Record()
+        record.ParseFromString(raw)
+        records.append(record)
+    scalars = [(one.scalar.step, one.scalar.value.number) for one in records if one.scalar.key == "policy/loss"]
+    assert scalars == [(1, 0.5), (2, 0.25)]
+    [finish] = [one.finish for one in records if one.HasField("finish")]
+    assert finish.state == 1  # finished, not crashed
+    assert "run.seed" in next(tmp_path.glob("swanlab/run-*/files/config.yaml")).read_text()
 
 
 @pytest.mark.real
