@@ -128,6 +128,7 @@ _PRESENCE = {
     "count": "Batch facts; `nemo-uecr audit batch` checks that they agree.",
     "teacher": "Only for methods that read the teacher; `teacher/entropy_*` where the method reads its entropy.",
     "ecr": "Only for methods with token credit.",
+    "trust": "Only for `uecr_trust`; docs/method.md has the rule.",
     "identity": "Residuals of the identities that the method declares; a violation stops the run.",
     "evaluation": "Told to the clients only; the file has `evaluation.jsonl`, with every set by itself.",
     "memory": "Memory; `memory/peak_gpu_mb` on a GPU.",

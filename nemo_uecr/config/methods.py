@@ -8,7 +8,6 @@ from dataclasses import fields
 
 from nemo_uecr.config.load import DEFAULT, flat_values
 from nemo_uecr.config.nemo_schema import AnyConfig
-from nemo_uecr.core.methods.baselines import GrpoPlusOpd
 
 #: The keys that say what a teacher is.
 TEACHER = re.compile(r"(teacher|teachers\..+)\.(model_name|self)")
@@ -26,7 +25,7 @@ def objective(config: AnyConfig) -> str:
     """
     loss, method, equation = config.loss, config.method, config.method.equation()
     clip = f"clip {loss.clip_low:g}/{loss.clip_high:g}"
-    second = f" + {method.opd_coef:g} PG(A_opd; {clip})" if isinstance(method, GrpoPlusOpd) else ""
+    second = "" if method.opd_coef is None else f" + {method.opd_coef:g} PG(A_opd; {clip})"
     reference = f" + {loss.reference_kl:g} KL3(ref)" if loss.reference_kl > 0 else ""
     advantage = equation if equation.startswith("A = ") else f"A: {equation}"
     shown = {

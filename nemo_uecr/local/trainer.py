@@ -211,8 +211,8 @@ class Trainer(Rollouts):
         if config.rollout.overlong_filter:
             loss_mask_BT = loss_mask_BT & ~batch.truncated().unsqueeze(1)
         surrogates = [(advantages.advantage_BT, 1.0)]
-        if advantages.advantage_opd_BT is not None:
-            surrogates.append((advantages.advantage_opd_BT, config.method.settings()["opd_coef"]))
+        if advantages.advantage_opd_BT is not None and config.method.opd_coef is not None:
+            surrogates.append((advantages.advantage_opd_BT, config.method.opd_coef))
         inputs = UpdateInputs(
             sequences=batch.sequences,
             sample_ids=batch.sample_ids,

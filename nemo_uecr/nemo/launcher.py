@@ -135,7 +135,7 @@ def training_loss(config: NemoConfig) -> UecrLoss:
     return UecrLoss(
         loss,
         far=config.tolerances.first_ratio_p99,
-        opd_coef=method.settings().get("opd_coef"),
+        opd_coef=method.opd_coef,
         loss_type=upstream.native("LossType").TOKEN_LEVEL,
         input_type=upstream.native("LossInputType").LOGPROB,
         native=native,

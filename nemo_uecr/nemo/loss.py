@@ -1,7 +1,7 @@
 """The loss that NeMo-RL's workers call: `core`'s, with the columns and metric names that NeMo-RL's loop reads.
 
-Two surrogates: every method trains on ``advantages``; ``grpo_plus_opd`` has a second one, whose advantages come in a
-column of ours and are clipped on their own.
+Two surrogates: every method trains on ``advantages``; some have a second one, whose advantages come in a column of ours
+and are clipped on their own.
 
 Shape legend: B = responses of a micro-batch, S = tokens of prompt and response; the loss sees S - 1 predictions.
 """

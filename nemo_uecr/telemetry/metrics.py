@@ -54,6 +54,8 @@ def method_metrics(
     flat_B, trained_BT = batch.groups.flat(batch.task_reward_B), advantages.trained(batch.mask_BT)
     metrics = described(tokens | response_values(batch, advantages, method))
     metrics |= described({"advantage/degenerate": advantages.advantage_BT[trained_BT & flat_B.unsqueeze(1)]})
+    carried = {f"trust/{name}": value for name, value in (advantages.state or {}).items()}
+    metrics |= {name: value for name, value in carried.items() if name in METRICS}
     if advantages.loss_mask_BT is not None:
         metrics["advantage/trained_share"] = _share(trained_BT[batch.mask_BT])
     if batch.student_entropy_BT is not None:

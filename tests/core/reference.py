@@ -36,6 +36,8 @@ class Settings:
     warmup: float = 100.0
     amplification: float = 0.5
     share: float = 0.2
+    horizon: float = 16.0
+    memory: float = 0.8
     step: int = 0
     total_steps: int = 1
     seed: int = 0
@@ -317,6 +319,20 @@ def saf_opd(responses: Sequence[Response], k: Settings) -> Fields:
     return {"advantage_BT": out, "advantage_task_B": values}
 
 
+def uecr_trust(responses: Sequence[Response], k: Settings) -> Fields:
+    lead, groups = k.memory * k.state.get("lead", 0.0), k.memory * k.state.get("groups", 0.0)
+    for label in {r.group for r in responses}:
+        group = [r for r in responses if r.group == label]
+        middle = mean([r.task for r in group])
+        kept = [(r.task - middle, math.exp(min(0.0, k.horizon * teacher_reward(r)))) for r in group]
+        if len({r.task for r in group}) > 1:
+            lead += mean([x for verdict, x in kept if verdict > 0]) - mean([x for verdict, x in kept if verdict < 0])
+            groups += 1.0
+    kappa = max(0.0, lead / (groups + 1.0))
+    opd = [[kappa * x for x in row] for row in clipped_gaps(responses)]
+    return redistributed(responses, k) | {"advantage_opd_BT": opd}
+
+
 def top_d(responses: Sequence[Response], k: Settings) -> Fields:
     mix, returns = k.mix, []
     for r in responses:
@@ -381,6 +397,7 @@ METHODS: dict[str, Callable[[Sequence[Response], Settings], Fields]] = {
     "ecr_alpha_zero": lambda r, k: redistributed(r, k, alpha=0.0),
     "ecr_no_gap": lambda r, k: redistributed(r, k, ecr_no_gap),
     "shuffled_entropy": redistributed,
+    "uecr_trust": uecr_trust,
     "rlsd": rlsd,
     "g_opd": g_opd,
     "saf_opd": saf_opd,

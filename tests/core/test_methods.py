@@ -25,6 +25,7 @@ from tests.core.batches import OF_THE_RUN, SETTINGS, computed, configured, mixed
 OTHER: dict[str, Any] = {
     "alpha": 0.4, "rho": 0.2, "tau_delta": 3.0, "tau_entropy": 3.0, "std_floor": 7.0, "sample_std": True,
     "mix": 0.1, "bound": 0.1, "extrapolation": 0.1, "keep": 0.1, "warmup": 1.5, "amplification": 0.1, "share": 0.1,
+    "horizon": 0.1, "memory": 0.1,
 }  # fmt: skip
 TOLERANCES = dict.fromkeys(("budget", "decomposition", "residual_bound", "log_weight"), 1e-6)
 ALL = sorted(METHODS)
@@ -128,11 +129,12 @@ def test_a_group_of_one_is_refused_exactly_by_what_compares(name: str) -> None:
 def test_what_a_method_reads_of_the_run_matters() -> None:
     batch = padded(mixed_responses(1, (4, 3), 12))
     other = {"step": 70, "seed": 12345, "total_steps": 200, "state": {"first_kl": 1.0, "warmup_end": 5.0}}
-    matters = {"atod": {"step"}, "saf_opd": {"step", "total_steps", "state"}, "shuffled_entropy": {"seed"}}
-    for name, expected in matters.items():
-        before = computed(name, batch).advantage_BT
-        changes = {key: computed(name, batch, replace(SETTINGS, **{key: other[key]})) for key in OF_THE_RUN}
-        assert {key for key, after in changes.items() if not torch.equal(before, after.advantage_BT)} == expected
+    for name, method in METHODS.items():
+        before = computed(name, batch).loss_tensors()
+        for key in OF_THE_RUN:
+            after = computed(name, batch, replace(SETTINGS, **{key: other[key]})).loss_tensors()
+            same = all(torch.equal(before[each], after[each]) for each in before)
+            assert same == (key not in method.reads_run), (name, key)
 
 
 @pytest.mark.parametrize(

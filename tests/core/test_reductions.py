@@ -10,6 +10,7 @@ from hypothesis import given
 from torch import Tensor
 
 from nemo_uecr.core.invariants import reductions
+from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.record import ScoredBatch
 from tests.core.batches import (
@@ -98,6 +99,22 @@ def test_the_shuffle_keeps_values_and_holes_and_is_that_of_every_version() -> No
     six = padded([Response(task, 0, (True,) * 6, *[(-1.0,) * 6] * 2, tuple(range(6))) for task in (0.0, 1.0)])
     for seed, order in ((0, [2, 0, 5, 1, 4, 3]), (1, [0, 1, 4, 5, 3, 2])):
         assert six.with_shuffled_entropy(seed).teacher_entropy_BT[0].tolist() == order
+
+
+@pytest.mark.parametrize("state", [{}, {"lead": -9.0, "groups": 9.0}])
+def test_without_evidence_trust_is_uecr(state: dict[str, float]) -> None:
+    """All groups right, or a past that speaks against the teacher: the same loss and gradient, bit for bit."""
+    of = random_responses if state else lambda seed: [replace(r, task=1.0) for r in random_responses(seed)]
+    batch, settings = padded(of(4), torch.float32), replace(SETTINGS, state=state)
+    trusted, found = computed("uecr_trust", batch, settings), []
+    assert trusted.state["kappa"] == 0
+    for advantages in (computed("uecr", batch), trusted):
+        logp_BT = (0.9 * batch.old_logp_BT).requires_grad_()
+        second = None if advantages.advantage_opd_BT is None else (advantages.advantage_opd_BT, 1.0)
+        loss = policy_loss(logp_BT, batch.old_logp_BT, advantages.advantage_BT, batch.mask_BT, second=second)
+        loss.total.backward()
+        found.append((loss.total.detach(), logp_BT.grad))
+    assert all(same_bits(*pair) for pair in zip(*found, strict=True))
 
 
 @given(responses=ragged())

@@ -18,7 +18,9 @@ def test_same_run_twice_is_the_same(tmp_path: Path, trained: Path) -> None:
     assert same(outcome(tiny.run(tmp_path / "again", *every())), outcome(trained)) == []
 
 
-@pytest.mark.parametrize("method", [(), ("method.name=saf_opd", "method.warmup=3")])  # it carries a state
+@pytest.mark.parametrize(  # the last two carry a state
+    "method", [(), ("method.name=saf_opd", "method.warmup=3"), ("method.name=uecr_trust",)]
+)
 def test_more_steps_continue_the_run(method: tuple[str, ...], tmp_path: Path) -> None:
     same_in_both = ("checkpoint.every=2", "train.warmup_steps=5", *method)
     long = tiny.run(tmp_path / "long", "train.steps=4", *same_in_both)

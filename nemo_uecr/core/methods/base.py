@@ -84,7 +84,7 @@ class Advantages:
 
     #: Advantage of the (first) clipped surrogate.
     advantage_BT: Tensor
-    #: Advantage of the second surrogate (``grpo_plus_opd``).
+    #: Advantage of the second surrogate.
     advantage_opd_BT: Tensor | None = None
     #: bool, the sampled tokens in the loss; the others leave its numerator, the reference KL's included, and its
     #: denominator. None where all are in it.
@@ -104,7 +104,7 @@ class Advantages:
     teacher_reward_B: Tensor | None = None
     #: Group standard deviation of the normalised reward, before floor and eps.
     unified_std_B: Tensor | None = None
-    #: What the method carries over to the next step's `RunState.state`.
+    #: What the method carries over to the next step's `RunState.state`; telemetry has what has a line ``trust/NAME``.
     state: Mapping[str, float] | None = None
 
     def named_tensors(self) -> dict[str, Tensor]:
@@ -177,6 +177,11 @@ class Method:
     def settings(self) -> dict[str, Any]:
         """The settings by name."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
+
+    @property
+    def opd_coef(self) -> float | None:
+        """Weight of the second surrogate in the loss, None without one."""
+        return None
 
     def __call__(self, batch: ScoredBatch) -> Advantages:
         """The token advantages."""
