@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nemo_uecr.cli.main import entry_point
-from tests.config.demo import CONFIGS
+from tests.config.shipped import CONFIGS
 from tests.reliability.commands import refused
 
 FOUR = [str(CONFIGS / "uecr_qwen3_4b.yaml"), "teacher.model_name=Qwen/Qwen3-8B", "data.subset=null"]

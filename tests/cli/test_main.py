@@ -19,7 +19,7 @@ from nemo_uecr.cli.main import app, entry_point
 from nemo_uecr.errors import DependencyError, RewardError, require_extra
 from nemo_uecr.stopping import RunStopped
 from tests.cli.commands import commands
-from tests.config.demo import CONFIGS, DEMO
+from tests.config.shipped import CONFIGS, DEMO
 from tests.reliability.commands import refused
 
 

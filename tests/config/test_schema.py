@@ -12,7 +12,7 @@ from nemo_uecr.config.methods import objective, unused_line
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.methods.baselines import GrpoPlusOpd
-from tests.config.demo import CONFIGS, DEMO, refusal
+from tests.config.shipped import CONFIGS, DEMO, refusal
 
 # 6 prompts * 4 responses = 24 responses a step
 BATCH = ("rollout.prompts_per_step=6", "rollout.responses_per_prompt=4", "train.microbatch_responses=1")

@@ -16,7 +16,7 @@ from nemo_uecr.config.load import load_config
 from nemo_uecr.plan.contents import GIB, GPUS, Lengths, Plan
 from nemo_uecr.plan.fit import Rung, card, climb, typed
 from nemo_uecr.plan.local import local_plan
-from tests.plan.subjects import CONFIGS
+from tests.config.shipped import CONFIGS
 
 READY = sorted((CONFIGS / "one_gpu").glob("qwen3_*.yaml"))
 PAGE = CONFIGS.parents[1] / "docs" / "one-gpu.md"
