@@ -26,7 +26,7 @@ from tests.plan.subjects import local, nemo, save_model, save_tokenizer
 
 def made(make: Callable[[], Finding | Iterable[Finding]]) -> dict[str, tuple[str, str]]:
     """Status and words of each finding; a refusal is a finding."""
-    return {one.check: (one.status, f"{one.message} -> {one.remedy}") for one in doctor.made([("check", make)])}
+    return {one.check: (one.status, f"{one.message} -> {one.remedy}") for one in doctor.run_checks([("check", make)])}
 
 
 def one(make: Callable[[], Finding | Iterable[Finding]]) -> tuple[str, str]:
