@@ -14,7 +14,7 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo import upstream
-from tests.slurm.page import PAGE, ROOT, Shown, job, shown
+from tests.slurm.page import PAGE, ROOT, Shown, shown
 
 DRY_RUNS = [command for command in shown() if "--dry-run" in command.words]
 LOOKS = [command for command in shown() if command.words[0] == "nemo-uecr" and not command.marked]
@@ -30,18 +30,6 @@ def run(words: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         words, cwd=ROOT, env=environment | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
     )
-
-
-def test_every_command_is_run_by_a_test_or_marked() -> None:
-    jobs = [job("train_qwen4b", "--smoke"), job("train_qwen4b", "--time=3"), job("eval")]
-    run_here = [*jobs, *(one.words for one in DRY_RUNS + LOOKS)]
-    left = [one for one in shown() if not one.marked and one.words not in run_here]
-    conversions = [one.words for one in left if one.words[:2] == ["sbatch", "slurm/convert.sbatch"]]
-    # One of them runs; the others have the same form.
-    assert {(*words[2:5], words[6], len(words)) for words in conversions} == {(*job("convert")[2:5], "--to", 8)}
-    assert [one.text for one in left if one.words not in conversions] == [
-        "make setup", 'export PATH="$PWD/.venv/bin:$PATH"', "pip install -e '.[ray]'", LENT, 'export HF_HOME="$PWD/hf"',
-    ]  # fmt: skip
 
 
 @pytest.mark.slow
