@@ -39,14 +39,6 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_replace_file_makes_folders_and_replaces(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "file"
-    replace_file(path, b"old")
-    replace_file(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert names(path.parent) == ["file"]
-
-
 def test_others_may_read_a_file_as_far_as_the_umask_lets_them(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
@@ -67,12 +59,6 @@ def test_a_full_disk_keeps_the_old_content_and_names_the_file(
     assert str(error.value).endswith(f": '{path}'")
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["file"]
-
-
-def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=f"'{tmp_path / 'file'}'$"):
-        replace_file(tmp_path / "file" / "report.html", b"new")
 
 
 def test_a_full_disk_keeps_the_old_folder_and_names_it(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def evaluate(
             best = f"the best on the run's own benchmarks (checkpoint.keep_best); its newest is {newest}"
             say(f"{label}: {path}, {'the newest of the run' if path.endswith(newest) else best}")
     decoding = engines.Decoding(temperature, top_p, top_k, max_tokens, stop)
-    settings = runner.Settings(samples, decoding, seed, chat, engine, dtype or _dtype(named.values()), batch)
+    settings = runner.EvaluationSettings(samples, decoding, seed, chat, engine, dtype or _dtype(named.values()), batch)
     if dry_run:
         check_benchmarks(_placed(benchmarks, locate))
         for label, model in named.items():

@@ -22,10 +22,10 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 #: By heading in the help. A command is a function, whose docstring is its help, or a family of commands.
 COMMANDS: dict[str, tuple[Callable[..., int | None] | App, ...]] = {
     "Train": (train.train, train.demo, train.smoke, train.study),
-    "Look": (look.plan, look.doctor, look.config, look.advise, runs.report, runs.replay),
+    "Inspect": (look.plan, look.doctor, look.config, look.advise, runs.report, runs.replay),
     "Evaluate": (evaluate.app, score.score, audit.app, score.teacher),
     "Data": (data.app,),
-    "Move": (runs.convert, runs.export, runs.pack, runs.unpack),
+    "Export": (runs.convert, runs.export, runs.pack, runs.unpack),
     "Slurm": (slurm.app,),
 }
 

@@ -214,7 +214,7 @@ def convert(
         tolerance: Largest allowed difference of two log-probabilities, nats.
         shard_gb: Largest weight file, GB.
     """
-    from nemo_uecr.conversion.convert import Request, prepare, read_record
+    from nemo_uecr.conversion.convert import ConversionRequest, prepare, read_record
     from nemo_uecr.conversion.convert import check as check_again
     from nemo_uecr.conversion.convert import convert as run
     from nemo_uecr.conversion.on_cpu import require_bridge
@@ -223,7 +223,7 @@ def convert(
         raise CheckpointError("expected either --to OUT, to convert, or --check, to verify a converted folder again")
     request = None
     if to is not None:
-        request = Request(
+        request = ConversionRequest(
             ckpt=ckpt, out=to.absolute(), model=hf, tokenizer=tokenizer,
             tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
         )  # fmt: skip

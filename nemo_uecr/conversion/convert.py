@@ -31,7 +31,7 @@ GIGABYTE = 10**9
 
 
 @dataclass(frozen=True)
-class Request:
+class ConversionRequest:
     """What to convert, and into which folder."""
 
     ckpt: Path
@@ -43,17 +43,17 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Job:
+class Conversion:
     """A conversion whose inputs have been looked at."""
 
-    request: Request
+    request: ConversionRequest
     weights: reading.Weights
     config: Path  # folder of config.json
     tokenizer: Path
     model: reading.Qwen3
 
 
-def prepare(request: Request) -> Job:
+def prepare(request: ConversionRequest) -> Conversion:
     """Check everything that can be checked before anything is written."""
     out = request.out.absolute()
     if request.ckpt.resolve() in out.resolve().parents:  # NeMo-RL deletes old steps, and OUT would go with them
@@ -67,7 +67,7 @@ def prepare(request: Request) -> Job:
     config = _locate_model(request.model or source.model, request.ckpt)
     model = reading.read_qwen3(config)
     reading.check_architecture(weights, model, config)
-    job = Job(request, weights, config, request.tokenizer or source.tokenizer or config, model)
+    job = Conversion(request, weights, config, request.tokenizer or source.tokenizer or config, model)
     _assets(job)
     check_writable(out)
     free = shutil.disk_usage(existing(out)).free
@@ -95,7 +95,7 @@ def _locate_model(name: str | None, ckpt: Path) -> Path:
         raise CheckpointError(f"{name}: no folder here, nor on the hub ({reason}); name a folder: --hf") from error
 
 
-def convert(request: Request) -> Agreement:
+def convert(request: ConversionRequest) -> Agreement:
     """Convert, verify, and return how far the two models are apart; after any failure there is no OUT."""
     job = prepare(request)
     logger.info("%s: %s weights, %s", job.weights.folder, job.weights.kind, job.weights.dtype)
@@ -110,7 +110,7 @@ def convert(request: Request) -> Agreement:
     return agreement
 
 
-def _to_huggingface(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
+def _to_huggingface(job: Conversion, folder: Path) -> tuple[Sequences, Scores, Scores]:
     """Write the model; return the sequences with their scores under Megatron's model and what transformers loads."""
     _write_assets(job, folder)
     sequences = proof.fixed_sequences(folder, job.model.vocabulary)
@@ -125,7 +125,7 @@ def _to_huggingface(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
     return sequences, megatron, proof.huggingface_scores(folder, sequences)
 
 
-def _to_megatron(job: Job, folder: Path) -> tuple[Sequences, Scores, Scores]:
+def _to_megatron(job: Conversion, folder: Path) -> tuple[Sequences, Scores, Scores]:
     """Write the model; return the sequences with their scores under what megatron-core loads and CKPT."""
     import torch
 
@@ -152,7 +152,7 @@ def _written_megatron_scores(folder: Path, sequences: Sequences) -> Scores:
         return proof.megatron_scores(Bridge(names, model).from_megatron(iteration), sequences)
 
 
-def _assets(job: Job) -> tuple[Path, ...]:
+def _assets(job: Conversion) -> tuple[Path, ...]:
     """What belongs to the model beside its weights: configuration, generation configuration, tokenizer, template."""
     tokenizer = job.tokenizer
     if not (tokenizer / "tokenizer.json").is_file() and not (tokenizer / "vocab.json").is_file():
@@ -163,7 +163,7 @@ def _assets(job: Job) -> tuple[Path, ...]:
     return tuple(path for path in wanted if path.is_file())
 
 
-def _write_assets(job: Job, folder: Path) -> None:
+def _write_assets(job: Conversion, folder: Path) -> None:
     """Copy them; config.json names the dtype of the weights."""
     folder.mkdir(exist_ok=True)
     for file in _assets(job):
@@ -179,7 +179,7 @@ def _write_assets(job: Job, folder: Path) -> None:
         logger.warning("%s has no %s; the converted model has none either", job.config, GENERATION)
 
 
-def _write_record(job: Job, folder: Path, evidence: dict[str, Any]) -> None:
+def _write_record(job: Conversion, folder: Path, evidence: dict[str, Any]) -> None:
     kind = job.weights.kind
     content = {
         "format": FORMAT,

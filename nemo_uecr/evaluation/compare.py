@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.runner import differences, recorded
+from nemo_uecr.evaluation.runner import recorded_settings, setting_differences
 from nemo_uecr.evaluation.samples import SAMPLES, check_complete, read_samples, rewards_by_benchmark
 from nemo_uecr.stats import DIFFERENT, RESAMPLES, Difference, holm, paired_comparison
 
@@ -23,7 +23,7 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
     places = (first, second)
     files, records = zip(*map(_samples, places), strict=True)
     known = (records[0].keys() & records[1].keys()) - {"model"}
-    for key, ours, theirs in differences(*({key: record[key] for key in known} for record in records)):
+    for key, ours, theirs in setting_differences(*({key: record[key] for key in known} for record in records)):
         raise DataError(f"{first} and {second} were evaluated with {key}={ours!r} and {theirs!r}; expected the same")
     samples = [read_samples(file) for file in files]
     rewards = [rewards_by_benchmark(each) for each in samples]
@@ -49,13 +49,13 @@ def _samples(place: Path) -> tuple[Path, dict[str, Any]]:
     """The samples' file, and what is known of how they were drawn."""
     if not place.is_dir():
         folder = place.absolute().parent
-        return place, recorded(folder) or recorded(folder.parent)
+        return place, recorded_settings(folder) or recorded_settings(folder.parent)
     found = max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES)
     if not found.is_file():
         inner = sorted({str(path.parent) for name in (SAMPLES, "evaluations") for path in place.glob(f"*/{name}")})
         expected = f"one of {', '.join(inner)}" if inner else "a folder that nemo-uecr evaluate wrote, or a run folder"
         raise DataError(f"{place} holds no samples of an evaluation; expected {expected}")
-    return found, recorded(place)
+    return found, recorded_settings(place)
 
 
 def lines_of(differences: Mapping[str, Difference]) -> list[str]:

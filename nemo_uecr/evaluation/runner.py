@@ -39,7 +39,7 @@ FREE = ("versions", "label")
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """What the user chooses, the same for every model of a comparison."""
 
     samples: int  # k, responses a problem
@@ -57,7 +57,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PendingSample:
     """One sample that is still to be generated."""
 
     key: Key
@@ -66,7 +66,7 @@ class Wanted:
 
 
 def evaluate(
-    label: str, model: str, benchmarks: Mapping[str, LoadedBenchmark], settings: Settings, folder: Path
+    label: str, model: str, benchmarks: Mapping[str, LoadedBenchmark], settings: EvaluationSettings, folder: Path
 ) -> dict[str, Any]:
     """Evaluate a model (folder or hub name), keeping the samples already in ``folder``; returns its ``result.json``.
 
@@ -78,14 +78,14 @@ def evaluate(
         path = folder / SAMPLES
         samples.drop_torn_line(path)
         there = samples.read_samples(path) if path.exists() else []
-        for key, ours, theirs in differences(record, read_object(folder / SETTINGS)) if there else ():
+        for key, ours, theirs in setting_differences(record, read_object(folder / SETTINGS)) if there else ():
             raise RunFolderError(
                 f"{folder} holds an evaluation with {key}={theirs!r}, this one has {ours!r}; choose another --out"
             )
         done = {sample.key for sample in there}
         tokens = engines.load_tokens(model)
         encoded = {name: tokens.prompts(each.problems, settings.chat) for name, each in benchmarks.items()}
-        every = wanted_samples(encoded, samples=settings.samples, seed=settings.seed)
+        every = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
         wanted = [each for each in every if each.key not in done]
         log.info("%s: %d samples there, %d to generate", label, len(done), len(wanted))
         if wanted:
@@ -99,36 +99,43 @@ def evaluate(
         return samples.write_result(folder, record, samples.read_samples(path))
 
 
-def wanted_samples(
+def pending_samples(
     benchmarks: Mapping[str, Sequence[tuple[Problem, tuple[int, ...]]]], *, samples: int, seed: int
-) -> list[Wanted]:
+) -> list[PendingSample]:
     """Every sample of an evaluation, benchmark by benchmark; of each problem its prompt's token ids are given."""
     found = []
     for name, problems in benchmarks.items():
         for problem, prompt in problems:
             for number in range(samples):
                 key = (name, problem.id, number)
-                found.append(Wanted(key, problem, engines.Request(prompt, derive(seed, *key))))
+                found.append(PendingSample(key, problem, engines.Request(prompt, derive(seed, *key))))
     return found
 
 
 def _generate(
-    wanted: list[Wanted], engine: engines.Engine, settings: Settings, tokens: engines.Tokens, path: Path
+    wanted: list[PendingSample],
+    engine: engines.Engine,
+    settings: EvaluationSettings,
+    tokens: engines.Tokens,
+    path: Path,
 ) -> None:
     began, produced = time.perf_counter(), 0
     with comparison_pool(min(4, os.cpu_count() or 1)) as pool:
         for start in range(0, len(wanted), settings.batch):
             chunk = wanted[start : start + settings.batch]
             generations = engine.generate([each.request for each in chunk], settings.decoding)
-            append_whole(path, samples.sample_lines(judged(chunk, generations, tokens, pool)))
+            append_whole(path, samples.sample_lines(judge_generations(chunk, generations, tokens, pool)))
             note_progress()
             produced += sum(len(each.token_ids) for each in generations)
             rate = produced / (time.perf_counter() - began)
             log.info("%d of %d samples, %.0f tokens a second", start + len(chunk), len(wanted), rate)
 
 
-def judged(
-    chunk: Sequence[Wanted], generations: Sequence[engines.Generation], tokens: engines.Tokens, pool: ComparisonPool
+def judge_generations(
+    chunk: Sequence[PendingSample],
+    generations: Sequence[engines.Generation],
+    tokens: engines.Tokens,
+    pool: ComparisonPool,
 ) -> list[Sample]:
     """The samples of generations, each with the verifier's verdict."""
     texts = [tokens.text(generation.token_ids) for generation in generations]
@@ -144,7 +151,9 @@ def judged(
     ]  # fmt: skip
 
 
-def _record(label: str, model: str, settings: Settings, benchmarks: Mapping[str, LoadedBenchmark]) -> dict[str, Any]:
+def _record(
+    label: str, model: str, settings: EvaluationSettings, benchmarks: Mapping[str, LoadedBenchmark]
+) -> dict[str, Any]:
     chosen = asdict(settings)
     del chosen["batch"]
     return {
@@ -168,7 +177,7 @@ def _record(label: str, model: str, settings: Settings, benchmarks: Mapping[str,
     }
 
 
-def recorded(folder: Path) -> dict[str, Any]:
+def recorded_settings(folder: Path) -> dict[str, Any]:
     """How samples were drawn: an evaluation's settings, or what the configuration of a training run says of its own."""
     if (folder / SETTINGS).is_file():
         return read_object(folder / SETTINGS)
@@ -186,7 +195,7 @@ def recorded(folder: Path) -> dict[str, Any]:
     }
 
 
-def differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, object, object]]:
+def setting_differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, object, object]]:
     """Dotted key and both values wherever two records differ, free keys left out."""
     ours, theirs = flattened(json.loads(json.dumps(first))), flattened(second)
     return [

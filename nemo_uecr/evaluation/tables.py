@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from nemo_uecr.config.load import read_written
 from nemo_uecr.data.benchmarks import BENCHMARKS
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.runner import recorded
+from nemo_uecr.evaluation.runner import recorded_settings
 from nemo_uecr.evaluation.samples import RESULT
 from nemo_uecr.files import read_object
 
@@ -68,7 +68,7 @@ class Row:
         return METHODS[self.method][0] if self.method in METHODS else self.method
 
 
-class Cell(NamedTuple):
+class Entry(NamedTuple):
     """A text of the table with its rank in the column: 1 best, 2 second, 0 any other."""
 
     text: str
@@ -81,7 +81,7 @@ class Table:
     """Head and lines, ready for any format, and a note to stand below them."""
 
     head: tuple[str, ...]
-    lines: tuple[tuple[Cell, ...], ...]
+    lines: tuple[tuple[Entry, ...], ...]
     note: str = ""
 
 
@@ -122,7 +122,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], str]:
 
 def _basis(folder: Path, sets: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """By column, what is known of how the numbers were taken; of its problems a training run says only how many."""
-    settings = recorded(folder)
+    settings = recorded_settings(folder)
     common = {what: json.dumps(settings[key], sort_keys=True) for key, what in BASIS.items() if key in settings}
     problems: dict[str, dict[str, str]] = {}
     for name, row in sets.items():
@@ -147,7 +147,7 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     if "average" in columns and (unlike := _difference(rows, "average")):
         columns.remove("average")
         notes.append(f"No Avg.: {unlike}; averages need the same in every row.")
-    lines = [[Cell(row.title), *_marks(row.method, layout)] for row in rows]
+    lines = [[Entry(row.title), *_marks(row.method, layout)] for row in rows]
     unranked: dict[str, list[str]] = {}
     for name in columns:
         ranked = [row for row in rows if name in row.scores and row.method not in REFERENCE_ROWS]
@@ -157,22 +157,22 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
             best = []
         for row, line in zip(rows, lines, strict=True):
             if name not in row.scores:
-                line.append(Cell(NOTHING))
+                line.append(Entry(NOTHING))
                 continue
             value, low, high = (rounded(each, 2) for each in row.scores[name])
             rank = best.index(float(value)) + 1 if row.method not in REFERENCE_ROWS and float(value) in best else 0
-            line.append(Cell(value, f"{low}, {high}", rank))
+            line.append(Entry(value, f"{low}, {high}", rank))
     notes += [f"No ranks in {', '.join(titles)}: {unlike}." for unlike, titles in unranked.items()]
     parts = PARTS if layout == "ablation" else ()
     head = (f"Method, Avg@{k} (%)", *parts, *map(_column_title, columns))
     return Table(head, tuple(map(tuple, lines)), " ".join(notes))
 
 
-def _marks(method: str, layout: str) -> list[Cell]:
+def _marks(method: str, layout: str) -> list[Entry]:
     if layout == "main":
         return []
     flags = METHODS.get(method, ("", None))[1] or "-" * len(PARTS)
-    return [Cell({"1": YES, "0": NO, "-": NOTHING}[flag]) for flag in flags]
+    return [Entry({"1": YES, "0": NO, "-": NOTHING}[flag]) for flag in flags]
 
 
 def _difference(rows: Sequence[Row], column: str) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.evaluation.runner import judged, wanted_samples
+from nemo_uecr.evaluation.runner import judge_generations, pending_samples
 from nemo_uecr.evaluation.samples import SAMPLES, sample_lines, summarise, write_samples
 from nemo_uecr.files import replace_file
 from nemo_uecr.generation.decode import NOT_FINITE, decode
@@ -84,10 +84,10 @@ def evaluate(
     settings = config.evaluation
     decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, settings.stop)
     encoded = {name: [(each.problem, each.token_ids) for each in found] for name, found in benchmarks.items()}
-    wanted = wanted_samples(encoded, samples=settings.samples, seed=settings.seed)
+    wanted = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
     prompts = [Prompt(each.problem, each.request.prompt_ids) for each in wanted]
     responses, fault = sample(prompts, [each.request.seed for each in wanted], decoding)
-    samples = judged(wanted, responses, model.tokens, SHARED)
+    samples = judge_generations(wanted, responses, model.tokens, SHARED)
     if fault is not None:
         name, problem, number = wanted[fault.row].key
         where = f"step {step}, benchmark {name}, problem {problem}, sample {number}"

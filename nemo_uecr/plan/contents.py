@@ -1,4 +1,4 @@
-"""A plan: what it is computed from, what it holds, and how it is printed."""
+"""The plan of a run: the devices and lengths it assumes, its parts, and how it is printed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 GIB, MEBI = 2**30, 2**20
 
-# Shares of a device's limits that are reached, chosen on others' runs: tests/plan/test_published.py has each with its
-# source. Scoring and training are NeMo-RL's "get logprobs" and "policy training" of an 8B model (NeMo-RL issue 959).
-WEIGHTS_SHARE = 0.70  # of memory bandwidth while a decoding step reads the weights: few sequences on one GPU show it
-CACHE_SHARE = 0.50  # of memory bandwidth while it reads keys and values: NeMo-RL's rollouts of 2048 responses
+# Shares of a device's limits that real runs reach; tests/plan/test_published.py has each run with its source. Scoring
+# and training are NeMo-RL's "get logprobs" and "policy training" of an 8B model (NeMo-RL issue 959).
+WEIGHTS_SHARE = (
+    0.70  # of memory bandwidth while a decoding step reads the weights, from runs of few sequences on one GPU
+)
+CACHE_SHARE = 0.50  # of memory bandwidth while it reads keys and values, from NeMo-RL's rollouts of 2048 responses
 FORWARD_SHARE = 0.50  # of FLOP/s while scoring
 TRAIN_SHARE = 0.45  # of FLOP/s while training
 REACHED = (
@@ -19,29 +21,29 @@ REACHED = (
     f"generating, {FORWARD_SHARE:.0%} of FLOP/s while scoring, {TRAIN_SHARE:.0%} while training"
 )
 
-LAYOUT_LINES = 16  # that are printed; of a larger cluster the first and the last
+LAYOUT_LINES = 16  # most lines printed of the layout
 
 
 @dataclass(frozen=True)
 class Device:
-    """What one device sustains."""
+    """Memory and sustained rates of one device."""
 
     name: str
-    memory: int | None  # bytes that CUDA reports, of which vLLM takes its share; None: not known beforehand
-    flops: float  # dense FLOP/s in bfloat16 that large matrix products sustain; on a CPU, float32 of one thread
-    bandwidth: float  # bytes/s of its memory that a streaming kernel sustains
+    memory: int | None  # bytes that CUDA reports and vLLM takes its share of; None: unknown
+    flops: float  # dense bfloat16 FLOP/s of large matrix products; on a CPU, float32 of one thread
+    bandwidth: float  # memory bytes/s of a streaming kernel
     host_link: float  # bytes/s to and from host memory
     peer_link: float  # bytes/s between devices of a node, each direction
-    network: float  # bytes/s between nodes for each device
-    spare: int = 0  # bytes of the memory that no phase may take
+    network: float  # bytes/s per device between nodes
+    spare: int = 0  # bytes to leave free
 
     @property
     def offered(self) -> int:
-        """Bytes that a phase may take; 0 where they are not known."""
+        """Bytes that a phase may use; 0 if unknown."""
         return (self.memory or 0) - self.spare
 
     def forward_s(self, flops: float, devices: int) -> float:
-        """Seconds of a forward pass; on a CPU the devices are threads."""
+        """Seconds of a forward pass; for a CPU, ``devices`` counts threads."""
         return flops / (devices * self.flops * FORWARD_SHARE)
 
     def train_s(self, flops: float, devices: int) -> float:
@@ -49,13 +51,13 @@ class Device:
         return flops / (devices * self.flops * TRAIN_SHARE)
 
     def decode_s(self, weights: float, cached: float, flops: float, devices: int) -> float:
-        """Seconds of generation: reading so many bytes of weights, keys and values, or computing if that is longer."""
+        """Seconds of generation: the longer of reading these bytes of weights, keys and values, and of computing."""
         read = weights / (self.bandwidth * WEIGHTS_SHARE) + cached / (self.bandwidth * CACHE_SHARE)
         return max(read, self.forward_s(flops, devices))
 
 
-# Matrix and memory rates of the others take the share of the vendor's peak that the H200's have: 0.8 and 0.9.
-# The H200's host link is measured, both ways with pinned memory (docs/benchmarks.md).
+# Matrix and memory rates of the others are the vendor's peak times the H200's share of it, 0.8 and 0.9.
+# The H200's host link is measured, both directions, with pinned memory (docs/benchmarks.md).
 GPUS: dict[str, Device] = {
     "h200": Device("H200", int(139.8 * GIB), 790e12, 4.3e12, 55e9, 300e9, 40e9),
     "h100": Device("H100 80 GB", int(79.1 * GIB), 790e12, 3.0e12, 25e9, 300e9, 40e9),
@@ -69,19 +71,19 @@ CPU = Device("CPU", None, 40e9, 10e9, 10e9, 10e9, 1e9)
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens that the times are computed for; memory always takes the longest."""
+    """Sequence lengths for the times, in tokens; memory always assumes the longest."""
 
     prompt: int  # mean
-    response: int  # mean, responses that are cut at the longest included
-    sigma: float  # standard deviation of the logarithm of a response's length before the cut; 0: all have the mean
+    response: int  # mean, truncated responses included
+    sigma: float  # standard deviation of ln(response length) before truncation; 0: all have the mean
 
     @property
     def whole(self) -> int:
-        """Prompt and response."""
+        """Mean tokens of prompt and response."""
         return self.prompt + self.response
 
-    def said(self, cut: int) -> str:
-        """The lengths in words; a mean that is the cut leaves no tail."""
+    def described(self, cut: int) -> str:
+        """The lengths in words; a mean equal to the cut leaves no tail."""
         if self.response == cut:
             return (
                 f"every response of {cut} tokens, the longest, after prompts of {self.prompt} (times: an upper bound; "
@@ -95,11 +97,11 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Item:
-    """Something that occupies memory."""
+    """One part of the memory in use."""
 
     name: str
     size: int  # bytes
-    how: str  # the arithmetic in words
+    how: str  # how the size was computed
 
 
 @dataclass(frozen=True)
@@ -107,11 +109,11 @@ class Phase:
     """A part of a step."""
 
     name: str
-    where: str  # the devices that work: "student GPUs", "teacher GPUs", "every GPU", "the device"
-    device: tuple[Item, ...]  # on each working device, on the fullest one where they differ
+    where: str  # the working devices: "student GPUs", "teacher GPUs", "every GPU", "the device"
+    device: tuple[Item, ...]  # on each working device, or on the fullest
     seconds: float
-    how: str  # what the seconds are made of
-    waiting: float = 0.0  # those of the seconds that the average device waits for the slowest
+    how: str  # how the seconds were computed
+    waiting: float = 0.0  # seconds that the average device waits for the slowest
 
     @property
     def size(self) -> int:
@@ -136,19 +138,19 @@ class Plan:
 
     title: str
     hardware: str  # the device and its limits
-    capacity: int | None  # bytes that a device offers; None where it is not known
+    capacity: int | None  # usable bytes of a device; None: unknown
     layout: tuple[RankLine, ...]
     phases: tuple[Phase, ...]
     host: tuple[Item, ...]  # host memory of the fullest node
     checkpoint: Item  # disk space of one checkpoint
     facts: tuple[str, ...]  # batch arithmetic, one sentence each
     assumptions: tuple[str, ...]
-    faults: tuple[str, ...]  # why it cannot run, one sentence each; empty when it can
-    mismatches: tuple[str, ...]  # those of the faults that no layout cures: lengths and vocabularies
+    faults: tuple[str, ...]  # why it cannot run, one sentence each
+    mismatches: tuple[str, ...]  # faults that no layout cures: lengths and vocabularies
 
     @property
     def misfits(self) -> bool:
-        """Whether something does not fit into memory, which another layout may change."""
+        """Whether something does not fit into memory; another layout may."""
         return len(self.faults) > len(self.mismatches)
 
     @property
@@ -158,12 +160,12 @@ class Plan:
 
     @property
     def waiting(self) -> float:
-        """Share of the devices' time in a step that waits for the slowest of them."""
+        """Share of the devices' time in a step spent waiting for the slowest one."""
         return sum(phase.waiting for phase in self.phases) / self.seconds
 
     @property
     def fullest(self) -> Phase:
-        """The phase with the most memory on a device."""
+        """The phase that needs the most memory per device."""
         return max(self.phases, key=lambda phase: phase.size)
 
     @property
@@ -173,7 +175,7 @@ class Plan:
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """The plan as plain values; sizes in bytes, times in seconds."""
+    """The plan as JSON values; sizes in bytes, times in seconds."""
     values = asdict(plan)
     for given, phase in zip(values["phases"], plan.phases, strict=True):
         given["size"] = phase.size
@@ -181,7 +183,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 def plan_text(plan: Plan) -> str:
-    """Everything about one run."""
+    """The whole plan as text."""
     layout = [
         f"node {line.node} device {line.device}: student {line.student} | teacher {line.teacher} | {line.rollout}"
         for line in plan.layout
@@ -198,20 +200,20 @@ def plan_text(plan: Plan) -> str:
     lines.append(f"  {'whole step':<18}{plan.seconds:>27,.1f} s{waiting}")
     lines += ["", "host memory of each machine, besides device memory", *_items(plan.host)]
     lines += [f"  {'together':<28}{_size(plan.host_bytes):>12}"]
-    lines += ["", f"disk: {_size(plan.checkpoint.size)} a checkpoint ({plan.checkpoint.how})"]
+    lines += ["", f"disk: {_size(plan.checkpoint.size)} per checkpoint ({plan.checkpoint.how})"]
     lines += ["", "assumed", *_indented(plan.assumptions)]
     return "\n".join(lines) + "\n"
 
 
 def side_by_side(plans: Mapping[str, Plan]) -> tuple[list[str], list[list[str]]]:
-    """Several plans as the head and the rows of a table."""
+    """Header and rows of a table that compares several plans."""
     rows = []
     for name in dict.fromkeys(phase.name for plan in plans.values() for phase in plan.phases):
         phases = [next((phase for phase in plan.phases if phase.name == name), None) for plan in plans.values()]
         words = (f"{one.seconds:,.1f} s, {_size(one.size)} on {one.where}" if one else "-" for one in phases)
         rows.append([name, *words])
     rows.append(["whole step", *(f"{plan.seconds:,.1f} s" for plan in plans.values())])
-    rows.append(["host memory a node", *(_size(plan.host_bytes) for plan in plans.values())])
+    rows.append(["host memory per node", *(_size(plan.host_bytes) for plan in plans.values())])
     rows.append(["fits", *(f"no, {len(plan.faults)} fault(s)" if plan.faults else "yes" for plan in plans.values())])
     return ["", *plans], rows
 

@@ -1,7 +1,7 @@
-"""The doctor: what would stop or spoil a run, found before it starts.
+"""The doctor: finds what would stop or spoil a run before it starts.
 
-A check says what it found, and with a warning or a failure what to do. One that raises a `UecrError` fails with that
-message, which has the remedy in it. Without a configuration the doctor looks at the machine and the packages alone.
+Each check reports what it found and, for a warning or a failure, what to do. A `UecrError` raised by a check is a
+failure with that message, which names its own remedy. Without a configuration only machine and packages are checked.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ QUESTION = "What is 2 + 3?"
 CODE = ("config.json", "tokenizer_config.json")  # files that can name code of a model folder's own
 STEP = re.compile(r"step[-_](\d+)")
 
-# Each package and what to do where it cannot be imported; and, of NeMo-RL's stack, the worker that needs it.
+# Packages with the remedy if they cannot be imported; and NeMo-RL's stack with the worker that needs each package.
 PLAIN = dict.fromkeys(("torch", "pydantic", "omegaconf", "safetensors"), "pip install 'nemo-uecr[cli]'") | {
     "transformers": "pip install 'nemo-uecr[local]'",
     "math_verify": "pip install 'nemo-uecr[verify]'",
@@ -93,36 +93,36 @@ Check = tuple[str, Callable[[], Finding | Iterable[Finding]]]
 
 
 def ok(check: str, message: str) -> Finding:
-    """Nothing to do."""
+    """A check that passed."""
     return Finding(check, "ok", message, "")
 
 
-def judged(check: str, good: bool, message: str, remedy: str, bad: Literal["warn", "fail"] = "fail") -> Finding:
-    """The message, with the remedy where it is not good."""
+def ok_if(good: bool, check: str, message: str, remedy: str, bad: Literal["warn", "fail"] = "fail") -> Finding:
+    """A check that passed if ``good``, else one with a remedy."""
     return ok(check, message) if good else Finding(check, bad, message, remedy)
 
 
 def examine(run: AnyConfig | None, *, ray_port: int, sizes: Sizes) -> Iterator[Finding]:
-    """Run every check that applies and yield each finding as it is known; without a run, of the machine alone."""
-    yield from made(_of_the_machine(run, ray_port))
+    """Run every check that applies and yield each finding at once; without a run, check the machine alone."""
+    yield from run_checks(_machine_checks(run, ray_port))
     if run is not None:
-        yield from made(_of_the_run(run, sizes))
+        yield from run_checks(_config_checks(run, sizes))
 
 
-def made(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Findings of the checks; one that breaks is a finding too, and the others go on."""
+def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
+    """Findings of the checks; a check that raises becomes a finding, and the others continue."""
     for check, make in checks:
         try:
             found = make()
             yield from [found] if isinstance(found, Finding) else found
         except UecrError as error:
             yield Finding(check, "fail", str(error), "")
-        except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:  # in others' code
+        except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:  # raised by a library
             message = f"cannot be checked: {type(error).__name__}: {error}"
             yield Finding(check, "fail", f"{message:.400}", "fix what it names, then run doctor again")
 
 
-def _of_the_machine(run: AnyConfig | None, ray_port: int) -> Iterator[Check]:
+def _machine_checks(run: AnyConfig | None, ray_port: int) -> Iterator[Check]:
     gpus, nodes, megatron, remedy = 0, 1, sys.executable, "run doctor where the GPU is, or set device=auto or cpu"
     if isinstance(run, NemoConfig):
         gpus, nodes = run.cluster.gpus_per_node, run.cluster.nodes
@@ -146,7 +146,7 @@ def _of_the_machine(run: AnyConfig | None, ray_port: int) -> Iterator[Check]:
         yield "shared memory", shared_memory_finding
 
 
-def _of_the_run(run: AnyConfig, sizes: Sizes) -> Iterator[Check]:
+def _config_checks(run: AnyConfig, sizes: Sizes) -> Iterator[Check]:
     total = psutil.virtual_memory().total
     yield "plan", lambda: fit_findings(run, sizes, gpu_memory=gpu_memory(), host_memory=total)
     yield "run folder", lambda: _writable_finding(Path(run.run.folder))
@@ -185,13 +185,13 @@ def _megatron_checkpoints(run: AnyConfig) -> dict[str, str]:
 
 
 def worker_python(worker: str) -> str:
-    """The interpreter of a kind of NeMo-RL worker: the container's prebuilt one where it is, else this one."""
+    """Interpreter of a NeMo-RL worker: the container's prebuilt one if it exists, else this one."""
     prebuilt = RAY_VENVS / worker / "bin" / "python"
     return str(prebuilt) if prebuilt.is_file() else sys.executable
 
 
 def import_finding(module: str, python: str, remedy: str) -> Finding:
-    """Import a package with an interpreter."""
+    """Whether an interpreter can import a package."""
     done = _run(python, _IMPORT, module)
     if done.returncode == 0:
         return ok(module, done.stdout.splitlines()[-1])
@@ -206,7 +206,7 @@ def apex_finding(python: str) -> Finding:
     good = not done.stdout or (Path(done.stdout) / "multi_tensor_apply").is_dir()
     message = f"{done.stdout or 'not installed'}{'' if good else ' is an unrelated toolkit that Megatron would import'}"
     remedy = "pip uninstall apex; NVIDIA's is built from github.com/NVIDIA/apex and not needed here"
-    return judged("apex", good, message, remedy)
+    return ok_if(good, "apex", message, remedy)
 
 
 def _run(python: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -216,14 +216,14 @@ def _run(python: str, code: str, *arguments: str) -> subprocess.CompletedProcess
 
 
 def cuda_finding(wanted: int, remedy: str) -> Finding:
-    """GPUs that torch sees here against those that the configuration asks for."""
+    """Whether torch sees the GPUs that the configuration asks for."""
     import torch
 
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     built = f"torch {torch.__version__} for CUDA {torch.version.cuda}" if torch.version.cuda else "torch without CUDA"
     names = sorted({torch.cuda.get_device_name(index) for index in range(seen)})
     needed = f", the run needs {wanted} here" if wanted else ""
-    return judged("gpus", seen >= wanted, f"{built} sees {' '.join([str(seen), 'GPUs', *names])}{needed}", remedy)
+    return ok_if(seen >= wanted, "gpus", f"{built} sees {' '.join([str(seen), 'GPUs', *names])}{needed}", remedy)
 
 
 def gpu_memory() -> int | None:
@@ -235,7 +235,7 @@ def gpu_memory() -> int | None:
 
 
 def port_finding(port: int) -> Finding:
-    """The port of the Ray head."""
+    """Whether the Ray head's port is free."""
     if address := os.environ.get("RAY_ADDRESS"):
         return ok("ray port", f"RAY_ADDRESS={address} is set: that cluster is used")
     try:
@@ -247,28 +247,28 @@ def port_finding(port: int) -> Finding:
 
 
 def name_finding(host: str, *, nodes: int) -> Finding:
-    """Whether the other nodes can reach this one, by the address that the launcher gives them."""
+    """Whether other nodes can reach this one at the address that the launcher announces."""
     try:
         address = socket.gethostbyname(host) if nodes == 1 else network.own_address(host, alone=False)
     except (OSError, UecrError) as error:
         address = f"no address ({error})"
     good = not address.startswith("no " if nodes == 1 else ("no ", "127."))
     remedy = "give it the network's address, which other nodes can reach, in /etc/hosts or the name service"
-    return judged("node name", good, f"{host} is {address}", remedy)
+    return ok_if(good, "node name", f"{host} is {address}", remedy)
 
 
 def shared_memory_finding() -> Finding:
-    """Free shared memory: Ray's object store and NCCL live there."""
+    """Free shared memory, which Ray's object store and NCCL use."""
     free, remedy = shutil.disk_usage("/dev/shm").free, "containers: --ipc=host or --shm-size; else end what holds it"
     message = f"{free / GIB:.1f} GiB free in /dev/shm, Ray and NCCL want {SHARED_MEMORY // GIB}"
-    return judged("shared memory", free >= SHARED_MEMORY, message, remedy, "warn")
+    return ok_if(free >= SHARED_MEMORY, "shared memory", message, remedy, "warn")
 
 
-# -- what the run needs of the machine -------------------------------------------------------------------------------
+# -- what the run needs from the machine -----------------------------------------------------------------------------
 
 
 def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_memory: int) -> Iterator[Finding]:
-    """The plan of the run against disk, host and GPUs (an H200 where none is); and whether the models fit the run."""
+    """Whether the planned run fits this machine (without a GPU: an H200), and its lengths fit the models."""
     if isinstance(run, NemoConfig):
         preflight.check_visible_models(run)
     try:
@@ -289,15 +289,15 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
         message = "; ".join(long) or f"prompts of up to {run.data.max_prompt_tokens} tokens fit the models' positions"
         remedy = "a local run refuses the prompts that are too long, not what the keys allow; fine if there are none"
         hopeless = faults.length_faults(run, known["student"], teachers, 1)  # whatever the prompts
-        yield judged("generation length", not long, message, remedy, "fail" if hopeless else "warn")
+        yield ok_if(not long, "generation length", message, remedy, "fail" if hopeless else "warn")
     fullest = f"{plan.hardware}: {plan.fullest.name} takes the most, {plan.fullest.size / GIB:.1f} GiB"
-    yield judged("plan", not plan.faults, "; ".join(plan.faults) or fullest, "see nemo-uecr plan")
+    yield ok_if(not plan.faults, "plan", "; ".join(plan.faults) or fullest, "see nemo-uecr plan")
     message = f"{host_memory / GIB:.1f} GiB, the run needs {needed / GIB:.1f}"
-    yield judged("host memory", needed <= host_memory, message, "take smaller models, or nodes with more memory")
+    yield ok_if(needed <= host_memory, "host memory", message, "take smaller models, or nodes with more memory")
     free, each = shutil.disk_usage(existing(Path(run.run.folder))).free, plan.checkpoint.size
     message = f"{free / GIB:.1f} GiB free, {kept} checkpoints of {each / GIB:.2f} GiB need {kept * each / GIB:.1f}"
     remedy = "free space, lower checkpoint.keep_last, or choose another run.folder"
-    yield judged("disk", free >= kept * each, message, remedy)
+    yield ok_if(free >= kept * each, "disk", message, remedy)
 
 
 def _writable_finding(folder: Path) -> Finding:
@@ -306,7 +306,7 @@ def _writable_finding(folder: Path) -> Finding:
 
 
 def shared_findings(run: AnyConfig) -> Iterator[Finding]:
-    """Whether what the nodes of a run read and write lies on a file system of this node alone."""
+    """Whether the nodes of a run share the file systems that they read and write."""
     if not isinstance(run, NemoConfig) or run.cluster.nodes == 1:
         return
     named = {"run.folder": run.run.folder, "data.train": run.data.train} | _megatron_checkpoints(run)
@@ -316,11 +316,11 @@ def shared_findings(run: AnyConfig) -> Iterator[Finding]:
         above = [one for one in psutil.disk_partitions(all=True) if place.is_relative_to(one.mountpoint)]
         kind = max(reversed(above), key=lambda one: len(one.mountpoint)).fstype  # the last one mounted there
         remedy = "only this node sees it: put it on a file system that every node mounts at the same path"
-        yield judged(f"shared {key}", kind not in LOCAL_FILE_SYSTEMS, f"{place} is on {kind}", remedy)
+        yield ok_if(kind not in LOCAL_FILE_SYSTEMS, f"shared {key}", f"{place} is on {kind}", remedy)
 
 
 def network_finding(run_folder: Path) -> Finding:
-    """How fast the nodes of this Slurm step reduce, against what InfiniBand gives; a CPU shows that they meet."""
+    """All-reduce bandwidth of this Slurm step against InfiniBand's; on CPUs, only whether the nodes connect."""
     rate, backend = network.exchange_rate(existing(run_folder))
     expected = any(network.INFINIBAND.glob("*")) and backend == "nccl"
     message = f"{rate:.2f} GB/s between the nodes by {backend}{f', {network.FAST:g} of InfiniBand' * expected}"
@@ -328,14 +328,14 @@ def network_finding(run_folder: Path) -> Finding:
         f"export {network.INTERFACE}=NAME NCCL_IB_HCA=ADAPTERS before sbatch and srun, and for a container "
         "MELLANOX_VISIBLE_DEVICES=all; NCCL_DEBUG=INFO shows what NCCL takes"
     )
-    return judged("all-reduce", rate >= network.FAST or not expected, message, remedy, "warn")
+    return ok_if(rate >= network.FAST or not expected, "all-reduce", message, remedy, "warn")
 
 
 # -- what the run reads ----------------------------------------------------------------------------------------------
 
 
 def problems_finding(run: AnyConfig) -> Finding:
-    """The problems, read as the run reads them."""
+    """Whether the problems can be read, as the run reads them."""
     data = run.data
     if data.train.startswith("demo:"):
         return ok("problems", f"{data.train} is made once, then cached")
@@ -347,14 +347,14 @@ def problems_finding(run: AnyConfig) -> Finding:
 
 
 def rewards_finding(run: AnyConfig) -> Finding:
-    """The reward functions, loaded as the run loads them."""
+    """Whether the reward functions can be loaded, as the run loads them."""
     rewards = [each for each in run.reward if not isinstance(each, NemoRlEnvironment)]
     Rewards(rewards, correct_at=run.correct_at, pool=SHARED).close()
     return ok("rewards", ", ".join(each.label for each in rewards) or "NeMo-RL's environment")
 
 
 def extras_finding(run: Config) -> Finding:
-    """What single keys need beyond the packages that every run has."""
+    """Packages that single keys need beyond those of every run."""
     check_engine(run.rollout.engine)
     few_bits = any(getattr(teacher, "quantize", "none") != "none" for teacher in (run.teacher, *run.teachers.values()))
     needed = {"lora": run.student.lora_rank > 0, "lowbit": few_bits or run.train.optimizer != "adamw"}
@@ -368,7 +368,7 @@ def _training_problems(run: Config) -> list[Problem]:
 
 
 def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
-    """Whether a model's weights are all there, in a folder or the hub's cache, and it brings no code of its own."""
+    """Whether a folder or the hub's cache has all of a model's weights, and no code of its own."""
     folder, check = Path(name).expanduser(), f"{role} model"
     if name.startswith("demo:"):
         return ok(check, f"{name} is made once, then cached")
@@ -377,7 +377,7 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
         here = models.cached(name) is not None
         message = f"{name} is {'' if here else 'not '}in the hub's cache of this machine"
         remedy = f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder"
-        return judged(check, here, message, remedy, "warn")
+        return ok_if(here, check, message, remedy, "warn")
     if "model_type" not in read_object(folder / "config.json"):
         raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
     if (base := adapter.base_of(folder)) is not None:
@@ -392,7 +392,7 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
 
 
 def tokenizer_findings(run: AnyConfig) -> Iterator[Finding]:
-    """The student's tokenizer; with it the teacher's, id by id, the chat template and the prompts."""
+    """The student's tokenizer with its chat template and prompts, and each teacher's tokenizer compared with it."""
     student, teachers = _tokenizer(run.student.model_name), teacher_folders(run)
     yield ok("student tokenizer", f"{len(student)} tokens")
     checks: list[Check] = [("chat template", lambda: chat_finding(student, run))]
@@ -400,14 +400,14 @@ def tokenizer_findings(run: AnyConfig) -> Iterator[Finding]:
         checks.append(("prompt length", lambda: _prompts_finding(student, run)))
     own = run.student.model_name
     for key, name in teachers.items():
-        sized = own if key in url_teachers(run) else name  # a server's columns are looked at there
-        checks.append((f"{key} tokenizer", partial(_same_finding, own, student, key, name, sized)))
-        checks.append((f"{key} end tokens", partial(_ends_finding, run, student, key, name)))
-    yield from made(checks)
+        sized = own if key in url_teachers(run) else name  # `server_finding` checks a server's columns
+        checks.append((f"{key} tokenizer", partial(_same_tokenizer_finding, own, student, key, name, sized)))
+        checks.append((f"{key} end tokens", partial(_end_tokens_finding, run, student, key, name)))
+    yield from run_checks(checks)
 
 
 def server_finding(run: Config, key: str, asked: UrlTeacherConfig, sizes: Sizes) -> Finding:
-    """A teacher's server, checked as the run checks it at its start."""
+    """Whether a teacher's server passes the checks that the run makes at its start."""
     name = run.student.model_name
     tokenizer, columns = _tokenizer(name), sizes(name, "student").vocabulary
     teacher = UrlTeacher(asked, columns, len(tokenizer), run.tolerances.teacher_probe, {})
@@ -417,11 +417,11 @@ def server_finding(run: Config, key: str, asked: UrlTeacherConfig, sizes: Sizes)
 
 
 def _tokenizer(name: str) -> Any:
-    """A tokenizer from a folder or the hub's cache, never from the network."""
+    """A tokenizer from a folder or the hub's cache, without network access."""
     return models.load_tokenizer(str(Path(name).expanduser()), local_files_only=True)
 
 
-def _same_finding(own: str, student: Any, key: str, name: str, sized: str) -> Finding:
+def _same_tokenizer_finding(own: str, student: Any, key: str, name: str, sized: str) -> Finding:
     teacher = _tokenizer(name)
     ours, theirs = (models.output_columns(str(Path(m).expanduser()), local_files_only=True) for m in (own, sized))
     models.check_same_tokenizer(student, teacher, (ours, theirs))
@@ -429,19 +429,19 @@ def _same_finding(own: str, student: Any, key: str, name: str, sized: str) -> Fi
     return ok(f"{key} tokenizer", f"the same {len(student)} ids as the student's{padded}")
 
 
-def _ends_finding(run: AnyConfig, student: Any, key: str, name: str) -> Finding:
-    """Whether student and teacher end a response alike, or the run says what that token counts."""
+def _end_tokens_finding(run: AnyConfig, student: Any, key: str, name: str) -> Finding:
+    """Whether student and teacher end a response with the same tokens, or the run states how to score that token."""
     places = (str(Path(place).expanduser()) for place in (run.student.model_name, name))
     unequal = difference_of_ends(student, *(end_ids(place, _tokenizer(place), local=True) for place in places))
     remedy = f"the teacher scores the token that ends a response low: set {key}.end_token=own or left_out"
     if isinstance(run, NemoConfig):
         remedy = "backend nemo_rl has no key for it: give both models the same eos_token_id in generation_config.json"
     settled = not unequal or getattr(run.active_teachers[key], "end_token", None) is not None
-    return judged(f"{key} end tokens", settled, unequal or "the student's", remedy, "warn")
+    return ok_if(settled, f"{key} end tokens", unequal or "the student's", remedy, "warn")
 
 
 def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:
-    """The chat template, and whether it knows the thinking mode that the run asks for."""
+    """Whether the chat template keeps the user's text and has the requested thinking mode."""
     check, release = "chat template", "take tokenizer_config.json or chat_template.jinja of the model's own release"
     if tokenizer.chat_template is None:  # the local back end takes plain prompts
         bad: Literal["warn", "fail"] = "fail" if isinstance(run, NemoConfig) else "warn"
@@ -457,7 +457,7 @@ def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:
 
 
 def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
-    """Whether every prompt is short enough, counted as the run counts it, and the problem's teacher can read it."""
+    """Whether every prompt is short enough for the run, and has the columns that its teacher's template reads."""
     if isinstance(run, NemoConfig):
         dropped = len(preflight.long_prompts(run, tokenizer))
     else:
@@ -476,14 +476,14 @@ def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
 
 
 def megatron_finding(key: str, folder: Path) -> Finding:
-    """A Megatron checkpoint in its distributed format, read as a conversion reads it: every part, every shard."""
+    """Whether a Megatron distributed checkpoint has every part and shard."""
     iteration = find_source(folder.expanduser()).weights
     files = read_weights(MEGATRON, iteration).files
     return ok(key, f"{iteration}, {sum(file.suffix == '.distcp' for file in files)} shards")
 
 
 def resume_findings(run: AnyConfig) -> Iterator[Finding]:
-    """The newest checkpoint of the run folder, from which the run would continue."""
+    """The newest checkpoint in the run folder, from which a resumed run continues."""
     checkpoints = Path(run.run.folder).expanduser() / "checkpoints"
     steps = {int(match[1]): path for path in checkpoints.glob("step*") if (match := STEP.fullmatch(path.name))}
     if steps and isinstance(run, NemoConfig):

@@ -1,7 +1,7 @@
-"""Why a run cannot be laid out, or cannot take its models: one sentence each, with the remedy.
+"""Faults of a layout, and models that do not fit the run: one sentence each, with the remedy.
 
-Every rule of layout has its place here. `plan` prints the faults; the doctor, `config check` and the start of a run
-inside NeMo-RL refuse by them. A model whose sizes are not known is None, and what depends on them is left out.
+Every layout rule is in this file. `plan` prints the faults; the doctor, `config check` and the start of a run inside
+NeMo-RL refuse a run that has any. A model of unknown size is None, and the rules that need its size are skipped.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig, ParallelConfig
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan.shapes import ModelShape
 
-VLLM_PADDING = 64  # vLLM pads a vocabulary to a multiple of it before it cuts it
-#: Releases pad their vocabularies to multiples of up to 128 on each of up to 64 ranks: wider apart is no padding.
+VLLM_PADDING = 64  # vLLM pads a vocabulary to a multiple of this before it splits it
+#: Releases pad vocabularies to multiples of up to 128 on each of up to 64 ranks; a larger difference is no padding.
 MOST_PADDING = 8192
 
 
 def refuse(faults: Sequence[str]) -> None:
-    """Raise ConfigError with every fault, if there is one."""
+    """Raise ConfigError with all faults, if there are any."""
     if faults:
         raise ConfigError("; ".join(faults))
 
 
 def layout_faults(config: NemoConfig, student: ModelShape | None, teacher: ModelShape | None) -> list[str]:
-    """Why the models cannot be placed on the GPUs and cut over them."""
+    """Why the models cannot be placed on the GPUs or split across them."""
     own, cluster = config.teacher.dedicated_gpus, config.cluster
     whole_nodes = own % cluster.gpus_per_node == 0 and own < config.gpus
     part_of_the_node = cluster.nodes == 1 and own < cluster.gpus_per_node
@@ -49,7 +49,7 @@ def layout_faults(config: NemoConfig, student: ModelShape | None, teacher: Model
 
 
 def _megatron_faults(role: str, parallel: ParallelConfig, gpus: int, shape: ModelShape | None) -> list[str]:
-    """What of a model Megatron cannot cut into equal parts."""
+    """Why Megatron cannot split a model into equal parts."""
     faults = []
     if gpus % parallel.ranks:
         faults.append(
@@ -71,7 +71,7 @@ def _megatron_faults(role: str, parallel: ParallelConfig, gpus: int, shape: Mode
 
 
 def _rollout_faults(config: NemoConfig, student: ModelShape | None) -> list[str]:
-    """NeMo-RL cuts each node into engines of its own, unless an engine has more GPUs than a node."""
+    """Why the engines do not fit: NeMo-RL gives each node its own, unless an engine has more GPUs than a node."""
     tensor, gpus = config.rollout.tensor, config.student_gpus
     node = min(gpus, config.cluster.gpus_per_node)
     faults = []
@@ -90,10 +90,10 @@ def _rollout_faults(config: NemoConfig, student: ModelShape | None) -> list[str]
 
 
 def vllm_can_cut(shape: ModelShape, tensor: int) -> bool:
-    """Whether vLLM can cut a model over that many GPUs.
+    """Whether vLLM can split a model over that many ranks.
 
-    The ranks divide query heads, feed-forward columns and the padded vocabulary; and they divide the key and value
-    heads, or, where there are more ranks than those, the heads divide the ranks.
+    The ranks must divide query heads, feed-forward columns and padded vocabulary; and they must divide the key and
+    value heads or be a multiple of them.
     """
     padded = -(-shape.vocabulary // VLLM_PADDING) * VLLM_PADDING
     few, many = sorted((tensor, shape.kv_heads))
@@ -103,17 +103,17 @@ def vllm_can_cut(shape: ModelShape, tensor: int) -> bool:
 def mismatches_of(
     config: AnyConfig, student: ModelShape | None, teachers: Mapping[str, ModelShape | None]
 ) -> tuple[str, ...]:
-    """What no layout cures: sequences longer than a model's positions, and vocabularies that differ."""
+    """Faults that no layout cures: sequences longer than a model's positions, and different vocabularies."""
     if student is None:
         return ()
-    prompt = config.data.max_prompt_tokens if isinstance(config, NemoConfig) else 1  # a local run looks at each prompt
+    prompt = config.data.max_prompt_tokens if isinstance(config, NemoConfig) else 1  # a local run checks each prompt
     return (*length_faults(config, student, teachers, prompt), *vocabulary_faults(config, student, teachers))
 
 
 def length_faults(
     config: AnyConfig, student: ModelShape, teachers: Mapping[str, ModelShape | None], prompt: int
 ) -> list[str]:
-    """Whether a prompt of that many tokens with the longest response exceeds a model's positions."""
+    """Models with fewer positions than a prompt of that many tokens and the longest response take."""
     response = config.rollout.max_response_tokens
     asked = [("student", student, "rollout.max_response_tokens", response)]
     if config.evaluation.benchmarks:
@@ -128,7 +128,7 @@ def length_faults(
 
 
 def vocabulary_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[str, ModelShape | None]) -> list[str]:
-    """Student columns other than the configuration's, and teachers that differ by more than padding."""
+    """A student with other output columns than configured, and teachers that differ by more than padding."""
     faults = []
     if isinstance(config, NemoConfig) and student.vocabulary != config.student.vocabulary:
         faults.append(
@@ -144,7 +144,7 @@ def vocabulary_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[
 
 
 def teacher_alone_faults(config: NemoConfig, teacher: ModelShape | None, longest: int) -> list[str]:
-    """Why a teacher on all GPUs of the cluster cannot score sequences of up to that many tokens."""
+    """Why a teacher on all GPUs cannot score sequences of up to ``longest`` tokens."""
     faults = _megatron_faults("teacher", config.teacher.parallel, config.gpus, teacher)
     if teacher is not None and 0 < teacher.positions < longest:
         faults.append(

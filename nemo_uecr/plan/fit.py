@@ -1,8 +1,8 @@
-"""`plan --fit`: the first rung of a ladder of keys at which a run of the local back end fits into a GPU.
+"""`plan --fit`: the keys with which a run of the local back end fits into one GPU.
 
-Rungs are cumulative, and those that change no number come first. Each of the others leaves less on the GPU than the
-one before: smaller moments, smaller weights, an adapter in place of both, a teacher in few bits. A rung that shrinks no
-phase that is too big is left out.
+Keys are added rung by rung until the run fits, first those that change no number. Each later rung leaves less on the
+GPU than the one before: smaller moments, smaller weights, an adapter instead of both, a teacher in few bits. A rung
+that does not shrink a phase that is too big is skipped.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from nemo_uecr.plan.contents import GIB, Device, Lengths, Plan
 from nemo_uecr.plan.local import Sizes, local_plan
 
 Keys = dict[str, object]
-SOLD_GB = 0.925 * GIB  # what CUDA reports for a GB on the label, at the least: 44.4 GiB of an L40S with 48
-MARGIN = 3 * GIB // 2  # that stay free: torch's allocator fragments, and no plan counts that
+SOLD_GB = 0.925 * GIB  # least that CUDA reports per GB on the label: 44.4 GiB for an L40S of 48 GB
+MARGIN = 3 * GIB // 2  # left free for the fragmentation of torch's allocator, which no plan counts
 
 
 def card(gpu: Device, size: float) -> Device:
-    """A GPU of so many GB, as cards are sold, with the rates of another."""
+    """A GPU of ``size`` GB as sold, with the rates of another."""
     name = f"GPU of {size:g} GB with the rates of the {gpu.name} and {MARGIN / GIB:g} GiB left free"
     return replace(gpu, name=name, memory=int(size * SOLD_GB), spare=MARGIN)
 
 
 def _rungs(run: Config) -> Iterator[tuple[Keys, str]]:
-    """The keys that each adds, never undoing what the configuration says, and what they change."""
+    """The keys that each rung adds, never undoing the configuration's own, and what they change."""
     yield {"train.microbatch_responses": 1}, "no number beyond rounding"
     yield {"train.activation_checkpointing": True}, "no number"
     if run.offload == "none":
@@ -48,7 +48,7 @@ def _rungs(run: Config) -> Iterator[tuple[Keys, str]]:
 
 
 def _few_bits(run: Config, quantize: str, noise: float) -> Keys:
-    """Few bits for every teacher of 16 or 32, with a floor where the method would divide by the noise."""
+    """Few bits for every teacher of 16 or 32, and a floor if the method would divide by their noise."""
     teachers = {key: each for key, each in run.active_teachers.items() if isinstance(each, TeacherConfig)}
     keys: Keys = {f"{key}.quantize": quantize for key, each in teachers.items() if each.quantize == "none"}
     if keys and isinstance(run.method, Puu) and run.method.alpha:
@@ -59,18 +59,18 @@ def _few_bits(run: Config, quantize: str, noise: float) -> Keys:
 
 @dataclass(frozen=True)
 class Rung:
-    """A rung that was tried."""
+    """A rung that was planned."""
 
-    keys: Keys  # all that differ from the configuration as written
-    added: tuple[str, ...]  # those of this rung, as they are typed
+    keys: Keys  # all changes to the configuration as written
+    added: tuple[str, ...]  # this rung's changes, as typed
     changes: str
     plan: Plan
 
 
 def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Lengths, *, sizes: Sizes) -> list[Rung]:
-    """The rungs that helped, in order: the last one fits, or none does.
+    """The rungs that helped, in order; the last one fits, unless none does.
 
-    ``load`` gives the configuration with these `key=value` words after its own overrides.
+    ``load`` returns the configuration with additional `key=value` words.
     """
     written = loaded = load([])
     tried = [Rung({}, (), "", local_plan(written, device, lengths, sizes=sizes))]
@@ -79,7 +79,7 @@ def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Leng
         if not tried[-1].plan.misfits:
             break
         candidate = load(typed(keys | added))
-        if len(tried) > 1 and candidate == loaded:  # it is written already
+        if len(tried) > 1 and candidate == loaded:  # already written
             continue
         for room in _rooms(candidate):  # the rollout with the most room that fits, or with the least
             config = candidate.model_copy(update={"rollout": candidate.rollout.model_copy(update=room)})
@@ -99,14 +99,14 @@ def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Leng
 
 
 def _helps(before: Plan, after: Plan) -> bool:
-    """Whether a phase that does not fit shrinks; where all do, the cache of the rollout was too small."""
+    """Whether a phase that does not fit shrinks; if all fit, the rollout's cache was too small."""
     pairs = zip(before.phases, after.phases, strict=True)
     shrunk = [new.size < old.size for old, new in pairs if old.size > (before.capacity or 0)]
     return not shrunk or any(shrunk)
 
 
 def _rooms(config: Config) -> list[Keys]:
-    """What the rollout may take, the most first; nothing of it changes a number beyond rounding."""
+    """Room for the rollout, most first; it changes no number beyond rounding."""
     if config.rollout.engine == "vllm":
         return [{"gpu_memory": share / 100} for share in range(90, 8, -2)]
     size = config.rollout.microbatch_responses
@@ -114,12 +114,12 @@ def _rooms(config: Config) -> list[Keys]:
 
 
 def typed(keys: Mapping[str, object]) -> list[str]:
-    """The keys as overrides on the command line."""
+    """The keys as command-line overrides."""
     return [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in keys.items()]
 
 
 def fit_text(tried: Sequence[Rung], command: Sequence[str]) -> str:
-    """The rungs tried, and for the one that fits its command and needs; ``command`` runs what is written."""
+    """The rungs tried, and command and needs of the one that fits; ``command`` runs the configuration as written."""
     keys, plan = tried[-1].keys, tried[-1].plan
     kept = [word for word in command if word.partition("=")[0] not in keys]
     lines = [plan.title, plan.hardware, "", "tried, each with the keys before it: fullest phase, what the keys change"]
@@ -132,5 +132,5 @@ def fit_text(tried: Sequence[Rung], command: Sequence[str]) -> str:
         lines += [f"  changes {rung.changes}" for rung in taken if not rung.changes.startswith("no number")]
         lines += [f"  {fact}" for fact in plan.facts]
         lines += [f"  {plan.host_bytes / GIB:.1f} GiB of host memory"]
-        lines += [f"  {plan.seconds:,.0f} s a step", f"  {plan.assumptions[0]}"]
+        lines += [f"  {plan.seconds:,.0f} s per step", f"  {plan.assumptions[0]}"]
     return "\n".join(lines)

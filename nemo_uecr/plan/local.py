@@ -1,4 +1,4 @@
-"""The plan of a run of the local back end: one process, one device; `offload` says what waits in host memory.
+"""The plan of a run of the local back end: one process, one device, with `offload` to host memory.
 
 Shape legend: H = hidden size, F = feed-forward size.
 """
@@ -17,23 +17,23 @@ from nemo_uecr.plan.faults import mismatches_of
 from nemo_uecr.plan.nemo import DECODE_STEP, VLLM_BYTES, cache_faults, engine_seconds, response_lengths
 from nemo_uecr.plan.shapes import BF16, FP32, ModelShape
 
-Sizes = Callable[[str, str], ModelShape]  # from a model's name and its role to its sizes
+Sizes = Callable[[str, str], ModelShape]  # (model name, role) -> its sizes
 
-# Of one layer in one decoding step of transformers besides what it reads, whatever the model's size. GPU: of a CUDA
-# graph; 28 layers took 9.3 ms at 16 rows and 12.3 ms at 32 on an H200, about 1.3 ms of it reading (docs/benchmarks.md).
+# Overhead per layer and decoding step of transformers, whatever the model's size. GPU: with a CUDA graph; 28 layers
+# took 9.3 ms at 16 rows and 12.3 ms at 32 on an H200, about 1.3 ms of it reading weights (docs/benchmarks.md).
 LAYER_SECONDS = {"CPU": 4e-4, "GPU": 3.5e-4}
-PROCESS_BYTES = GIB  # of the process besides torch's tensors: 0.81 to 0.87 GiB on an H200 (docs/benchmarks.md)
+PROCESS_BYTES = GIB  # besides torch's tensors: 0.81 to 0.87 GiB on an H200 (docs/benchmarks.md)
 SLOW = "; on a CPU bfloat16 and micro-batches of one each take two to four times that"
-VLLM_ASLEEP = 8 * GIB // 10  # of a vLLM engine that sleeps: 0.76 GiB on an H100, its process included (NeMo-RL 223)
-SMALL_MOMENTS = 2.03  # bytes a parameter: two moments of 8 bits, and a scale for each 256
+VLLM_ASLEEP = 8 * GIB // 10  # of a sleeping vLLM engine: 0.76 GiB on an H100, its process included (NeMo-RL 223)
+SMALL_MOMENTS = 2.03  # bytes per parameter: two moments of 8 bits, and a scale for each 256
 
 
 def kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
-    """What the backward pass of one transformers layer keeps, all operations separate (a layer with heads' norms).
+    """What one unfused transformers layer with query and key norms keeps for the backward pass.
 
-    float32: 6 H + 2 + 4 (query + key-value width) + 2 heads + key-value heads + 4 F values a token.
-    bfloat16 computation with float32 weights: the residual and what the norms see stay float32, every matrix product
-    has a bfloat16 copy of its input, and the weight matrices are copied too.
+    float32: 6 H + 2 + 4 (query + key-value width) + 2 heads + key-value heads + 4 F values per token.
+    bfloat16 computation with float32 weights: residual and norm inputs stay float32, every matrix product keeps a
+    bfloat16 copy of its input, and the weight matrices are copied too.
     """
     heads, groups = shape.heads, shape.kv_heads
     width = shape.query + shape.key_value
@@ -45,9 +45,9 @@ def kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
 
 
 def adapted_bytes(shape: ModelShape, tokens: int, rank: int, *, bfloat16: bool) -> int:
-    """The same where only an adapter is trained: frozen norms keep less, and no weight is copied.
+    """The same if only an adapter is trained: frozen norms keep less, and no weight is copied.
 
-    The adapter is float32: of a bfloat16 base it keeps every linear layer's input in float32.
+    The adapter is float32: on a bfloat16 base it keeps every linear layer's input in float32.
     """
     width, matrices = shape.query + shape.key_value, _matrices(shape)
     always = 2 * shape.hidden + 2 + width + 2 * shape.heads + shape.kv_heads + rank * len(matrices)
@@ -58,13 +58,13 @@ def adapted_bytes(shape: ModelShape, tokens: int, rank: int, *, bfloat16: bool) 
 
 
 def logits_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool, gpu: bool) -> int:
-    """Logits in training, a chunk at a time: logits and gradient, with float32 rows beside bfloat16."""
+    """Logits in training, per chunk: logits and gradient, and float32 rows beside bfloat16 ones."""
     logits = min(CHUNK_BYTES["cuda" if gpu else "cpu"], FP32 * tokens * shape.vocabulary)
     return logits + logits // 2 if bfloat16 else 2 * logits
 
 
 class _Run:
-    """What the phases share: sizes, and whether there is a reference."""
+    """Quantities that the phases share."""
 
     def __init__(self, config: Config, device: Device, lengths: Lengths, sizes: Sizes) -> None:
         self.config, self.device, self.lengths = config, device, lengths
@@ -72,12 +72,12 @@ class _Run:
         self.teachers: dict[str, OneTeacher] = {}
         for key, teacher in config.active_teachers.items():
             if not (isinstance(teacher, UrlTeacherConfig) or teacher in self.teachers.values()):
-                self.teachers[key] = teacher  # two names of one model share it, and a server computes elsewhere
+                self.teachers[key] = teacher  # two names of one model share it; a server computes elsewhere
         models = {key: one for key, one in self.teachers.items() if isinstance(one, TeacherConfig)}
         self.shapes = {key: sizes(str(teacher.model_name), key) for key, teacher in models.items()}
         self.scores_reference = config.loss.reference_kl > 0 or "initial_logp" in config.method.reads
         initial = any(isinstance(one, SelfTeacherConfig) and one.self == "initial" for one in self.teachers.values())
-        self.reference = self.scores_reference or initial  # whether the student as it was is there
+        self.reference = self.scores_reference or initial  # whether the initial student is kept
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
         self.longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens  # tokens of a response's row
         self.tokens = min(config.train.microbatch_responses, self.responses) * self.longest  # of a micro-batch
@@ -85,38 +85,38 @@ class _Run:
         self.lora, self.low = config.student.lora_rank, config.student.dtype == "bfloat16"
         self.count = shapes.parameters(self.student)
         self.trained = lora_parameters(self.student, self.lora) if self.lora else self.count
-        # The weights that are trained are float32, but for those that are rounded at random.
+        # Trained weights are float32, except under stochastic rounding.
         self.rounded = config.train.optimizer == "adamw8bit_sr"
         self.weight = BF16 if self.low and (self.lora or self.rounded) else FP32
-        # Those that autocast makes of float32 weights.
+        # The copies that autocast makes of float32 weights.
         self.copied = BF16 if self.low and self.weight == FP32 else 0
         self.gpu = device.name != "CPU"
         self.launches = LAYER_SECONDS["GPU" if self.gpu else "CPU"]
         self.vllm = self.gpu and config.rollout.engine == "vllm"
-        self.sampling = () if self.vllm and self.lora else ("student",)  # what a rollout needs besides vLLM's own
+        self.sampling = () if self.vllm and self.lora else ("student",)  # weights that a rollout needs besides vLLM's
         self.kept_width = BF16 if self.low else FP32  # of keys, values and vLLM's weights
         self.token = shapes.kv_token_bytes(self.student, 1, self.kept_width)
         self.engine = self.kept_width * (self.count + (self.trained if self.lora else 0))  # vLLM's own weights
 
     @property
     def at_once(self) -> int:
-        """Responses of full length whose keys and values there is room for."""
+        """Responses of full length that fit into the KV cache."""
         if not self.vllm:
             return min(self.config.rollout.microbatch_responses, self.responses)
         return self.cache // (self.token * self.longest)
 
     @property
     def cache(self) -> int:
-        """Bytes that vLLM has for keys and values."""
+        """Bytes of vLLM's KV cache."""
         return max(0, int(self.config.rollout.gpu_memory * (self.device.memory or 0)) - self.engine - VLLM_BYTES)
 
     def forward(self, shape: ModelShape) -> float:
-        """FLOPs of a forward over every prompt and response of a step."""
+        """FLOPs of a forward pass over all prompts and responses of a step."""
         return self.responses * self.lengths.whole * shapes.forward_flops(shape, self.lengths.whole)
 
 
 def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes) -> Plan:
-    """Plan a validated configuration on a device with these limits; the lengths are those of the times."""
+    """Plan a validated configuration on a device; ``lengths`` determine the times."""
     run = _Run(config, device, lengths, sizes)
     student, responses = run.student, run.responses
     title, train, drawn = f"{config.method.name}: student {config.student.model_name}", config.train, config.rollout
@@ -152,26 +152,26 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
         ),
         phases=tuple(phases),
         host=(
-            Item("batch", responses * run.longest * 40, "token ids and 8 float32 columns, 40 bytes a token"),
+            Item("batch", responses * run.longest * 40, "token ids and 8 float32 columns, 40 bytes per token"),
             *_host(run),
         ),
         checkpoint=_checkpoint(run),
         facts=(
-            f"{drawn.prompts_per_step} prompts x {drawn.responses_per_prompt} responses = {responses} a step",
+            f"{drawn.prompts_per_step} prompts x {drawn.responses_per_prompt} responses = {responses} per step",
             f"{steps} optimizer step{'s' if steps > 1 else ''} of {train.minibatch_responses} responses in "
             f"micro-batches of {train.microbatch_responses}",
             f"room for the keys and values of {run.at_once} responses of {run.longest} tokens at once",
-            f"{sum(moved.values()) / GIB:.1f} GiB to and from the device a step",
+            f"{sum(moved.values()) / GIB:.1f} GiB to and from the device per step",
             _whole_run(config, sum(phase.seconds for phase in phases)) + (SLOW if slow else ""),
         ),
         assumptions=(
-            f"{lengths.said(drawn.max_response_tokens)}; memory takes the longest, {run.longest}",
+            f"{lengths.described(drawn.max_response_tokens)}; memory takes the longest, {run.longest}",
             f"{device.name}: {device.flops * run.threads / 1e9:,.0f} GFLOP/s, {device.bandwidth / 1e9:,.0f} GB/s; "
             f"{contents.REACHED}",
-            f"{DECODE_STEP * 1e3:g} ms a decoding step of vLLM besides; {PROCESS_BYTES / GIB:.1f} GiB of CUDA's own, "
+            f"{DECODE_STEP * 1e3:g} ms per decoding step of vLLM besides; {PROCESS_BYTES / GIB:.1f} GiB of CUDA's own, "
             f"{VLLM_BYTES / GIB:.0f} GiB of vLLM's besides weights and cache, {VLLM_ASLEEP / GIB:.1f} asleep"
             if run.vllm
-            else f"{run.launches * 1e3:g} ms of launches a layer and decoding step",
+            else f"{run.launches * 1e3:g} ms of launches per layer and decoding step",
             "not counted: verification, evaluation, checkpoints, a server's scores, Python and torch (about 1 GiB)",
         ),
         faults=(*mismatches, *_memory_faults(run, phases)),
@@ -180,7 +180,7 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
 
 
 def _whole_run(config: Config, seconds: float) -> str:
-    """What all steps take, and those that a kill may cost; ``seconds`` of one."""
+    """Time of all steps, and of those that a kill may cost; a step takes ``seconds``."""
     steps = config.train.steps
     lost = min(config.checkpoint.every or steps, steps)
     whole, again = (_time(count * seconds) for count in (steps, lost))
@@ -193,26 +193,26 @@ def _time(seconds: float) -> str:
 
 
 def lora_parameters(shape: ModelShape, rank: int) -> int:
-    """Parameters of an adapter on every linear layer: r (inputs + outputs) for each."""
+    """Parameters of an adapter on every linear layer: r (inputs + outputs) per layer."""
     return rank * shape.layers * sum(outputs + inputs for outputs, inputs in _matrices(shape))
 
 
 def _matrices(shape: ModelShape) -> list[tuple[int, int]]:
-    """Outputs and inputs of a layer's linear layers."""
+    """(outputs, inputs) of every linear layer in a transformer layer."""
     hidden, feed_forward = shape.hidden, (shape.feed_forward, shape.hidden)
     attention = [(shape.query, hidden), *2 * [(shape.key_value, hidden)], (hidden, shape.query)]
     return [*attention, *2 * [feed_forward], feed_forward[::-1]]
 
 
 def pinned_bytes(shape: ModelShape, width: float) -> int:
-    """Pinned host memory of the model's matrices, `width` bytes a value: torch rounds each up to a power of two."""
+    """Pinned host memory of the matrices, `width` bytes per value: torch rounds each up to a power of two."""
     tables = (1 if shape.tied else 2) * [(shape.vocabulary, shape.hidden)]
     sizes = (int(width * outputs * inputs) for outputs, inputs in shape.layers * _matrices(shape) + tables)
     return sum(1 << (size - 1).bit_length() for size in sizes)
 
 
 def quantized_bytes(shape: ModelShape, quantize: str, width: int) -> int:
-    """A teacher whose linear layers are rounded: int8 with 5 bytes a row, nf4 with 4 bytes for each 64 weights."""
+    """A teacher with quantized linear layers: int8 adds 5 bytes per row, nf4 adds 4 bytes per 64 weights."""
     matrices = shape.layers * _matrices(shape)
     weights = sum(outputs * inputs for outputs, inputs in matrices)
     rounded = weights // 2 + weights // 16
@@ -222,7 +222,7 @@ def quantized_bytes(shape: ModelShape, quantize: str, width: int) -> int:
 
 
 def _weights(run: _Run) -> dict[str, Item]:
-    """Every weight and moment of the run, by the name that `local.memory.Placement` has for it."""
+    """All weights and moments of the run, under the names of `local.memory.Placement`."""
     count, kind = shapes.parameters(run.student), {FP32: "float32", BF16: "bfloat16"}
     size, adapter = run.weight * count, FP32 * run.trained if run.lora else 0
     said = f"{count:,} parameters, {kind[run.weight]}"
@@ -233,7 +233,7 @@ def _weights(run: _Run) -> dict[str, Item]:
         "student": Item("student weights", size + adapter, said),
         "optimizer": Item("optimizer", int(moments), f"AdamW's two moments, {'8 bits' if small else 'float32'}"),
     }
-    if run.reference and not run.lora:  # with an adapter off the student is its own reference
+    if run.reference and not run.lora:  # with its adapter off, the student is its own reference
         members["reference"] = Item("reference weights", size, f"the initial student, {kind[run.weight]}")
     for key, teacher in run.teachers.items():
         if isinstance(teacher, TeacherConfig):
@@ -251,7 +251,7 @@ def _movable(run: _Run) -> list[str]:
 
 
 def _resident(run: _Run, *needed: str) -> list[Item]:
-    """What is on the device in a phase: what it needs, and what is not offloaded."""
+    """What is on the device in a phase: what the phase needs, and what is never offloaded."""
     moved = _movable(run)
     items = [item for name, item in _weights(run).items() if name in needed or name not in moved]
     if "optimizer" in needed:
@@ -263,9 +263,9 @@ def _resident(run: _Run, *needed: str) -> list[Item]:
 
 
 def _moved(run: _Run, needs: dict[str, set[str]]) -> dict[str, int]:
-    """Bytes over the host link in each phase, from the end of one update to the end of the next.
+    """Bytes over the host link per phase, from the end of one update to the end of the next.
 
-    What is frozen leaves without a copy; a vLLM engine with an adapter takes its weights from host memory and back.
+    Frozen weights leave without a copy; vLLM with an adapter fetches its weights from host memory and returns them.
     """
     weights, movable, trained = _weights(run), set(_movable(run)), {"student", "optimizer"}
     present, moved = trained & movable, {}
@@ -279,7 +279,7 @@ def _moved(run: _Run, needs: dict[str, set[str]]) -> dict[str, int]:
 
 
 def _host(run: _Run) -> Iterator[Item]:
-    """What waits in host memory; for a GPU it is pinned, and torch rounds each tensor up to a power of two."""
+    """What is offloaded to host memory; for a GPU it is pinned, and torch rounds each tensor up to a power of two."""
     weights = _weights(run)
     for name in _movable(run):
         item, size = weights[name], weights[name].size
@@ -291,7 +291,7 @@ def _host(run: _Run) -> Iterator[Item]:
             # The scales of few bits and an adapter are small beside the rest.
             width = round(2 * size / copies / shapes.parameters(shape)) / 2
             size = max(size, copies * pinned_bytes(shape, width))
-        yield Item(item.name, size, "while a phase does without it" + (", pinned" if run.gpu else ""))
+        yield Item(item.name, size, "while a phase does not need it" + (", pinned" if run.gpu else ""))
     if run.vllm and run.lora:
         yield Item("vLLM weights", pinned_bytes(run.student, run.kept_width), "while it sleeps, pinned")
 
@@ -304,7 +304,7 @@ def _checkpoint(run: _Run) -> Item:
 
 
 def _rollout(run: _Run) -> Phase:
-    """Batches of responses one after the other, each as long as its longest; by vLLM, as many at once as it can."""
+    """Sampling: by transformers in batches as long as their longest response, or by vLLM as many at once as fit."""
     ends = list(response_lengths(run.lengths, run.config.rollout.max_response_tokens, run.responses))
     random.Random(0).shuffle(ends)
     return _vllm(run, ends) if run.vllm else _batches(run, ends)
@@ -314,7 +314,7 @@ def _vllm(run: _Run, ends: list[float]) -> Phase:
     lengths, share = run.lengths, f"rest of rollout.gpu_memory = {run.config.rollout.gpu_memory:g} of the device"
     items = (
         *_resident(run, *run.sampling),
-        Item("vLLM weights", run.engine, f"{run.kept_width} bytes a parameter"),
+        Item("vLLM weights", run.engine, f"{run.kept_width} bytes per parameter"),
         Item("vLLM activations and graphs", VLLM_BYTES, "assumed"),
         Item("KV cache", max(run.longest * run.token, run.cache), f"{share}; at least one response"),
     )
@@ -323,18 +323,24 @@ def _vllm(run: _Run, ends: list[float]) -> Phase:
     seconds = engine_seconds(
         run.device, ends, at_once, lengths.prompt, weights=run.engine, cached=run.token, flops=flops
     )
-    prefill = lengths.prompt * shapes.forward_flops(run.student, lengths.prompt)  # the prefix cache has a group's rest
+    prefill = lengths.prompt * shapes.forward_flops(
+        run.student, lengths.prompt
+    )  # the prefix cache serves the rest of a group
     seconds += run.device.forward_s(run.config.rollout.prompts_per_step * prefill, 1)
     return Phase("rollout", "the device", items, seconds, f"{run.responses} responses, {at_once} at once")
 
 
 def _batches(run: _Run, ends: list[float]) -> Phase:
     shape, lengths, at_once, token = run.student, run.lengths, run.at_once, run.token
-    cache = f"{at_once} responses of {run.longest} tokens, {token} bytes a token"
+    cache = f"{at_once} responses of {run.longest} tokens, {token} bytes per token"
     items = [
         *_resident(run, "student"),
         Item("KV cache", at_once * run.longest * token, cache),
-        Item("logits being drawn from", 4 * FP32 * at_once * shape.vocabulary, "a token's for each, four in float32"),
+        Item(
+            "logits being drawn from",
+            4 * FP32 * at_once * shape.vocabulary,
+            "of one token per response, four times in float32",
+        ),
     ]
     if run.copied:
         items.append(Item("bfloat16 weights", run.copied * run.count, "kept by autocast from token to token"))
@@ -350,7 +356,7 @@ def _batches(run: _Run, ends: list[float]) -> Phase:
 
 
 def _scoring(run: _Run, name: str, shape: ModelShape, member: str, parts: int) -> Phase:
-    """A model's turn; of several teachers each has an equal part of the responses, whatever the problems' routing."""
+    """Scoring by one model; several teachers are assumed to share the responses equally, whatever the routing."""
     tokens, flops = run.tokens, run.forward(shape) / parts
     widest = FP32 * tokens * (3 * shape.hidden + max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward))
     logits = 2 * min(CHUNK_BYTES["cuda" if run.gpu else "cpu"], FP32 * tokens * shape.vocabulary)
@@ -369,17 +375,17 @@ def _update(run: _Run) -> Phase:
     again = run.config.train.activation_checkpointing
     shape, low, flops = run.student, run.low, (4 if again else 3) * run.forward(run.student)
     layer = kept_bytes(shape, run.tokens, bfloat16=low)
-    gradients = 0  # that are larger than what the layer no longer needs; `kept_bytes` with its copies has the room
+    gradients = 0  # `kept_bytes` with its copies has room for them
     if run.lora:
         layer = adapted_bytes(shape, run.tokens, run.lora, bfloat16=low)
         gradients = 2 * FP32 * run.tokens * shape.feed_forward
-    kept, said = shape.layers * layer, f"{shape.layers} layers, {run.tokens} tokens, all of them kept"
-    # One after the other, so the largest counts: the logits, the layer, and what autograd sums over the chunks.
+    kept, said = shape.layers * layer, f"{shape.layers} layers, {run.tokens} tokens, all kept"
+    # These follow one another, so the largest counts: the logits, a layer, and the sum of the output layer's gradients.
     work = [(logits_bytes(shape, run.tokens, bfloat16=low, gpu=run.gpu), "logits", "one chunk and its gradient")]
     if again:
         kept = (shape.layers + 5) * run.tokens * shape.hidden * run.weight
         said = f"{shape.layers} layers' inputs, the features and their gradients, {run.tokens} tokens"
-        work.append((layer + gradients, "layer at work", "one layer computed again"))
+        work.append((layer + gradients, "layer at work", "one recomputed layer"))
     if not run.lora:
         table = 3 * run.weight * shape.vocabulary * shape.hidden
         work.append((table, "output layer at work", "its gradient, the chunk's, and their sum"))
@@ -402,7 +408,7 @@ def _asleep(run: _Run) -> list[Item]:
 
 
 def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:
-    """The phase that needs the most where the device offers less, and a KV cache too small for one sequence."""
+    """The largest phase if the device is too small for it, and a KV cache too small for one sequence."""
     device, fullest = run.device, max(phases, key=lambda phase: phase.size)
     if device.memory is not None and fullest.size > device.offered:
         lever = f"{'rollout' if fullest.name == 'rollout' else 'train'}.microbatch_responses"

@@ -1,6 +1,6 @@
-"""The plan of a run inside NeMo-RL: memory and seconds of each phase, layout, faults, and what would fit.
+"""The plan of a run inside NeMo-RL: layout, memory and time of each phase, faults, and changes that would fit.
 
-Seconds are FLOPs, bytes read and bytes moved over assumed rates.
+Times are FLOPs, bytes read and bytes moved, divided by assumed rates.
 """
 
 from __future__ import annotations
@@ -24,37 +24,42 @@ from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
 from nemo_uecr.plan.shapes import BF16, FP32, Sharded
 
-# Seconds that no FLOP and no byte explains, each measured by others; tests/plan/test_published.py has their runs.
-DECODE_STEP = 0.002  # of a decoding step besides what it reads: vLLM's scheduler, launches, sampling
-REFIT_S, REFIT_RATE = 3.0, 12e9  # of a refit, and the bytes/s of all weights through every rank (NeMo-RL issue 959)
-STEP_S, STEP_SHARE = 3.0, 0.02  # between phases, and their share: 3 to 14 s (NeMo-RL issue 959), 4 of 67 (pull 1052)
-PROCESS_BYTES = 3 * GIB // 2  # of each GPU process besides its tensors: CUDA context, libraries, NCCL; assumed
+# Time and memory that no formula gives, measured by others; tests/plan/test_published.py has their runs.
+DECODE_STEP = 0.002  # s of overhead per decoding step: vLLM's scheduler, launches, sampling
+REFIT_S, REFIT_RATE = 3.0, 12e9  # s per refit, and bytes/s of all weights through every rank (NeMo-RL issue 959)
+STEP_S, STEP_SHARE = (
+    3.0,
+    0.02,
+)  # s between phases, plus a share of them: 3 to 14 s (NeMo-RL issue 959), 4 of 67 (pull 1052)
+PROCESS_BYTES = 3 * GIB // 2  # per GPU process besides its tensors: CUDA context, libraries, NCCL; assumed
 VLLM_BYTES = 3 * GIB  # of vLLM besides weights and KV cache: 3.05 GiB measured for 8B on an H100 (vLLM issue 10511)
-VLLM_SHARED = 11 * GIB // 2  # of an engine of several ranks asleep: with its process 2.4 to 7.2 GiB (NeMo-RL issue 223)
-DEALS = 16  # seeded deals of a batch's responses to the engines, over which the slowest engine is averaged
-SUGGESTIONS = 3  # at most, of changes after which a run fits
-ABSENT = "-"  # in the layout, where a GPU holds nothing of a model
+VLLM_SHARED = (
+    11 * GIB // 2
+)  # of a sleeping engine of several ranks: with its process 2.4 to 7.2 GiB (NeMo-RL issue 223)
+DEALS = 16  # random deals of a batch's responses to the engines, averaged for the slowest engine
+SUGGESTIONS = 3  # most changes suggested for a run that does not fit
+ABSENT = "-"  # in the layout, for a GPU without a model
 
 
 class Setting:
-    """A validated configuration with its models on their GPUs and the limits of its devices."""
+    """A validated configuration, its models split over their GPUs, and its device."""
 
     def __init__(self, config: NemoConfig, device: Device, lengths: Lengths) -> None:
-        """Look up the models' sizes and lay them out; ConfigError where they cannot be placed or cut as configured."""
+        """Look up the models' sizes and split them; ConfigError if they cannot be placed as configured."""
         self.config, self.device, self.lengths = config, device, lengths
         self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
         tensor = config.rollout.tensor
         shape = shapes.shape_of(config.student.model_name, role="student")
         self.scorers = {key: shapes.shape_of(name, role=key) for key, name in teacher_models(config).items()}
-        # Of several, the largest stands for all, and for every response.
+        # The largest of several teachers stands for all of them.
         scorer = max(self.scorers.values(), key=shapes.parameters, default=None)
         refuse(layout_faults(config, shape, scorer))
-        self.turns = len(set(config.active_teachers.values()))  # names of one model share it
+        self.turns = len(set(config.active_teachers.values()))  # teachers; two names of one model share it
         self.student = student = shapes.sharded(shape, config.student.parallel, config.student_gpus)
-        # None where the method reads no teacher; and the teacher where it shares the student's GPUs.
+        # None if the method reads no teacher; `beside` is the teacher if it shares the student's GPUs.
         self.teacher = None if scorer is None else shapes.sharded(scorer, config.teacher.parallel, config.teacher_gpus)
         self.beside = None if config.teacher.dedicated_gpus else self.teacher
-        # Of every phase but a dedicated teacher's: its GPUs, and there the workers of student, vLLM and teacher.
+        # The GPUs of every phase except a dedicated teacher's, and the workers on them.
         self.where = "student GPUs" if config.teacher.dedicated_gpus else "every GPU"
         self.processes = [_workers(2 if self.beside is None else 2 + self.turns)]
         if self.beside is not None:
@@ -66,16 +71,16 @@ class Setting:
             self.processes.append(Item("vLLM asleep", VLLM_SHARED, "CUDA graphs and NCCL of several ranks; at most"))
         self.engines = student.grid.ranks // tensor  # of vLLM, independent ones
         self.vllm_bytes = BF16 * shapes.parameters(shape) // tensor  # the student's weights on each rank of an engine
-        self.vllm_weights = Item("vLLM weights", self.vllm_bytes, f"2 bytes a parameter over {tensor} ranks")
-        # What vLLM's share of the device leaves for keys and values, and those of one token on a rank of an engine.
+        self.vllm_weights = Item("vLLM weights", self.vllm_bytes, f"2 bytes per parameter over {tensor} ranks")
+        # vLLM's KV cache, and the keys and values of one token, on a rank of an engine.
         self.cache_bytes = max(0, int(config.rollout.gpu_memory * (device.memory or 0)) - self.vllm_bytes - VLLM_BYTES)
         self.token_bytes = shapes.kv_token_bytes(shape, tensor, BF16)
-        # On a rank of the stage that has most of it.
+        # On a rank of the pipeline stage with the most.
         self.optimizer_bytes = max(map(student.optimizer_bytes, range(student.grid.pipeline)))
 
 
 def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
-    """Plan a validated configuration on GPUs with these limits; the lengths are those of the times."""
+    """Plan a validated configuration on GPUs of this kind; ``lengths`` determine the times."""
     setting = Setting(config, device, lengths)
     student, teacher = setting.student, setting.teacher
     phases = [refit(setting), rollout(setting), *scoring(setting), train(setting)]
@@ -109,14 +114,14 @@ def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
 
 
 def refit(setting: Setting) -> Phase:
-    """The optimizer leaves, vLLM's weights wake, and every rank gathers the student's whole, tensor by tensor."""
+    """The optimizer leaves, vLLM wakes, and every rank gathers the whole student, tensor by tensor."""
     student, device, vllm = setting.student, setting.device, setting.vllm_bytes
     table = BF16 * student.shape.vocabulary * student.shape.hidden
     items = (
         *setting.processes,
         _weights("student", student),
         setting.vllm_weights,
-        Item("largest tensor on its way", table, "the embedding, gathered whole, 2 bytes a value"),
+        Item("largest tensor on its way", table, "the embedding, gathered whole, 2 bytes per value"),
     )
     moved, sent = setting.optimizer_bytes + student.weight_bytes + vllm, BF16 * shapes.parameters(student.shape)
     seconds = REFIT_S + moved / device.host_link + sent / REFIT_RATE
@@ -125,7 +130,7 @@ def refit(setting: Setting) -> Phase:
 
 
 def rollout(setting: Setting) -> Phase:
-    """The share of the device that vLLM takes; the slowest engine ends the phase, and the average one waits for it."""
+    """Generation within vLLM's share of the device; it ends with the slowest engine, and the average one waits."""
     share = f"rest of rollout.gpu_memory = {setting.config.rollout.gpu_memory} of the device"
     items = (
         *setting.awake,
@@ -139,7 +144,7 @@ def rollout(setting: Setting) -> Phase:
     prompt, weights, cached = setting.lengths.prompt, setting.vllm_bytes, setting.token_bytes
     flops = shapes.forward_flops(setting.student.shape, 2 * prompt + setting.lengths.response)
     flops /= setting.config.rollout.tensor
-    # A group's prompt is computed once: vLLM's prefix cache has it for the other responses.
+    # A group's prompt is computed once: vLLM's prefix cache serves the other responses.
     prefill = setting.config.rollout.prompts_per_step * prompt * shapes.forward_flops(setting.student.shape, prompt)
     dealer, slowest, average = random.Random(0), 0.0, 0.0
     for _ in range(DEALS):
@@ -150,20 +155,20 @@ def rollout(setting: Setting) -> Phase:
         ]
         slowest += max(ends) / DEALS
         average += sum(ends) / engines / DEALS
-    how = f"{each} responses an engine, {at_once} at once; {average:,.1f} s on the average one, which then waits"
+    how = f"{each} responses per engine, {at_once} at once; {average:,.1f} s on the average one, which then waits"
     seconds = slowest + setting.device.forward_s(prefill, setting.student.grid.ranks)
     seconds += setting.vllm_bytes / setting.device.host_link
     return Phase("rollout", setting.where, items, seconds, how, slowest - average)
 
 
 def concurrent_responses(setting: Setting, length: int) -> int:
-    """Sequences of that length whose keys and values fit one engine at once."""
+    """Sequences of that length that fit into one engine's KV cache."""
     return setting.cache_bytes // (setting.token_bytes * length)
 
 
 @cache
 def response_lengths(lengths: Lengths, longest: int, count: int) -> tuple[float, ...]:
-    """Quantiles (i + 1/2) / count of min(exp(mu + sigma Z), longest), Z normal; mu gives them the stated mean."""
+    """Quantiles (i + 1/2) / count of min(exp(mu + sigma Z), longest), Z normal, with mu such that the mean is right."""
     spread = [lengths.sigma * NormalDist().inv_cdf((place + 0.5) / count) for place in range(count)]
     most = math.log(longest)
     low, high = math.log(lengths.response) - spread[-1], most - spread[0]
@@ -177,12 +182,12 @@ def response_lengths(lengths: Lengths, longest: int, count: int) -> tuple[float,
 def engine_seconds(
     device: Device, drawn: Sequence[float], at_once: int, prompt: int, *, weights: int, cached: int, flops: float
 ) -> float:
-    """Seconds of a vLLM engine: every decoding step reads the weights once and the keys and values of those at work.
+    """Seconds of a vLLM engine: each decoding step reads all weights, and the keys and values of the running responses.
 
-    ``drawn`` are the responses' lengths in their order, each behind a ``prompt``; the KV cache holds so many
-    ``at_once``. ``weights`` and ``cached`` are bytes, of the model and of a token's keys and values.
+    ``drawn`` are the lengths of the responses in order, each after ``prompt`` tokens; ``at_once`` of them fit into
+    the KV cache. ``weights`` are the model's bytes, ``cached`` those of one token's keys and values.
     """
-    ends = [0.0] * at_once  # a response begins in the place that is free first
+    ends = [0.0] * at_once  # a response takes the place that is free first
     for length in drawn:
         heapreplace(ends, ends[0] + length)
     context = sum(length * (prompt + length / 2) for length in drawn)
@@ -190,9 +195,9 @@ def engine_seconds(
 
 
 def scoring(setting: Setting) -> list[Phase]:
-    """One forward of each model over every prompt and response, and its way onto the GPU unless it stays there.
+    """One forward pass of each model over all prompts and responses, plus its transfer to the GPU if it is offloaded.
 
-    The student at two temperatures is one forward; the reference goes through NeMo-RL's own scoring.
+    One pass scores the student at both temperatures; the reference uses NeMo-RL's own scoring.
     """
     config, student, teacher = setting.config, setting.student, setting.teacher
     link, chunk, phases = setting.device.host_link, config.scoring.chunk_tokens, []
@@ -203,7 +208,7 @@ def scoring(setting: Setting) -> list[Phase]:
         held = Item("logits", logits, "bfloat16 over all tokens, one chunk again")
         seconds, more = _in_parallel(setting, teacher, setting.device.forward_s(flops, teacher.grid.ranks), 1, *sizes)
         where, how, workers = "teacher GPUs", "the student's GPUs wait", [_workers(1)]
-        if setting.beside is not None:  # awake; a frozen model is not copied back
+        if setting.beside is not None:  # a frozen model is not copied back
             seconds += teacher.weight_bytes / link
             where, workers = setting.where, [one for one in setting.processes if one.name != "teacher asleep"]
             how = f"{_gib(teacher.weight_bytes)} over the host link"
@@ -228,7 +233,7 @@ def scoring(setting: Setting) -> list[Phase]:
 
 
 def train(setting: Setting) -> Phase:
-    """Forward, backward twice as dear, the layers once more with checkpointing; then gradients and weights travel."""
+    """Forward, backward at twice its cost, the layers again with checkpointing; then gradients and weights are sent."""
     device, student, config = setting.device, setting.student, setting.config
     shape, grid = student.shape, student.grid
     stages = [_train_items(setting, stage) for stage in range(grid.pipeline)]
@@ -251,10 +256,10 @@ def train(setting: Setting) -> Phase:
 def _in_parallel(
     setting: Setting, model: Sharded, compute: float, passes: int, responses: int, microbatch: int
 ) -> tuple[float, str]:
-    """Seconds of so much computing with what tensor ranks sum and a pipeline waits, and these in words.
+    """``compute`` seconds plus those of tensor-parallel sums and the pipeline bubble, and both in words.
 
-    A tensor rank sends `Sharded.summed_bytes` in each of the ``passes``; a pipeline is longer than its work by
-    (stages - 1) / micro-batches, those of a rank's share of ``responses``.
+    A tensor rank sends `Sharded.summed_bytes` in each of the ``passes``; a pipeline takes (stages - 1) / micro-batches
+    longer than its work, with the micro-batches of a rank's share of ``responses``.
     """
     grid, length, device = model.grid, setting.lengths.whole, setting.device
     link = device.network if setting.config.cluster.gpus_per_node % grid.tensor else device.peer_link
@@ -266,32 +271,32 @@ def _in_parallel(
 
 
 def _flops(setting: Setting, model: Sharded) -> float:
-    """A forward over every prompt and response of a step."""
+    """FLOPs of a forward pass over all prompts and responses of a step."""
     return shapes.forward_flops(model.shape, setting.lengths.whole) * setting.responses * setting.lengths.whole
 
 
 def _train_items(setting: Setting, stage: int) -> list[Item]:
-    """Weights, gradients, optimizer, activations and logits of a pipeline stage."""
+    """Memory of a rank of a pipeline stage in training."""
     student, grid, config = setting.student, setting.student.grid, setting.config
     tokens, held = config.train.tokens_per_microbatch // grid.context, student.parameters(stage)
     layer, last = student.kept_bytes(tokens), stage == grid.pipeline - 1
     if config.student.activation_checkpointing:
         kept = student.checkpointed_bytes(stage, tokens)
         how = f"inputs of {len(student.layers(stage))} layers x {grid.pipeline - stage} micro-batches in flight"
-        # While a layer is computed again, its activations and their gradients are there.
-        working = Item("layer at work", 2 * layer, "one layer computed again, with its gradients")
+        # A recomputed layer has its activations and their gradients.
+        working = Item("layer at work", 2 * layer, "one recomputed layer, with its gradients")
     else:
         kept, how = (grid.pipeline - stage) * len(student.layers(stage)) * layer, "every layer's"
         working = Item("layer at work", layer, "gradients of one layer")
     logits = student.train_logits_bytes(tokens, config.scoring.chunk_tokens) if last else 0
-    if logits > working.size:  # the logits are gone before the layers run backward, so the larger of the two counts
+    if logits > working.size:  # the logits are freed before the layers run backward, so the larger counts
         working = Item("logits", logits, "bfloat16 logits and gradient, one chunk in float32")
     optimizer = student.optimizer_bytes(stage)
     return [
         *setting.processes,
         Item("student weights", BF16 * held, f"{held:,} parameters of stage {stage}, 2 bytes"),
-        Item("gradients", FP32 * held, "float32 buffer, 4 bytes a parameter, on every data-parallel rank"),
-        Item("optimizer", optimizer, f"10 bytes a parameter over {grid.data * grid.context} ranks"),
+        Item("gradients", FP32 * held, "float32 buffer, 4 bytes per parameter, on every data-parallel rank"),
+        Item("optimizer", optimizer, f"10 bytes per parameter over {grid.data * grid.context} ranks"),
         Item("activations", kept, how),
         *(_gathered(student, tokens) if last else []),
         working,
@@ -317,20 +322,20 @@ def _workers(count: int) -> Item:
 
 
 def _host(setting: Setting) -> Iterator[Item]:
-    """Host memory of a node while everything sleeps there but vLLM."""
+    """Host memory of a node while everything except vLLM is offloaded."""
     student = setting.student
     ranks = min(student.grid.ranks, setting.config.cluster.gpus_per_node)
-    yield Item("student weights", ranks * student.weight_bytes, f"{ranks} ranks, 2 bytes a parameter")
-    yield Item("optimizer", ranks * setting.optimizer_bytes, f"{ranks} ranks, 10 bytes a parameter, sharded")
+    yield Item("student weights", ranks * student.weight_bytes, f"{ranks} ranks, 2 bytes per parameter")
+    yield Item("optimizer", ranks * setting.optimizer_bytes, f"{ranks} ranks, 10 bytes per parameter, sharded")
     yield Item("vLLM weights", ranks * setting.vllm_bytes, "copy of its sleep level 1")
     if setting.config.loss.reference_kl > 0:
         yield Item("reference weights", ranks * student.weight_bytes, "initial student, always in host memory")
     if (teacher := setting.beside) is not None:
         held, several = setting.turns * ranks * teacher.weight_bytes, f"{setting.turns} x " * (setting.turns > 1)
-        yield Item("teacher weights", held, f"{several}{ranks} ranks, 2 bytes a parameter")
+        yield Item("teacher weights", held, f"{several}{ranks} ranks, 2 bytes per parameter")
     width = shapes.INT64 + 8 * FP32
     batch = setting.responses * setting.config.longest * width
-    yield Item("batch on the driver", batch, f"token ids and 8 float32 columns, {width} bytes a token")
+    yield Item("batch on the driver", batch, f"token ids and 8 float32 columns, {width} bytes per token")
 
 
 def _gib(size: float) -> str:
@@ -345,7 +350,7 @@ def _peta(flops: float) -> str:
 
 
 def _layout(setting: Setting) -> Iterator[contents.RankLine]:
-    """One line a GPU, in rank order: the student's first, then a dedicated teacher's."""
+    """One line per GPU, in rank order: the student's first, then a dedicated teacher's."""
     per_node, tensor = setting.config.cluster.gpus_per_node, setting.config.rollout.tensor
     student, teacher, beside = setting.student, setting.teacher, setting.beside
     for rank in range(student.grid.ranks):
@@ -381,7 +386,7 @@ def _facts(setting: Setting) -> Iterator[str]:
     each, rest = divmod(setting.responses, setting.engines)
     size, longest, more = config.train.minibatch_responses, config.longest, f" ({rest} engines take one more)"
     steps, at_once = setting.responses // size, concurrent_responses(setting, longest)
-    yield f"{drawn.prompts_per_step} prompts x {drawn.responses_per_prompt} responses = {setting.responses} a step"
+    yield f"{drawn.prompts_per_step} prompts x {drawn.responses_per_prompt} responses = {setting.responses} per step"
     yield (
         f"{steps} optimizer step{'s' if steps > 1 else ''} of {size} responses, {size // grid.data} on each of "
         f"{grid.data} data-parallel ranks"
@@ -405,19 +410,19 @@ def _facts(setting: Setting) -> Iterator[str]:
 def _assumptions(setting: Setting) -> tuple[str, ...]:
     config, device = setting.config, setting.device
     return (
-        f"{setting.lengths.said(config.rollout.max_response_tokens)}; memory takes the longest, {config.longest}",
+        f"{setting.lengths.described(config.rollout.max_response_tokens)}; memory takes the longest, {config.longest}",
         f"{device.name}: {device.flops / 1e12:.0f} TFLOP/s bfloat16, {device.bandwidth / 1e12:.1f} TB/s, "
         f"{device.host_link / 1e9:.0f} GB/s to host memory, {device.peer_link / 1e9:.0f} GB/s between GPUs, "
         f"{device.network / 1e9:.0f} GB/s between nodes",
-        f"{contents.REACHED}, with {DECODE_STEP * 1e3:g} ms a decoding step besides",
-        f"besides tensors: {PROCESS_BYTES / GIB:.1f} GiB a worker process, "
+        f"{contents.REACHED}, with {DECODE_STEP * 1e3:g} ms per decoding step besides",
+        f"besides tensors: {PROCESS_BYTES / GIB:.1f} GiB per worker process, "
         f"{VLLM_BYTES / GIB:.0f} GiB for vLLM's activations and graphs",
         "not counted: start-up, checkpoints, evaluation, fragmentation",
     )
 
 
 def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> Iterator[str]:
-    """Phases that need more than a device offers, and a KV cache too small for one sequence."""
+    """Phases too large for the device, and a KV cache too small for one sequence."""
     capacity = setting.device.offered
     for phase in phases:
         if phase.size > capacity:
@@ -431,7 +436,7 @@ def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> Iterator[str]:
 
 
 def cache_faults(config: AnyConfig, tokens: int) -> Iterator[str]:
-    """A KV cache of so many tokens that is too small for the longest sequence: vLLM would not start."""
+    """Whether a KV cache of ``tokens`` is too small for the longest sequence: vLLM would not start."""
     longest, share = longest_generated(config), config.rollout.gpu_memory
     if tokens < longest:
         yield (
@@ -444,7 +449,7 @@ def cache_faults(config: AnyConfig, tokens: int) -> Iterator[str]:
 
 
 def other_placements(config: NemoConfig, device: Device, lengths: Lengths) -> dict[str, Plan | str]:
-    """The run with its teacher on the student's GPUs and on GPUs of its own, by place, or why it is refused."""
+    """Plans with the teacher on the student's GPUs and on its own, by placement, or why one is refused."""
     gpus, cluster = config.gpus, config.cluster
     own = config.teacher.dedicated_gpus or (1 if cluster.nodes == 1 else cluster.gpus_per_node)
     if own >= gpus or not config.method.needs_teacher():
@@ -455,7 +460,7 @@ def other_placements(config: NemoConfig, device: Device, lengths: Lengths) -> di
 
 
 def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]:
-    """Single changes after which everything fits, as the user would type them, the gentlest first; each is planned."""
+    """Single changes with which the run fits, as typed, gentlest first."""
     tried = ((changes, _changed(config, changes, device, lengths)) for changes in _single_changes(config))
     fitting = (changes for changes, plan in tried if isinstance(plan, Plan) and not plan.misfits)
     typed = (" ".join(f"{key}={str(value).lower()}" for key, value in changes.items()) for changes in fitting)
@@ -463,7 +468,7 @@ def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]
 
 
 def _changed(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> Plan | str:
-    """The plan of the run with some dotted keys changed, or why that is refused."""
+    """The plan with some dotted keys changed, or why it is refused."""
     tree = config.model_dump()
     for name, value in changes.items():
         *sections, key = name.split(".")
@@ -477,7 +482,7 @@ def _changed(config: NemoConfig, changes: Mapping[str, Any], device: Device, len
 
 
 def _single_changes(config: NemoConfig) -> Iterator[dict[str, Any]]:
-    """One key each; tensor ranks bring sequence parallelism."""
+    """Changes to try, of one key each; tensor ranks bring sequence parallelism."""
     least = config.packed(config.longest)
     yield {"student.activation_checkpointing": True}
     yield {"train.tokens_per_microbatch": least}

@@ -1,4 +1,4 @@
-"""Between the nodes of a job: the address of a node, and how fast the nodes exchange data."""
+"""The network between the nodes of a job: a node's address, and the bandwidth of an all-reduce."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from nemo_uecr.errors import UecrError
 
 INTERFACE = "NCCL_SOCKET_IFNAME"  # NCCL reads it; gloo and Ray follow
 INFINIBAND = Path("/sys/class/infiniband")
-FAST = 10.0  # GB/s of one GPU a node: InfiniBand of 200 Gbit/s gives about 20, Ethernet 1 to 5
+FAST = 10.0  # GB/s with one GPU per node: InfiniBand of 200 Gbit/s gives about 20, Ethernet 1 to 5
 BYTES, REPEATS, WAIT = {"nccl": 2**30, "gloo": 2**26}, 3, timedelta(seconds=60)
 
 
 def take_interface() -> str | None:
-    """Make gloo use the interface in NCCL_SOCKET_IFNAME; its IPv4 address, None where no such interface is here."""
+    """Make gloo use the interface in NCCL_SOCKET_IFNAME and return its IPv4 address; None if there is none."""
     named = os.environ.get(INTERFACE, "").split(",")[0].removeprefix("=")
     for name, addresses in sorted(psutil.net_if_addrs().items()):
         for each in addresses:
@@ -30,7 +30,7 @@ def take_interface() -> str | None:
 
 
 def own_address(host: str | None = None, *, alone: bool) -> str:
-    """The address under which the other nodes reach this one."""
+    """The address at which the other nodes reach this one."""
     if (taken := take_interface()) is not None:
         return taken
     host, slurm = host or socket.gethostname(), os.environ.get("SLURM_LAUNCH_NODE_IPADDR")
@@ -43,12 +43,12 @@ def own_address(host: str | None = None, *, alone: bool) -> str:
                 f"the name {host} of this node does not resolve ({error}); expected one in /etc/hosts or the name "
                 f"service, or {INTERFACE}=NAME of the interface that the nodes share"
             ) from error
-    # Some systems give a host's own name to the loopback device; Slurm knows by which address it called us.
+    # Some systems map a host's own name to the loopback device; Slurm knows the address that it used.
     return named if alone or not named.startswith("127.") else slurm or named
 
 
 def exchange_rate(folder: Path) -> tuple[float, str]:
-    """Bus bandwidth of an all-reduce over this Slurm step's tasks, in GB/s, and by what: NCCL, or gloo without GPUs.
+    """Bus bandwidth of an all-reduce over this Slurm step's tasks in GB/s, and the backend: NCCL, or gloo without GPUs.
 
     The tasks find each other by a file in ``folder``, on a file system that all nodes share.
     """

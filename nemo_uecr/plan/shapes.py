@@ -1,6 +1,6 @@
-"""A model's sizes and what follows from them: parameters, the rank that holds each, bytes and FLOPs of every part.
+"""A model's sizes, and the parameters, bytes and FLOPs that follow from them on each rank.
 
-The tests hold the formulas against real tensors.
+Tests compare the formulas with real tensors.
 
 Shape legend: V = vocabulary, H = hidden size, F = feed-forward size, L = layers, D = dimension of a head, T = tokens of
 a micro-batch on one rank.
@@ -21,7 +21,7 @@ from nemo_uecr.generation.models import DecoderSizes, cached, decoder_sizes, has
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # dense decoders whose parameters the formulas below count
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of a config.json that is not dense
 BF16, FP32, INT64 = 2, 4, 8
-ADAM = 2 * FP32 + BF16  # Adam's two moments, and what bfloat16 weights lack of float32: the precision-aware FusedAdam
+ADAM = 2 * FP32 + BF16  # precision-aware FusedAdam: two moments, and the half of float32 weights that bfloat16 lacks
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class ModelShape(DecoderSizes):
     qk_norm: bool  # whether queries and keys are normalised (Qwen3)
     qkv_bias: bool  # whether queries, keys and values have a bias (Qwen2)
     output_bias: bool  # whether the attention's output has one
-    positions: int  # longest sequence that the model was made for; 0: not stated
+    positions: int  # longest sequence that the model supports; 0: not stated
 
 
-# The `-Base` models have the same sizes, except that they were made for 32,768 positions.
+# The `-Base` models have the same sizes but 32,768 positions.
 KNOWN = {
     f"Qwen/Qwen3-{name}": ModelShape(
         vocabulary=151_936, hidden=hidden, layers=layers, heads=heads, kv_heads=8, head_dim=128,
@@ -52,7 +52,7 @@ KNOWN = {
 
 
 def shape_of(name: str, *, role: str) -> ModelShape:
-    """Sizes of a model that a section `role` names: a folder, one of `KNOWN`, or a model in the hub's cache here."""
+    """Sizes of the model of section ``role``: a folder, one of `KNOWN`, or a model in the hub's cache."""
     file, known = Path(name).expanduser() / "config.json", KNOWN.get(name.removesuffix("-Base"))
     if not file.is_file() and known is not None:
         return replace(known, positions=32_768) if name.endswith("-Base") else known
@@ -69,7 +69,7 @@ def shape_of(name: str, *, role: str) -> ModelShape:
 
 
 def shape_of_values(values: Mapping[str, Any], where: str) -> ModelShape:
-    """Sizes of a model from what its `config.json` holds; ``where`` names the file in messages."""
+    """Sizes of a model from the content of its `config.json`; messages name it ``where``."""
     kind, odd = values.get("model_type"), [key for key in (*EXPERTS, "mlp_bias") if values.get(key)]
     if kind not in ARCHITECTURES or odd:
         raise DataError(
@@ -104,7 +104,7 @@ def parameters(shape: ModelShape) -> int:
 
 @dataclass(frozen=True)
 class Grid:
-    """How a model is cut over its GPUs; also a rank's coordinates in it."""
+    """How a model is split over its GPUs; also a rank's coordinates in that grid."""
 
     tensor: int
     context: int
@@ -118,7 +118,7 @@ class Grid:
         return self.tensor * self.context * self.data * self.pipeline
 
     def place(self, rank: int) -> Grid:
-        """Coordinates of a rank; Megatron counts tensor fastest, then context, data, and pipeline slowest."""
+        """Coordinates of a rank; Megatron numbers tensor ranks fastest, then context, data, and pipeline slowest."""
         rest, tensor = divmod(rank, self.tensor)
         rest, context = divmod(rest, self.context)
         pipeline, data = divmod(rest, self.data)
@@ -131,9 +131,9 @@ def kv_token_bytes(shape: ModelShape, tensor: int, width: int) -> int:
 
 
 def forward_flops(shape: ModelShape, length: int) -> float:
-    """FLOPs a token of a forward pass over sequences of `length`: 2 (body + head) + 2 query width L length.
+    """FLOPs per token of a forward pass over sequences of `length`: 2 (body + head) + 2 query width L length.
 
-    Every matrix product costs 2 a parameter; causal attention reads half of the sequence on average.
+    Every matrix product costs 2 per parameter; causal attention reads half of the sequence on average.
     """
     body = shape.layers * layer_parameters(shape)
     return 2.0 * (body + shape.vocabulary * shape.hidden) + 2.0 * shape.layers * shape.query * length
@@ -141,7 +141,7 @@ def forward_flops(shape: ModelShape, length: int) -> float:
 
 @dataclass(frozen=True)
 class Sharded:
-    """A model on its GPUs: what one rank of it holds."""
+    """A model split over its GPUs: what one rank holds."""
 
     shape: ModelShape
     grid: Grid
@@ -159,8 +159,8 @@ class Sharded:
     def parameters(self, stage: int) -> int:
         """Parameters of a rank of a pipeline stage.
 
-        Norms and the output bias are whole on every tensor rank; matrices and the vocabulary are cut. A tied output
-        layer is the embedding itself with one stage, and a copy on the last of several.
+        Norms and the output bias are whole on every tensor rank; matrices and the vocabulary are split. A tied output
+        layer is the embedding itself with one stage, and a copy of it on the last of several.
         """
         shape = self.shape
         whole = 2 * shape.hidden + (2 * shape.head_dim if shape.qk_norm else 0)
@@ -187,27 +187,27 @@ class Sharded:
         return BF16 * self.most_parameters
 
     def optimizer_bytes(self, stage: int) -> int:
-        """The precision-aware optimizer: 10 bytes a parameter, shared by the data- and context-parallel ranks."""
+        """The precision-aware optimizer: 10 bytes per parameter, sharded over the data- and context-parallel ranks."""
         return ADAM * self.parameters(stage) // (self.grid.data * self.grid.context)
 
     def summed_bytes(self, tokens: int) -> float:
-        """What a tensor rank sends in a forward of a stage: 2 H (tensor - 1) / tensor, four times a layer and token."""
+        """Bytes a tensor rank sends in a stage's forward: 2 H (tensor - 1) / tensor, four times per layer and token."""
         layers, tensor = self.shape.layers // self.grid.pipeline, self.grid.tensor
         return 4.0 * layers * BF16 * self.shape.hidden * tokens * (tensor - 1) / tensor
 
     def residual_bytes(self, tokens: int) -> int:
-        """The hidden states between two layers; sequence parallelism cuts them over the tensor ranks."""
+        """The hidden states between two layers; sequence parallelism splits them over the tensor ranks."""
         return BF16 * self.shape.hidden * tokens // (self.grid.tensor if self.grid.sequence else 1)
 
     def gathered_bytes(self, tokens: int) -> int:
-        """What a sequence-parallel output layer gathers before its product: 2 H T, on the last pipeline stage.
+        """The input that a sequence-parallel output layer gathers: 2 H T, on the last pipeline stage.
 
-        Megatron keeps this buffer in the process until the model leaves the GPU.
+        Megatron keeps this buffer until the model leaves the GPU.
         """
         return BF16 * self.shape.hidden * tokens if self.grid.sequence else 0
 
     def kept_bytes(self, tokens: int) -> int:
-        """What the backward pass of one fused Megatron layer keeps: 4 H + (3 query + 3 key-value width + 3 F) / tensor.
+        """What one fused Megatron layer keeps for backward: 4 H + (3 query + 3 key-value width + 3 F) / tensor.
 
         Two residuals and two normalised inputs; projected and normalised queries and keys, values, the attention's
         output; the gate, the feed-forward input and their product.
@@ -216,7 +216,7 @@ class Sharded:
         return 4 * self.residual_bytes(tokens) + BF16 * tokens * cut // self.grid.tensor
 
     def forward_bytes(self, tokens: int) -> int:
-        """The widest moment of a layer without gradient: residual, norm, the wider of attention and feed-forward."""
+        """The peak of a layer without gradient: residual, norm, and the wider of attention and feed-forward."""
         widest = max(2 * self.shape.query + 2 * self.shape.key_value, 3 * self.shape.feed_forward)
         return 2 * self.residual_bytes(tokens) + BF16 * tokens * widest // self.grid.tensor
 
@@ -242,6 +242,6 @@ class Sharded:
 
 
 def sharded(shape: ModelShape, parallel: ParallelConfig, gpus: int) -> Sharded:
-    """A model on that many GPUs, which its layout divides."""
+    """A model split over that many GPUs by its layout."""
     data = gpus // parallel.ranks
     return Sharded(shape, Grid(parallel.tensor, parallel.context, data, parallel.pipeline, parallel.sequence))

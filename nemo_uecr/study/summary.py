@@ -9,8 +9,7 @@ from math import isnan
 from pathlib import Path
 from typing import NamedTuple
 
-from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Row, Score, Table, build_table, rounded
-from nemo_uecr.evaluation.tables import Cell as Entry
+from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Entry, Row, Score, Table, build_table, rounded
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Mean
 from nemo_uecr.study import figures, results

@@ -231,11 +231,11 @@ def test_two_students_of_one_step_are_refused(tmp_path: Path) -> None:
 
 def test_an_evaluation_folder(tmp_path: Path) -> None:
     from nemo_uecr.data.benchmarks import load_benchmarks
-    from nemo_uecr.evaluation.runner import Settings, evaluate
+    from nemo_uecr.evaluation.runner import EvaluationSettings, evaluate
     from nemo_uecr.generation.engines import ChatSettings, Decoding
 
     own = assets()
-    settings = Settings(
+    settings = EvaluationSettings(
         2, Decoding(0.8, 1.0, 0, 6), 1, ChatSettings("{question}", None, False), "transformers", "float32", 8
     )
     benchmarks = load_benchmarks([f"tiny={own.problems}"])

@@ -13,7 +13,7 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import dump_config, load_config
 from tests.audit.made import TOKENIZER, Made, make_scores, write_scores
 from tests.audit.test_localization import responses
-from tests.config.demo import DEMO
+from tests.config.shipped import DEMO
 from tests.reliability.commands import refused
 from tests.report.conftest import Story, write_run
 

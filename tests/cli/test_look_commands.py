@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
 import yaml
 
 from nemo_uecr.cli.main import entry_point
-from tests.config.demo import CONFIGS
+from tests.config.shipped import CONFIGS
 from tests.reliability.commands import refused
 
 FOUR = [str(CONFIGS / "uecr_qwen3_4b.yaml"), "teacher.model_name=Qwen/Qwen3-8B", "data.subset=null"]
@@ -71,16 +70,6 @@ def test_doctor_on_a_run_that_is_ready_and_on_one_that_is_not(
     assert "choose another folder" in printed
 
 
-@pytest.mark.usefixtures("few_imports")
-def test_doctor_on_the_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as server:
-        server.bind(("", 0))
-        server.listen()
-        port = server.getsockname()[1]
-        assert entry_point(["doctor", "--ray-port", str(port)]) == 1
-    assert f"fail  ray port                    {port} is taken" in capsys.readouterr().out
-
-
 def test_a_configuration_is_checked_with_its_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry_point(["config", "check", *DEMO]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"ok: {DEMO[0]}: keys, values and problems"
@@ -96,11 +85,6 @@ def test_config_check_counts_problems(
     assert "problems: data.train 1, level1 of the demo, " in (said := capsys.readouterr().out)
     assert "level5 of the demo, held 1\n" in said
     assert "held: 1 of 1 questions are also in data.train; it is not held out" in caplog.text
-
-
-def test_a_row_without_an_answer_is_found_by_config_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "mine.jsonl").write_text('{"question": "1 + 1", "answer": "2", "id": 1}\n{"question": "3", "id": 2}\n')
-    assert "mine.jsonl:2: " in refused(capsys, "config", "check", *DEMO, f"data.train={tmp_path / 'mine.jsonl'}")
 
 
 def test_a_plan_for_one_gpu_says_that_it_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:

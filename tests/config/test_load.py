@@ -17,7 +17,7 @@ from nemo_uecr.config.load import (
     written_config,
 )
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
-from tests.config.demo import CONFIGS, DEMO, refusal
+from tests.config.shipped import CONFIGS, DEMO, refusal
 
 BASE = CONFIGS / "local" / "base.yaml"
 RUNNABLE = sorted(path for path in BASE.parent.rglob("*.yaml") if path != BASE)  # the others: test_nemo.py

@@ -7,23 +7,8 @@ import re
 import pytest
 
 from nemo_uecr.config.load import backend_of, load_nemo_config
-from nemo_uecr.core.methods import METHODS, ablations, baselines, uecr
 from nemo_uecr.errors import ConfigError
-from tests.config.demo import CONFIGS
-
-SCALES = ("1p7b", "4b")
-#: What a user has to give: the teacher, and the size of the subset that the paper does not state.
-GIVEN = {"1p7b": ["teacher.model_name=teachers/4b"], "4b": ["teacher.model_name=teachers/8b", "data.subset=2000"]}
-#: Overrides for the one method without a teacher.
-GRPO = ["method.name=grpo", "teacher.model_name=null"]
-#: The paper's, but UECR itself.
-PAPER = {ablations.__name__, baselines.__name__, uecr.__name__}
-OTHERS = [name for name, method in METHODS.items() if method.__module__ in PAPER and name != "uecr"]
-
-
-def given(scale: str, name: str) -> list[str]:
-    """What a user types for a method other than UECR."""
-    return [*GIVEN[scale], *(GRPO if name == "grpo" else [f"method.name={name}"])]
+from tests.config.shipped import CONFIGS, GIVEN, GRPO, OTHERS, SCALES, given
 
 
 @pytest.mark.parametrize("scale", SCALES)

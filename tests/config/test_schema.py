@@ -5,30 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import yaml
 
-from nemo_uecr.config.load import known_keys, load_config, sections_of
+from nemo_uecr.config.load import load_config
 from nemo_uecr.config.methods import objective, unused_line
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.methods.baselines import GrpoPlusOpd
-from tests.config.demo import CONFIGS, DEMO, refusal
+from tests.config.shipped import DEMO, refusal
 
 # 6 prompts * 4 responses = 24 responses a step
 BATCH = ("rollout.prompts_per_step=6", "rollout.responses_per_prompt=4", "train.microbatch_responses=1")
 WRONG = {
     "method.rho=1.0": "method.rho: got 1.0, expected a number >= 0 and < 1",
-    "train.betas=[0.9]": "train.betas: got [0.9]",
-    "run.folder=": 'run.folder: got ""',
     "device=gpu": "device: got \"gpu\", expected 'auto', 'cpu' or 'cuda'",
-    # Nothing is coerced.
-    "train.steps='3'": 'train.steps: got "3", expected a valid integer',
-    "train.steps=3.0": "train.steps: got 3.0",
-    "train.steps=true": "train.steps: got true",
-    "train.learning_rate=.nan": "train.learning_rate: got NaN, expected a finite number",
-    "data.shuffle=1": "data.shuffle: got 1",
+    "train.steps='3'": 'train.steps: got "3", expected a valid integer',  # nothing is coerced
+    "train.learning_rate=.nan": "train.learning_rate: got NaN",
     "method=3": "method: got 3, expected a section",
-    "data.prompt_template=Solve it.": 'data.prompt_template: got "Solve it."',
     "method.name=uecrr": "method.name: got 'uecrr', the nearest method is 'uecr'; known methods: atod, ",
     "train.minibatch_responses=5": "train.minibatch_responses: got 5, expected a divisor of",
     "train.microbatch_responses=25": "train.microbatch_responses: got 25, expected at most train.minibatch_responses",
@@ -50,28 +42,6 @@ def test_a_rounded_teacher_asks_for_a_floor_above_the_measured_noise() -> None:
         assert refusal(*rounded, *words).startswith("teacher.quantize: got nf4 with method.scoring_noise")
     load_config(DEMO, [*rounded, "method.scoring_noise=0.1"])
     load_config(DEMO, [*rounded, "method.name=ecr_alpha_zero"])  # its group normalisation reads the verifier alone
-
-
-def test_limits_themselves_are_legal() -> None:
-    words = ["train.minibatch_responses=8", "train.microbatch_responses=8", "evaluation.temperature=0"]
-    assert load_config(DEMO, [*BATCH, *words, "evaluation.samples=1"]).config.train.microbatch_responses == 8
-
-
-def test_the_base_states_every_required_key() -> None:
-    base = yaml.safe_load((CONFIGS / "local" / "base.yaml").read_text(encoding="utf-8"))
-    stated = {
-        f"{section}.{key}" if isinstance(value, dict) else section
-        for section, value in base.items()
-        for key in (value if isinstance(value, dict) else [None])
-    }
-    required = {
-        name
-        for name, field in known_keys(Config).items()
-        if field.is_required()
-        and not sections_of(field.annotation)
-        and not name.startswith(("teacher", "routing", "reward", "method"))
-    }
-    assert required - stated == set()
 
 
 # Methods

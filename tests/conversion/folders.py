@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,20 @@ def hf_model(folder: Path, *, tied: bool, dtype: str = "float32", shard: str = "
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=shard)
+    return folder
+
+
+def megatron_weights(folder: Path) -> Path:
+    """A folder as megatron-core writes it on one rank, made by the library below it."""
+    import torch
+    from torch.distributed.checkpoint import save
+
+    state = {name: torch.zeros(48, 32) for name in ("embedding.word_embeddings.weight", "output_layer.weight")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that nothing is distributed here
+        save(state, checkpoint_id=folder, no_dist=True)
+    (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
+    torch.save({"iteration": 1}, folder / "common.pt")
     return folder
 
 

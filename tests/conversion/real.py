@@ -12,24 +12,22 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.errors import DependencyError, require_extra
 from tests.nemo.on_ranks import batch
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("megatron", "megatron.bridge", "transformers", "accelerate", "einops", "psutil", "six", "triton")
 
 
 def missing() -> str | None:
-    """The first package that is not installed."""
-    for package in PACKAGES:
-        try:
-            if importlib.util.find_spec(package) is None:
-                return package
-        except ModuleNotFoundError:
-            return package
-    return None
+    """What is not installed."""
+    try:
+        require_extra("convert")
+    except DependencyError as error:
+        return str(error)
+    return None if importlib.util.find_spec("megatron.bridge") else "megatron.bridge is not installed"
 
 
-marks = [pytest.mark.real, pytest.mark.skipif(missing() is not None, reason=f"{missing()} is not installed")]
+marks = [pytest.mark.real, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
 
 
 def converted(*arguments: object) -> str:
@@ -40,20 +38,6 @@ def converted(*arguments: object) -> str:
     assert code == 0, err.getvalue()[-4000:]
     assert out.getvalue().count("\n") == 1, out.getvalue()
     return out.getvalue()
-
-
-def refused(*arguments: object, leaves: Path) -> str:
-    """The command's last line on standard error; exit code 2, and no file more or less in the folder ``leaves``."""
-    before = sorted(leaves.rglob("*"))
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = entry_point(["convert", *map(str, arguments)])
-    assert code == 2, err.getvalue()[-4000:]
-    assert out.getvalue() == ""
-    assert sorted(leaves.rglob("*")) == before
-    last = err.getvalue().splitlines()[-1]
-    assert last.startswith("nemo-uecr: error: ")
-    return last
 
 
 def transformers_logp(folder: Path) -> Tensor:

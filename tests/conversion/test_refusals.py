@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.conversion.convert import Request, convert, prepare
+from nemo_uecr.conversion.convert import ConversionRequest, convert, prepare
 from nemo_uecr.conversion.reading import find_source, read_qwen3
 from nemo_uecr.errors import CheckpointError, DataError, UecrError
-from tests.conversion.folders import model_folder, nemo_rl_step
+from tests.conversion.folders import megatron_weights, model_folder, nemo_rl_step
 from tests.nemo.tiny_qwen3 import LAYERS, ROPE, hf_config
 
 
-def request(ckpt: Path, out: Path, **changes: object) -> Request:
-    plain = Request(ckpt=ckpt, out=out, model=None, tokenizer=None, tolerance=1e-4, shard_bytes=10**9)
+def request(ckpt: Path, out: Path, **changes: object) -> ConversionRequest:
+    plain = ConversionRequest(ckpt=ckpt, out=out, model=None, tokenizer=None, tolerance=1e-4, shard_bytes=10**9)
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -29,16 +29,8 @@ def model(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def weights(tmp_path: Path, model: Path) -> Path:
-    """A folder as megatron-core writes it on one rank, made by the library below it."""
-    from torch.distributed.checkpoint import save
-
-    folder = tmp_path / "megatron" / "iter_0000001"
-    state = {name: torch.zeros(48, 32) for name in ("embedding.word_embeddings.weight", "output_layer.weight")}
-    save(state, checkpoint_id=folder, no_dist=True)
-    (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
-    torch.save({"iteration": 1}, folder / "common.pt")
-    return folder
+def weights(tmp_path: Path) -> Path:
+    return megatron_weights(tmp_path / "megatron" / "iter_0000001")
 
 
 @pytest.fixture
@@ -50,7 +42,7 @@ def huggingface(tmp_path: Path, model: Path) -> Path:
     return folder
 
 
-def refusal(asked: Request) -> str:
+def refusal(asked: ConversionRequest) -> str:
     """The message of a conversion, which leaves every folder as it was."""
     folder = next(path for path in asked.out.parents if path.is_dir())
     before = sorted(folder.rglob("*"))

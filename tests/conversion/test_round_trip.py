@@ -17,9 +17,10 @@ from nemo_uecr.conversion.bridge import Bridge
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.preflight import check_conversion
 from tests.conversion.folders import hf_model
-from tests.conversion.real import ROOT, converted, marks, refused, tensors, transformers_logp
+from tests.conversion.real import ROOT, converted, marks, tensors, transformers_logp
 from tests.conversion.trained import load_and_score
 from tests.nemo.ranks import run_ranks
+from tests.reliability.commands import refused
 
 pytestmark = marks
 
@@ -77,7 +78,9 @@ def test_a_run_takes_what_the_bridge_has_finished(megatron: Path, monkeypatch: p
     check_conversion("teacher", teacher)
 
 
-def test_a_lost_rope_base_is_found(megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_rope_base_is_found(
+    megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What the bridge does by itself with transformers 5: every weight is right, and the base is 10000."""
     settings = Bridge._settings
 
@@ -85,16 +88,18 @@ def test_a_lost_rope_base_is_found(megatron: Path, tmp_path: Path, monkeypatch: 
         return settings(self) | {"rotary_base": 10000.0}
 
     monkeypatch.setattr(Bridge, "_settings", forgetful)
-    line = refused(megatron, "--to", tmp_path / "out", leaves=tmp_path)
-    assert "not the same model" in line
+    assert "not the same model" in refused(capsys, "convert", megatron, "--to", tmp_path / "out")
+    assert not any(tmp_path.iterdir())
 
 
-def test_a_change_too_small_for_the_scores_is_found_by_its_hash(megatron: Path, tmp_path: Path) -> None:
+def test_a_change_too_small_for_the_scores_is_found_by_its_hash(
+    megatron: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
     converted(megatron, "--to", out)
     with (out / "generation_config.json").open("a") as file:
         file.write(" ")
-    assert "generation_config.json: changed since the conversion" in refused(out, "--check", leaves=tmp_path)
+    assert "generation_config.json: changed since the conversion" in refused(capsys, "convert", out, "--check")
 
 
 VERIFIED = """

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from tests.conversion.folders import TEMPLATE, model_folder, nemo_rl_step
-from tests.conversion.real import converted, marks, refused, tensors, transformers_logp
+from tests.conversion.real import converted, marks, tensors, transformers_logp
 from tests.conversion.trained import Trained, checkpoints
 from tests.nemo.tiny_qwen3 import VOCABULARY
+from tests.reliability.commands import refused
 
 pytestmark = marks
 
@@ -37,10 +38,12 @@ def test_transformers_says_what_the_ranks_said(trained: dict[bool, Trained], tie
     assert ("lm_head.weight" in tensors(tmp_path / "out")) == (not tied)
 
 
-def test_another_feed_forward_width(trained: dict[bool, Trained], tmp_path: Path) -> None:
+def test_another_feed_forward_width(
+    trained: dict[bool, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = model_folder(tmp_path / "model", tied=False, intermediate_size=48)
-    line = refused(trained[False].folder, "--hf", model, "--to", tmp_path / "out", leaves=tmp_path)
-    assert "or it is another model" in line
+    words = ("convert", trained[False].folder, "--hf", model, "--to", tmp_path / "out")
+    assert "or it is another model" in refused(capsys, *words)
 
 
 @pytest.fixture(scope="module")

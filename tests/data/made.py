@@ -51,8 +51,8 @@ def clean_rows(count: int) -> list[dict[str, object]]:
 def prepare_folder(source: Path, folder: Path, *screens: Path) -> Path:
     """A source prepared with every default of the command line but one process."""
     from nemo_uecr.data.filters import NAMES
-    from nemo_uecr.data.prepare import Settings, prepare
+    from nemo_uecr.data.prepare import PrepareSettings, prepare
 
     names = tuple(map(str, screens))
-    prepare(Settings(str(source), None, names, None, frozenset(NAMES), None, 42), folder)
+    prepare(PrepareSettings(str(source), None, names, None, frozenset(NAMES), None, 42), folder)
     return folder

@@ -13,7 +13,7 @@ import pytest
 
 from nemo_uecr.data.benchmarks import BENCHMARKS, load_benchmark
 from nemo_uecr.data.filters import NAMES
-from nemo_uecr.data.prepare import Settings, prepare
+from nemo_uecr.data.prepare import PrepareSettings, prepare
 from nemo_uecr.data.sources import locate
 from nemo_uecr.errors import DataError
 from tests.data.made import clean_rows
@@ -114,7 +114,7 @@ def test_every_benchmark_is_read() -> None:
 
 @pytest.mark.usefixtures("_hub")
 def test_deepmath_is_prepared_and_screened_by_their_names(tmp_path: Path) -> None:
-    settings = Settings("zwhe99/DeepMath-103K", None, tuple(BENCHMARKS), (5.0, 7.0), frozenset(NAMES), None, 42)
+    settings = PrepareSettings("zwhe99/DeepMath-103K", None, tuple(BENCHMARKS), (5.0, 7.0), frozenset(NAMES), None, 42)
     manifest = prepare(settings, tmp_path / "out")
     assert manifest["source"]["revision"] == COMMIT
     assert {name: record["revision"] for name, record in manifest["screens"].items()} == dict.fromkeys(

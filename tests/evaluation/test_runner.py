@@ -17,14 +17,14 @@ pytest.importorskip("math_verify")
 from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DependencyError, RunFolderError
-from nemo_uecr.evaluation.runner import Settings, evaluate
+from nemo_uecr.evaluation.runner import EvaluationSettings, evaluate
 from nemo_uecr.evaluation.samples import SAMPLES
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.engines import ChatSettings, Decoding, Generation, Request, load_tokens
 from nemo_uecr.stopping import JOB_PROGRESS
 from tests.evaluation.tiny import save_tokenizer
 
-SETTINGS = Settings(
+SETTINGS = EvaluationSettings(
     samples=4, decoding=Decoding(0.6, 0.95, 20, 64), seed=42, chat=ChatSettings("{question}", None, False),
     engine="transformers", dtype="float32", batch=3,
 )  # fmt: skip

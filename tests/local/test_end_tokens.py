@@ -19,7 +19,7 @@ from nemo_uecr.errors import UecrError
 from nemo_uecr.generation.adapter import CONFIG, add_adapter, load_causal_lm
 from nemo_uecr.generation.engines import ChatSettings, load_tokens
 from nemo_uecr.generation.models import GENERATION, load_tokenizer, save_pretrained
-from nemo_uecr.plan.doctor import made, tokenizer_findings
+from nemo_uecr.plan.doctor import run_checks, tokenizer_findings
 from tests.local import tiny
 
 CHAT = ChatSettings(tiny.configured(Path("unused")).config.data.prompt_template, None, False)
@@ -178,7 +178,9 @@ def test_the_doctor_and_advise_say_that_they_end_otherwise(
         (["student.model_name=" + str(tiny.STUDENT)], "ok"),
     ):
         loaded = tiny.configured(tmp_path / "run", f"student.model_name={swapped}", *extra).config
-        (finding,) = [each for each in made([("t", partial(tokenizer_findings, loaded))]) if "end tokens" in each.check]
+        (finding,) = [
+            each for each in run_checks([("t", partial(tokenizer_findings, loaded))]) if "end tokens" in each.check
+        ]
         assert (finding.status, "end_token" in finding.remedy) == (status, status == "warn")
     assert entry_point(["advise", config, *words, "--problems", "4"]) == 0
     assert "gap at the end token, mean" in capsys.readouterr().out

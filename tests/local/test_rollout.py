@@ -17,7 +17,7 @@ from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.benchmarks import load_benchmarks
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.evaluation import runner
-from nemo_uecr.evaluation.runner import Settings
+from nemo_uecr.evaluation.runner import EvaluationSettings
 from nemo_uecr.generation.engines import ChatSettings, Tokens
 from nemo_uecr.local.batch import samples_of
 from nemo_uecr.local.rollout import Decoding, draw
@@ -183,7 +183,9 @@ def test_an_evaluation_in_a_run_draws_what_the_command_draws(tmp_path: Path) -> 
     samples = tiny.records(tiny.run(tmp_path / "run", *changes) / "evaluations" / "step-000000.jsonl")
     decoding = Decoding(evaluation.temperature, evaluation.top_p, evaluation.top_k, evaluation.max_tokens)
     chat = ChatSettings("{question}", None, thinking=False)
-    settings = Settings(evaluation.samples, decoding, evaluation.seed, chat, "transformers", "float32", batch=5)
+    settings = EvaluationSettings(
+        evaluation.samples, decoding, evaluation.seed, chat, "transformers", "float32", batch=5
+    )
     runner.evaluate("a", str(tiny.STUDENT), load_benchmarks([f"a={problems}"]), settings, tmp_path / "command")
     ours, theirs = (
         {(row["problem"], row["sample"]): row["token_ids"] for row in rows}

@@ -12,7 +12,7 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import DataError
 from nemo_uecr.nemo import evaluation, upstream
 from nemo_uecr.nemo.evaluation import training_evaluation
-from tests.config.test_nemo import CONFIGS, GRPO
+from tests.config.shipped import CONFIGS, GRPO
 from tests.nemo.inside.test_launch import examined, make_benchmarks, make_tokenizer
 
 

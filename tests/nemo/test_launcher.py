@@ -20,7 +20,7 @@ from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.launcher import SAVING_S, begun_by_a_step, limit_time, report_early_end
 from nemo_uecr.nemo.upstream import UpstreamError
 from nemo_uecr.stopping import JOB_END, RunStopped, StopRequest
-from tests.config.test_nemo import CONFIGS, GRPO
+from tests.config.shipped import CONFIGS, GRPO
 from tests.nemo.test_preflight import world
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"

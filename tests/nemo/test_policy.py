@@ -18,7 +18,7 @@ from nemo_uecr.nemo.estimator import Routes, StepContext, StepScores, UecrEstima
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, PREFIX
 from nemo_uecr.nemo.policy import PolicyMethods, padded_minibatches
 from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
-from tests.config.test_nemo import CONFIGS, GIVEN
+from tests.config.shipped import CONFIGS, GIVEN
 from tests.core import sparse
 from tests.nemo.test_loss import loss_of
 

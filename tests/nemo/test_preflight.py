@@ -26,7 +26,7 @@ from nemo_uecr.nemo.preflight import (
     long_prompts,
     routes,
 )
-from tests.config.test_nemo import CONFIGS, GRPO
+from tests.config.shipped import CONFIGS, GRPO
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
 #: A dense Qwen3 with 4 layers, 4 heads and 4096 positions.

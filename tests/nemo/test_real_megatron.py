@@ -12,7 +12,7 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo.contract import verified
 from nemo_uecr.nemo.translate import master_config
 from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
-from tests.config.test_nemo import CONFIGS, GIVEN
+from tests.config.shipped import CONFIGS, GIVEN
 from tests.nemo.on_ranks import (
     TEMPERATURES,
     batch,

@@ -12,7 +12,7 @@ from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
-from tests.config.test_nemo import CONFIGS, GIVEN
+from tests.config.shipped import CONFIGS, GIVEN
 
 REQUEST = ScoreRequest((1.0,), False, 8, 8)
 

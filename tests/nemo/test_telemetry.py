@@ -14,7 +14,7 @@ from nemo_uecr.nemo.contract import BatchFactsError
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import PREFIX
 from nemo_uecr.nemo.telemetry import check_facts
-from tests.config.test_nemo import CONFIGS, GRPO
+from tests.config.shipped import CONFIGS, GRPO
 
 PROMPTS, GROUP, TOKENS = 4, 8, 3
 ROWS = PROMPTS * GROUP

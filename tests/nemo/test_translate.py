@@ -11,7 +11,7 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.translate import master_config, teacher_policy
-from tests.config.test_nemo import CONFIGS, GIVEN, OTHERS, given
+from tests.config.shipped import CONFIGS, GIVEN, OTHERS, given
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
 #: Every number another, so that none can stand in another's place.

@@ -9,8 +9,8 @@ from nemo_uecr.config.load import load_config, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config
 from nemo_uecr.plan.shapes import Grid, ModelShape
+from tests.config.shipped import CONFIGS, DEMO
 
-CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
 ALONE = Grid(1, 1, 1, 1, False)
 SIZES: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -30,7 +30,7 @@ def nemo(*changes: str) -> NemoConfig:
 
 def local(*changes: str) -> Config:
     """A run of the local back end."""
-    return load_config(CONFIGS / "local" / "demo.yaml", changes).config
+    return load_config(DEMO, changes).config
 
 
 def tiny_shape(**changes: Any) -> ModelShape:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import sys
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
-import torch
 
 from nemo_uecr.cli.look import sizes
 from nemo_uecr.config.nemo_schema import AnyConfig
@@ -21,12 +18,13 @@ from nemo_uecr.plan import doctor
 from nemo_uecr.plan.contents import GIB
 from nemo_uecr.plan.doctor import Finding
 from tests.conftest import ROOT
+from tests.conversion.folders import megatron_weights, nemo_rl_step
 from tests.plan.subjects import local, nemo, save_model, save_tokenizer
 
 
 def made(make: Callable[[], Finding | Iterable[Finding]]) -> dict[str, tuple[str, str]]:
     """Status and words of each finding; a refusal is a finding."""
-    return {one.check: (one.status, f"{one.message} -> {one.remedy}") for one in doctor.made([("check", make)])}
+    return {one.check: (one.status, f"{one.message} -> {one.remedy}") for one in doctor.run_checks([("check", make)])}
 
 
 def one(make: Callable[[], Finding | Iterable[Finding]]) -> tuple[str, str]:
@@ -193,28 +191,19 @@ def test_tokenizers_and_prompts(tmp_path: Path) -> None:
     assert found("student.model_name=nobody/nothing")["check"][0] == "fail"
 
 
-def test_a_benchmarks_long_prompt_is_told_before_the_run(tmp_path: Path) -> None:
-    """The run drops training problems alone, and says so of each."""
-    student, rows, asked = save_tokenizer(tmp_path / "s"), tmp_path / "p.jsonl", tmp_path / "b.jsonl"
-    line = '{{"id": "{0}", "question": "{1}", "answer": "2"}}\n'
-    long = "1+1" * 40
+def test_a_benchmark_with_a_long_prompt_fails(tmp_path: Path) -> None:
+    """The run drops long training problems, but never cuts a benchmark."""
+    student, rows, benchmark = save_tokenizer(tmp_path / "s"), tmp_path / "p.jsonl", tmp_path / "b.jsonl"
+    short, long = (
+        f'{{"id": "{name}", "question": "{q}", "answer": "2"}}\n' for name, q in (("b1", "1+1"), ("b2", "1+1" * 40))
+    )
     given = [f"data.train={rows}", f"student.model_name={student}", "method.name=grpo", "data.max_prompt_tokens=100"]
-    given += ["data.long_prompts=drop", f"evaluation.benchmarks={{held: {asked}}}", "evaluation.max_tokens=100"]
-
-    def found() -> tuple[str, str]:
-        return made(lambda: doctor.tokenizer_findings(local(*given)))["prompt length"]
-
-    rows.write_text(line.format("short", "1+1") + line.format("long", long))
-    asked.write_text(line.format("b1", "1+1"))
-    assert found() == ("ok", "dropped as too long: 1 -> ")
-    asked.write_text(line.format("b1", long))
-    status, told = found()
-    assert status == "fail"
-    assert told.startswith("benchmark held: 1 of 1 prompts have more than data.max_prompt_tokens=100 tokens; the first")
-    assert "'b1'" in told
-    assert told.endswith("Raise the limit; a benchmark is never cut -> ")
-    rows.write_text(line.format("long", long))
-    assert found()[1].endswith("Raise the limit -> ")  # nothing would be left
+    given += ["data.long_prompts=drop", f"evaluation.benchmarks={{held: {benchmark}}}", "evaluation.max_tokens=100"]
+    rows.write_text(short + long)
+    for content, status, message in ((short, "ok", "dropped as too long: 1"), (long, "fail", "benchmark held: 1 of 1")):
+        benchmark.write_text(content)
+        found = made(lambda: doctor.tokenizer_findings(local(*given)))["prompt length"]
+        assert (found[0], message in found[1]) == (status, True)
 
 
 def test_a_problem_that_its_teacher_cannot_read(tmp_path: Path) -> None:
@@ -272,32 +261,16 @@ def test_models_that_do_not_fit_the_run(tmp_path: Path) -> None:
 
 
 def test_megatron_checkpoints_and_runs_that_would_be_resumed(tmp_path: Path) -> None:
-    """A checkpoint in torch's distributed format with the files that Megatron and NeMo-RL add."""
-    import torch.distributed.checkpoint as dcp
-
     def megatron(folder: Path) -> str:
         return one(lambda: doctor.megatron_finding("student.megatron_checkpoint", folder))[1]
 
     inside, alone = nemo(f"run.folder={tmp_path}"), local(f"run.folder={tmp_path}")
     assert made(lambda: doctor.resume_findings(inside)) == {}
-    step = tmp_path / "checkpoints" / "step_20"
-    weights = step / "policy" / "weights"
-    iteration = weights / "iter_0000007"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that nothing is distributed here
-        dcp.save({"decoder.final_layernorm.weight": torch.ones(4)}, checkpoint_id=iteration, no_dist=True)
-    torch.save({"iteration": 1}, iteration / "common.pt")
-    (iteration / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist"}))
+    weights = megatron_weights(tmp_path / "iter_0000007")
     assert "iter_0000007, 1 shards" in megatron(weights)
-    assert "iter_0000007, 1 shards" in megatron(iteration)
     assert "no such folder" in megatron(tmp_path / "absent")
-    assert "no config.yaml" in one(lambda: doctor.resume_findings(inside))[1]
-    (step / "config.yaml").write_text("policy: {model_name: m}")
-    (step / "training_info.json").write_text("{}")
-    (step / "policy" / "tokenizer").mkdir()
+    step = nemo_rl_step(tmp_path / "checkpoints", weights, tmp_path)
     assert one(lambda: doctor.resume_findings(inside))[0] == "ok"
     assert one(lambda: doctor.resume_findings(alone))[0] == "warn"
-    next(iteration.glob("*.distcp")).unlink()
-    assert "missing shard" in megatron(iteration)
-    shutil.rmtree(weights)
-    assert one(lambda: doctor.resume_findings(inside))[0] == "fail"
+    next(step.rglob("*.distcp")).unlink()
+    assert "missing shard" in one(lambda: doctor.resume_findings(inside))[1]

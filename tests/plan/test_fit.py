@@ -16,7 +16,7 @@ from nemo_uecr.config.load import load_config
 from nemo_uecr.plan.contents import GIB, GPUS, Lengths, Plan
 from nemo_uecr.plan.fit import Rung, card, climb, typed
 from nemo_uecr.plan.local import local_plan
-from tests.plan.subjects import CONFIGS
+from tests.config.shipped import CONFIGS
 
 READY = sorted((CONFIGS / "one_gpu").glob("qwen3_*.yaml"))
 PAGE = CONFIGS.parents[1] / "docs" / "one-gpu.md"
@@ -121,32 +121,9 @@ def test_the_page_says_what_fits(pair: str, gigabytes: int, cell: str) -> None:
     assert cell == f"{f'`{last[-1]}`' if last else 'as written'}, {room[1]}"
 
 
-def test_a_run_on_a_cpu_is_no_gpu_to_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry_point(["plan", str(EIGHT), "--fit", "24", "device=cpu"]) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, "--fit 24 plans for a GPU" in shown.err, "set device=cuda" in shown.err) == ("", True, True)
-
-
-def test_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry_point(["plan", str(EIGHT), "--fit", "12"]) == 2
-    shown = capsys.readouterr()
-    assert "nothing that was tried fits 12 GB: update" in shown.err
-    assert "nemo-uecr train" not in shown.out
-
-
-def test_more_tokens_than_positions_fit_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry_point(["plan", str(EIGHT), "--fit", "80", "rollout.max_response_tokens=50000"]) == 2
-    shown = capsys.readouterr()
-    assert (shown.out, "40960" in shown.err) == ("", True), shown.err
-
-
 @pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
 def test_a_ready_configuration_fits_its_gpu(path: Path) -> None:
     """With the fewest bytes that a card of so many GB has, and 1.5 GiB of them left free."""
     stated = re.match(r"# One GPU of (\d+) GB", path.read_text())
     assert stated
     assert planned(path, [], int(stated[1])).faults == ()
-
-
-def test_there_are_four() -> None:
-    assert len(READY) == 4

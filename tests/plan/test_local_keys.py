@@ -67,15 +67,6 @@ def test_offload_leaves_on_the_device_what_a_phase_needs() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["train.activation_checkpointing=true", "train.optimizer=adamw8bit", "student.lora_rank=32",
-               "train.optimizer=adamw8bit_sr"]
-)  # fmt: skip
-def test_every_key_makes_room(change: str) -> None:
-    kept = "train.activation_checkpointing=" + ("false" if change.startswith("train.act") else "true")
-    assert sum(sizes(planned(kept, change), "update").values()) < sum(sizes(planned(kept), "update").values())
-
-
-@pytest.mark.parametrize(
     ("keys", "moved"),
     [
         ([], ""),
@@ -117,10 +108,6 @@ def test_vllm_sleeps_outside_of_the_rollout() -> None:
     assert f"room for the keys and values of 0 responses of {tokens} tokens at once" in crowded.facts
     small = ("train.microbatch_responses=1", "train.activation_checkpointing=true", "rollout.max_response_tokens=512")
     assert "lower rollout.gpu_memory or" in planned("rollout.engine=vllm", "rollout.gpu_memory=0.99", *small).faults[0]
-
-
-def test_with_an_adapter_the_student_is_its_own_reference() -> None:
-    assert "reference weights" not in sizes(planned("student.lora_rank=8"), "score reference")
 
 
 def test_several_teachers_are_counted_and_two_names_of_one_share_it() -> None:

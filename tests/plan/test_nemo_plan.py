@@ -98,15 +98,6 @@ def test_tensor_ranks_sum_and_a_pipeline_waits() -> None:
     )
 
 
-def test_an_engine_of_several_ranks_sleeps_with_more() -> None:
-    """7 GiB with its process, in every phase but its own."""
-    plan = plan_of("rollout.tensor=2")
-    asleep = [phase.name for phase in plan.phases if "vLLM asleep" in {one.name for one in phase.device}]
-    assert asleep == [phase.name for phase in plan.phases if phase.name != "rollout"]
-    assert item(plan, "train", "vLLM asleep") + 3 * GIB // 2 == 7 * GIB
-    assert not any(one.name == "vLLM asleep" for phase in plan_of().phases for one in phase.device)
-
-
 def test_seconds_of_decoding() -> None:
     """126 responses an engine; 147,456 bytes of keys and values a token of context, mean context 1024 + 3584.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.test_nemo import CONFIGS, GRPO
+from tests.config.shipped import CONFIGS, GRPO
 from tests.holding import held
 from tests.local.tiny import assets, train_words
 from tests.reliability.commands import refused

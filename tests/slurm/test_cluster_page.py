@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo import upstream
-from tests.slurm.page import PAGE, ROOT, Shown, job, shown
+from tests.slurm.page import PAGE, ROOT, Shown, shown
 
 DRY_RUNS = [command for command in shown() if "--dry-run" in command.words]
 LOOKS = [command for command in shown() if command.words[0] == "nemo-uecr" and not command.marked]
@@ -31,18 +30,6 @@ def run(words: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         words, cwd=ROOT, env=environment | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
     )
-
-
-def test_every_command_is_run_by_a_test_or_marked() -> None:
-    jobs = [job("train_qwen4b", "--smoke"), job("train_qwen4b", "--time=3"), job("eval")]
-    run_here = [*jobs, *(one.words for one in DRY_RUNS + LOOKS)]
-    left = [one for one in shown() if not one.marked and one.words not in run_here]
-    conversions = [one.words for one in left if one.words[:2] == ["sbatch", "slurm/convert.sbatch"]]
-    # One of them runs; the others have the same form.
-    assert {(*words[2:5], words[6], len(words)) for words in conversions} == {(*job("convert")[2:5], "--to", 8)}
-    assert [one.text for one in left if one.words not in conversions] == [
-        "make setup", 'export PATH="$PWD/.venv/bin:$PATH"', "pip install -e '.[ray]'", LENT, 'export HF_HOME="$PWD/hf"',
-    ]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -96,33 +83,6 @@ def test_the_layouts_are_accepted_and_their_figures_right(row: list[str]) -> Non
     assert used // config.student.parallel.ranks == int(ranks)
     assert config.rollout.prompts_per_step * config.rollout.responses_per_prompt == 1008
     assert 1008 % int(ranks) == 0
-
-
-def test_the_times_of_the_page_are_those_of_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """`make pages` writes them all; here that of the page's own command."""
-    [plan] = [command.words for command in LOOKS if command.words[1] == "plan"]
-    assert entry_point(plan[1:]) == 0
-    said = re.search(r"^ *whole step +([\d,.]+) s", capsys.readouterr().out, re.M)
-    assert said is not None
-    assert f"estimates {float(said[1].replace(',', '')):,.0f} s per step on eight H100" in PAGE
-
-
-@pytest.mark.parametrize("role", ["uecr", "grpo_teacher"])
-def test_the_notice_is_well_above_a_step(role: str) -> None:
-    """Of Qwen3-4B's student and of its teacher: half a step more than the page says each takes."""
-    [line] = [
-        one.words for one in shown()
-        if one.words[0] == "sbatch" and "slurm/train_qwen4b.sbatch" in one.words
-        and one.marked and (role == "grpo_teacher") == any("grpo_teacher" in word for word in one.words)
-    ]  # fmt: skip
-    script = (ROOT / "slurm" / "train_qwen4b.sbatch").read_text()
-    notice = re.search(r"--signal=B:USR1@(\d+)", " ".join(line)) or re.search(r"--signal=B:USR1@(\d+)", script)
-    stated = re.search(
-        r"teacher takes ([\d,]+) s" if role == "grpo_teacher" else r"estimates ([\d,]+) s per step", PAGE
-    )
-    assert notice is not None
-    assert stated is not None
-    assert int(notice[1]) > 1.5 * int(stated[1].replace(",", ""))
 
 
 @pytest.mark.real

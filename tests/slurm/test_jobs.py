@@ -162,14 +162,6 @@ def test_a_dead_srun(slurm: OneHostSlurm, submit: Submit) -> None:
     assert not end.said("Killed"), "bash's own word, with the whole command line"
 
 
-def test_a_driver_that_hangs(slurm: OneHostSlurm, submit: Submit) -> None:
-    job, log = submit(LONG, script=("--silence-s", "20"))
-    training(slurm, log)
-    [driver] = processes("-m nemo_uecr slurm smoke")
-    os.kill(driver, signal.SIGSTOP)
-    failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: the driver has printed nothing for 20 s")
-
-
 def test_a_user_s_error_is_the_cause(slurm: OneHostSlurm, submit: Submit) -> None:
     job, log = submit("student.model_name=/no/such/model")  # what the keys alone show ends a job before Ray
     failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: the driver ended with code 2: nemo-uecr: error:")

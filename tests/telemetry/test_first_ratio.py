@@ -19,7 +19,7 @@ from nemo_uecr.nemo import telemetry
 from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, UecrLoss
 from nemo_uecr.telemetry.metrics import ratio_metrics
-from tests.config.test_nemo import CONFIGS, GRPO
+from tests.config.shipped import CONFIGS, GRPO
 
 B, T, V = 40, 101, 400
 TEMPERATURE = 0.7

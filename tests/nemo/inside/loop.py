@@ -19,7 +19,7 @@ from nemo_uecr.nemo.launcher import training_loss
 from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.translate import loss_settings, native_config
 from nemo_uecr.stopping import StopRequest
-from tests.config.test_nemo import CONFIGS
+from tests.config.shipped import CONFIGS
 from tests.nemo.inside.tiny_world import (
     TEMPERATURE,
     VOCABULARY,

@@ -18,7 +18,7 @@ import torch
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo.translate import master_config, teacher_policy
-from tests.config.test_nemo import CONFIGS, GIVEN
+from tests.config.shipped import CONFIGS, GIVEN
 
 METHODS = ("offload_after_refit", "offload_before_refit", "_clear_fp8_caches")
 

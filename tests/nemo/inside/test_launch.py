@@ -19,7 +19,7 @@ from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.generation.engines import Decoding, Generation, Request
 from nemo_uecr.nemo import evaluation, launcher, preflight, upstream
 from nemo_uecr.nemo.translate import teacher_policy
-from tests.config.test_nemo import CONFIGS
+from tests.config.shipped import CONFIGS
 from tests.nemo.inside.tiny_world import TinyGeneration, TinyModel, TinyPolicy, TinyTeacher
 
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"

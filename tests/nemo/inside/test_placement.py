@@ -17,7 +17,7 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.translate import master_config, teacher_gpus_of_nodes
 from nemo_uecr.stopping import StopRequest
-from tests.config.test_nemo import CONFIGS, GIVEN
+from tests.config.shipped import CONFIGS, GIVEN
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 

@@ -16,7 +16,7 @@ from nemo_uecr.data.problems import USUAL, read_problems
 from nemo_uecr.data.sources import find_source
 from nemo_uecr.nemo.translate import master_config
 from nemo_uecr.stats import pass_at_k, score_interval
-from tests.config.test_nemo import CONFIGS
+from tests.config.shipped import CONFIGS
 from tests.data.made import clean_rows, prepare_folder, write_benchmark, write_jsonl
 from tests.nemo.inside.test_launch import make_tokenizer
 

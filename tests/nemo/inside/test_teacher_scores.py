@@ -16,7 +16,7 @@ from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.nemo import teacher, upstream
 from nemo_uecr.nemo.translate import teacher_policy
 from nemo_uecr.nemo.two_temperatures import ScoreRequest
-from tests.config.test_nemo import CONFIGS
+from tests.config.shipped import CONFIGS
 from tests.nemo.inside.test_launch import make_tokenizer
 from tests.nemo.inside.tiny_world import TinyModel, TinyTeacher, columns_of
 from tests.nemo.test_preflight import SIZES

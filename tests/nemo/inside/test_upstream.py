@@ -15,7 +15,7 @@ from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.translate import master_config
 from nemo_uecr.nemo.upstream import UpstreamError, expected_signatures
-from tests.config.test_nemo import CONFIGS, GIVEN, SCALES
+from tests.config.shipped import CONFIGS, GIVEN, SCALES
 
 SOURCE = Path(os.environ.get("NEMO_RL_SOURCE", ""))
 
