@@ -59,7 +59,7 @@ def prepare(
         difficulty_key: Field of the difficulty (default: found by name).
     """
     from nemo_uecr.data.filters import NAMES, checked_types
-    from nemo_uecr.data.prepare import Settings
+    from nemo_uecr.data.prepare import PrepareSettings
     from nemo_uecr.data.prepare import prepare as run
     from nemo_uecr.data.problems import Keys
 
@@ -68,7 +68,7 @@ def prepare(
     kept = checked_types(keep_answers, "--keep-answers")
     answers = kept or frozenset(NAMES) - checked_types(drop_answers, "--drop-answers")
     named = {"question": question_key, "answer": answer_key, "difficulty": difficulty_key}
-    settings = Settings(
+    settings = PrepareSettings(
         source=source, revision=revision, screens=screen, difficulty=difficulty, types=answers, sample=sample,
         seed=seed, keys=Keys(**{part: (key,) for part, key in named.items() if key is not None}),
     )  # fmt: skip

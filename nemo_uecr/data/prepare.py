@@ -30,7 +30,7 @@ REVIEWED = "screening/reviewed-*.csv"
 
 
 @dataclass(frozen=True)
-class Settings:
+class PrepareSettings:
     """What to prepare."""
 
     source: str  # the training problems, as `find_source` takes them, and the hub's branch, tag or commit
@@ -43,7 +43,7 @@ class Settings:
     keys: Keys = USUAL  # where the rows' parts are looked for
 
 
-def prepare(settings: Settings, folder: Path) -> Manifest:
+def prepare(settings: PrepareSettings, folder: Path) -> Manifest:
     """Fill a folder with kept rows, held rows, removed rows, the review file and the manifest, or leave nothing."""
     _check_target(folder)
     source = find_source(settings.source, "train", revision=settings.revision)

@@ -18,7 +18,7 @@ from nemo_uecr.data.manifest import (
     read_verdicts,
     training_file,
 )
-from nemo_uecr.data.prepare import Settings, apply_verdicts, prepare
+from nemo_uecr.data.prepare import PrepareSettings, apply_verdicts, prepare
 from nemo_uecr.errors import DataError
 from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
 
@@ -29,12 +29,12 @@ REWORDED = (
 Row = dict[str, object]
 
 
-def settings(source: Path, screens: tuple[str, ...] = (), **changes: object) -> Settings:
+def settings(source: Path, screens: tuple[str, ...] = (), **changes: object) -> PrepareSettings:
     values: dict[str, object] = {
         "source": str(source), "revision": None, "screens": screens, "difficulty": (5.0, 7.0),
         "types": frozenset(NAMES), "sample": None, "seed": 42,
     }  # fmt: skip
-    return Settings(**(values | changes))  # type: ignore[arg-type]
+    return PrepareSettings(**(values | changes))  # type: ignore[arg-type]
 
 
 @pytest.fixture
