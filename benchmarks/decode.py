@@ -1,9 +1,9 @@
-"""Milliseconds per token of the decode loop by the way its steps run, beside Hugging Face's `generate`.
+"""Milliseconds per token of the decode loop by the mode in which its steps run, beside Hugging Face's `generate`.
 
   python -m benchmarks.decode --model DIR --device cuda --batch 32 --tokens 192
 
 Prompts are random tokens and no end token counts, so every row has the same length. A greedy row is compared with that
-of `generate`; in bfloat16 ways may round differently, and a model with random weights soon goes another way.
+of `generate`; in bfloat16 modes may round differently, and a model with random weights soon diverges.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import transformers
 
 from nemo_uecr.cli.common import write_json
 from nemo_uecr.generation import decode as loop
-from nemo_uecr.generation.decode import Way, decode
+from nemo_uecr.generation.decode import Mode, decode
 from nemo_uecr.generation.engines import Decoding, Tokens
 from nemo_uecr.local.token_model import TokenModel, load_model
 
@@ -51,23 +51,25 @@ def by_hugging_face(model: TokenModel, prompts: list[tuple[int, ...]], count: in
 
 
 def measure(model: TokenModel, *, batch: int, width: int, count: int) -> list[dict[str, Any]]:
-    """One row per padding, way and manner of drawing."""
+    """One row per padding, mode and manner of drawing."""
     generator, rows = torch.Generator().manual_seed(0), []
     endless = Tokens(model.tokenizer, frozenset())
-    ways = [way for way in get_args(Way) if way != "graph" or model.device.type == "cuda"]
+    modes = [mode for mode in get_args(Mode) if mode != "graph" or model.device.type == "cuda"]
     for padded in (False, True):
         lengths = [width - (row % 8 if padded else 0) for row in range(batch)]
         prompts = [tuple(torch.randint(5, model.vocabulary, (n,), generator=generator).tolist()) for n in lengths]
         by_hugging_face(model, prompts, 4)
         expected, seconds = timed(partial(by_hugging_face, model, prompts, count), model.device)
-        rows.append({"padded": padded, "way": "generate", "draw": "greedy", "equal": None, "ms": 1e3 * seconds / count})
-        for way, draw in [*((way, "greedy") for way in ways), *((ways[-1], draw) for draw in list(DRAWS)[1:])]:
+        rows.append(
+            {"padded": padded, "mode": "generate", "draw": "greedy", "equal": None, "ms": 1e3 * seconds / count}
+        )
+        for mode, draw in [*((mode, "greedy") for mode in modes), *((modes[-1], draw) for draw in list(DRAWS)[1:])]:
             for tokens in (4, count):  # the first pays for kernels that later ones find
                 decoding = Decoding(*DRAWS[draw], tokens)
-                loop = partial(decode, model.module, endless, prompts, range(batch), decoding, way)
+                loop = partial(decode, model.module, endless, prompts, range(batch), decoding, mode)
                 drawn, seconds = timed(loop, model.device)
             same = sum(one == other for one, other in zip(drawn, expected, strict=True)) if draw == "greedy" else None
-            rows.append({"padded": padded, "way": way, "draw": draw, "equal": same, "ms": 1e3 * seconds / count})
+            rows.append({"padded": padded, "mode": mode, "draw": draw, "equal": same, "ms": 1e3 * seconds / count})
     return rows
 
 
@@ -88,10 +90,10 @@ def main() -> None:
     model = load_model(args.model, role="student", dtype=args.dtype, device=device, master_weights=True)
     with model.forward_context(keep_casts=True):
         rows = measure(model, batch=args.batch, width=args.width, count=args.tokens)
-    sys.stdout.write("| padded | way | draw | ms per token | tokens per second | rows as generate |\n")
+    sys.stdout.write("| padded | mode | draw | ms per token | tokens per second | rows as generate |\n")
     for row in rows:
         speed = f"{row['ms']:.2f} | {1e3 * args.batch / row['ms']:.0f}"
-        sys.stdout.write(f"| {row['padded']} | {row['way']} | {row['draw']} | {speed} | {row['equal']} |\n")
+        sys.stdout.write(f"| {row['padded']} | {row['mode']} | {row['draw']} | {speed} | {row['equal']} |\n")
     settings = {key: getattr(args, key) for key in ("model", "device", "dtype", "batch", "width", "tokens", "cudnn")}
     captured = loop._CAPTURES.get(model.module)  # None where none was tried; False: "graph" ran without one
     write_json(args.json, settings | {"captured": captured, "rows": rows})

@@ -115,7 +115,7 @@ def _rows(name: str, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
         return rows
     if isinstance(found.get("rows"), list):  # benchmarks/decode.py
         return {
-            f"{one['draw']}, {one['way']}{', padded' * one['padded']}": {
+            f"{one['draw']}, {one['mode']}{', padded' * one['padded']}": {
                 "ms per token": one["ms"], "tokens per second": 1e3 * found["batch"] / one["ms"],
                 f"of {found['batch']} rows as generate": one["equal"],
             }

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nemo_uecr.data.problems import CARRIED, Fields, Unread, kind_of, level_of, problem_of, rows_of, usable, value_at
+from nemo_uecr.data.problems import CARRIED, Fields, UnreadableRow, kind_of, level_of, problem_of, rows_of, usable, value_at
 from nemo_uecr.data.screening import Finding, Screen, Text
 from nemo_uecr.data.sources import Row, Source
 from nemo_uecr.errors import DataError
@@ -81,7 +81,7 @@ class RowFilter:
             problem = problem_of(row, self.fields, number)
             difficulty = None if self.fields.difficulty is None else level_of(value_at(row, self.fields.difficulty))
             reason = self._refused(problem.answer, difficulty, row)
-        except Unread as error:
+        except UnreadableRow as error:
             texts = (str(value_at(row, name)) for name in (self.fields.question, self.fields.answer))
             return Judged(number, row_digest(*texts), str(error), None, {}, b"", unread=True)
         digest = row_digest(problem.question, problem.answer)
@@ -110,7 +110,7 @@ class RowFilter:
             if difficulty is None:
                 given = value_at(row, str(self.fields.difficulty))
                 missing = f"{self.fields.difficulty} is {kind_of(given)}, expected a number"
-                raise Unread("difficulty_missing" if given in (None, "") else missing)
+                raise UnreadableRow("difficulty_missing" if given in (None, "") else missing)
             low, high = self.difficulty
             if not low <= difficulty <= high:
                 return "difficulty_outside"

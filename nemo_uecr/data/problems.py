@@ -92,8 +92,8 @@ class Fields:
     id: str | None
 
 
-class Unread(Exception):
-    """A row is not a problem; the text is the reason, by which such rows are counted."""
+class UnreadableRow(Exception):
+    """A row is no problem; its text is the reason under which such rows are counted."""
 
 
 def problems_of(data: DataConfig | NemoDataConfig, given: str | Path, key: str) -> list[Problem]:
@@ -125,7 +125,7 @@ def read_problems(source: Source, keys: Keys) -> list[Problem]:
     for number, (where, row) in enumerate(rows_of(source), start=1):
         try:
             problem = problem_of(row, fields, number)
-        except Unread as error:
+        except UnreadableRow as error:
             if str(error) not in NO_ANSWER:
                 raise DataError(
                     f"{where}: {error}; the row has {', '.join(map(str, row)) or 'no fields'}. Correct it, name "
@@ -169,11 +169,13 @@ def check_references(name: str, problems: Sequence[Problem]) -> None:
     ]
     if not all(fine):
         first = problems[fine.index(False)]
-        said = f"{name}: the verifier cannot judge {fine.count(False)} of {len(fine)} reference answers; the first is "
-        said += f"that of problem {first.id!r}, {first.answer!r:.80}"
+        fault = (
+            f"{name}: the verifier cannot judge {fine.count(False)} of {len(fine)} reference answers; the first is "
+            f"{first.answer!r:.80} of problem {first.id!r}"
+        )
         if 2 * fine.count(False) > len(fine):
-            raise DataError(f"{said}. Expected final answers, no worked solutions; name their field: data.answer_key")
-        log.warning("%s", said)
+            raise DataError(f"{fault}. Expected final answers, not worked solutions; name their field: data.answer_key")
+        log.warning("%s", fault)
     if 2 * sum("####" in each.question and "boxed" not in each.question for each in problems) > len(problems):
         log.warning(
             "%s: the questions ask for the answer behind ####, and the verifier reads \\boxed{} alone; take the bare "
@@ -262,12 +264,12 @@ def fields_of(source: Source, keys: Keys) -> Fields:
 
 
 def problem_of(row: Row, fields: Fields, number: int) -> Problem:
-    """The problem of a row, by its fields; Unread where it is none."""
+    """The problem of a row, by its fields; UnreadableRow where it is none."""
     context, question = question_of(value_at(row, fields.question), fields.question)
     answer = answer_of(value_at(row, fields.answer, absent=ABSENT), fields.answer)
     identity = str(number) if fields.id is None else text_of(value_at(row, fields.id))
     if identity is None:
-        raise Unread(f"{fields.id} is {kind_of(value_at(row, str(fields.id)))}, expected a text or number")
+        raise UnreadableRow(f"{fields.id} is {kind_of(value_at(row, str(fields.id)))}, expected a text or number")
     return Problem(identity, question, answer, {name: _plain(value) for name, value in row.items()}, context)
 
 
@@ -300,16 +302,16 @@ def question_of(value: object, name: str) -> tuple[tuple[Turn, ...], str]:
     if isinstance(value, str) and re.match(r"\s*\[\s*\{\s*[\"'](role|from|content|value)\b", value):
         value = _json(value)
         if isinstance(value, str):
-            raise Unread(f"{name} is a conversation as text that is not JSON, expected JSON")
+            raise UnreadableRow(f"{name} is a conversation as text that is not JSON, expected JSON")
     if isinstance(value, list) and value and isinstance(value[0], dict):
         turns = [_turn(each, name) for each in value]
         if turns[-1]["role"] != "user":
-            raise Unread(f"{name} ends with a turn of {turns[-1]['role']!r}, expected the user's")
+            raise UnreadableRow(f"{name} ends with a turn of {turns[-1]['role']!r}, expected the user's")
         return tuple(turns[:-1]), turns[-1]["content"]
     if not isinstance(value, str | None):
-        raise Unread(f"{name} is {kind_of(value)}, expected a text or a list of messages")
+        raise UnreadableRow(f"{name} is {kind_of(value)}, expected a text or a list of messages")
     if value is None or not usable(value):
-        raise Unread("question_missing")
+        raise UnreadableRow("question_missing")
     return (), value.strip()
 
 
@@ -320,20 +322,20 @@ def _turn(turn: object, name: str) -> Turn:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text")) for part in content)
     if not isinstance(role, str) or not isinstance(content, str) or not usable(content):
-        raise Unread(f"{name} has a turn whose role is {kind_of(role)} and content {kind_of(content)}, expected texts")
+        raise UnreadableRow(f"{name} has a turn whose role is {kind_of(role)} and content {kind_of(content)}, expected texts")
     return {"role": ROLES.get(role, role), "content": content.strip()}
 
 
 def answer_of(value: object, name: str) -> str:
     """A reference answer: a text or number, what follows the last `####`, what a box in the text holds."""
     if value is ABSENT:
-        raise Unread("answer_missing")
+        raise UnreadableRow("answer_missing")
     if value is None or (isinstance(value, str) and not value.strip()) or value != value:  # NaN is pandas' null
-        raise Unread("answer_empty")
+        raise UnreadableRow("answer_empty")
     text = text_of(value)
     listed = None if text is None else LISTED.fullmatch(text)
     if text is None or (listed and listed[1] in listed[2]):
-        raise Unread(f"{name} is {kind_of(value)}{' of a list' * bool(listed)}, expected a text or number")
+        raise UnreadableRow(f"{name} is {kind_of(value)}{' of a list' * bool(listed)}, expected a text or number")
     if listed:
         text = listed[2].replace("\\\\", "\\")
     if marked := MARKED.search(text):
@@ -341,7 +343,7 @@ def answer_of(value: object, name: str) -> str:
         text = text.replace(",", "") if THOUSANDS.fullmatch(text) else text
     text = reference_answer(text) if "box" in text else text
     if re.sub(r"\\text\s*\{(.*)\}", r"\1", text).strip("$ .").casefold() in ("", *SENTINELS):
-        raise Unread("answer_sentinel")
+        raise UnreadableRow("answer_sentinel")
     return text
 
 

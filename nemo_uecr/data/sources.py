@@ -90,17 +90,17 @@ def locate(name: str, *, revision: str | None) -> tuple[Path, str | None]:
     if not on_hub(name):
         return Path(name).expanduser(), None
     import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub import constants, errors
 
     wanted = [f"*{kind}{packed}" for kind in KINDS for packed in ("", ".gz")]
     try:
         # Returns the cached snapshot when the hub is offline and the revision is already on disk.
         folder = huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=wanted)
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise DataError(
-            f"{name}: no such file here, and the hub did not provide it ({one_line(error)}); "
-            "name a local file or folder, or check the network"
-        ) from error
+    except (errors.HfHubHTTPError, OSError, ValueError) as error:
+        fault = f"the hub did not provide it ({one_line(error)})"
+        if constants.HF_HUB_OFFLINE:  # the client would advise an argument of its own
+            fault = "it is not in this machine's cache, and HF_HUB_OFFLINE=1 is set, by you or after the hub was silent"
+        raise DataError(f"{name}: no such file here, and {fault}; name a local file or check the network") from error
     return Path(folder), Path(folder).name
 
 

@@ -139,8 +139,9 @@ def judge_generations(
 ) -> list[Sample]:
     """The samples of generations, each with the verifier's verdict."""
     texts = [tokens.text(generation.token_ids) for generation in generations]
+    judged_texts = [tokens.whole_text(generation.token_ids) for generation in generations]  # </think> may be special
     thinking = [tokens.opens_thought(each.request.prompt_ids) for each in chunk]
-    checked = check_responses(texts, [each.problem.answer for each in chunk], pool, thinking=thinking)
+    checked = check_responses(judged_texts, [each.problem.answer for each in chunk], pool, thinking=thinking)
     return [
         Sample(
             *each.key, question=each.problem.question, answer=each.problem.answer, response=text,

@@ -1,7 +1,7 @@
 """The decode loop of every Hugging Face causal model: rollouts and evaluation draw their tokens here.
 
-On a CPU ended rows leave at each token. To look at a token makes a GPU wait: there rows are looked at every `LOOK`
-tokens, and where the model allows it a step is a CUDA graph over keys and values that stay in place.
+On a CPU finished rows leave after each token. Reading a token on the host makes a GPU wait, so there rows are checked
+every `CHECK_EVERY` tokens, and where the model allows it a step is a CUDA graph over keys and values kept in place.
 
 Shape legend: P = different prompts, B = responses in the batch, S = tokens so far or slots for them (prompts are padded
 on the left), T = response tokens, V = vocabulary, K = candidates, most probable first. 1 is a dimension of size one.
@@ -31,12 +31,11 @@ log = logging.getLogger(__name__)
 #: In place of a token where the logits were not finite.
 NOT_FINITE = -1
 #: Tokens drawn between two checks for ended rows, by type of device.
-LOOK = {"cpu": 1, "cuda": 16}
+CHECK_EVERY = {"cpu": 1, "cuda": 16}
 #: Slots by which keys and values in place grow. Attention reads all of them; each growth needs a new graph.
 GROWTH = 256
-#: How steps run: over a cache that grows, with a mask always or where there is padding; over keys and values in place;
-#: and that as a CUDA graph.
-Way = Literal["masked", "eager", "fixed", "graph"]
+#: How steps run: over a cache that grows, over keys and values in place, or the latter as a CUDA graph.
+Mode = Literal["eager", "fixed", "graph"]
 
 #: Whether torch could capture a model's step.
 _CAPTURES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
@@ -50,16 +49,16 @@ def decode(
     prompts: Sequence[tuple[int, ...]],
     seeds: Sequence[int],
     decoding: Decoding,
-    way: Way | None = None,
+    mode: Mode | None = None,
 ) -> list[list[int]]:
     """One response for each prompt, up to where it is finished or has ``decoding.max_tokens``.
 
     Every response has a random stream of its own: the rest of the batch affects it only by rounding. Equal
-    prompts are read once. ``way`` is for measurements and tests; None takes what suits the model and its device.
+    prompts are read once. ``mode`` is for measurements and tests; None takes what suits the model and its device.
     Returns token ids with the end token; the last is `NOT_FINITE` where the logits were not.
     """
     check_cache(module)
-    batch = _Batch(module, prompts, seeds, decoding, way)
+    batch = _Batch(module, prompts, seeds, decoding, mode)
     responses: list[list[int]] = [[] for _ in prompts]
     growing: list[list[int] | None] = [*responses]
     drawn_BT = batch.drawn_BT[:, :1]
@@ -73,7 +72,7 @@ def decode(
                     growing[row] = None
                     break
         going = [row for row, response in enumerate(growing) if response is not None]
-        count = min(LOOK[module.device.type], decoding.max_tokens - batch.drawn)
+        count = min(CHECK_EVERY[module.device.type], decoding.max_tokens - batch.drawn)
         if not going or not count:
             return responses
         if batch.should_change(len(going), count):
@@ -138,22 +137,27 @@ class _Batch:
     """Responses that grow in step, on the model's device, ended ones among them until they are dropped."""
 
     def __init__(
-        self, module: Any, prompts: Sequence[tuple[int, ...]], seeds: Sequence[int], decoding: Decoding, way: Way | None
+        self,
+        module: Any,
+        prompts: Sequence[tuple[int, ...]],
+        seeds: Sequence[int],
+        decoding: Decoding,
+        mode: Mode | None,
     ) -> None:
         """Read the prompts and draw the first tokens."""
         self.module, self.decoding, self.device = module, decoding, module.device
         self.reader = _Reader(module)
         self.cache = self.reader.cache
-        if way is None:
+        if mode is None:
             graph = self.device.type == "cuda" and _CAPTURES.get(module, True) and _can_be_fixed(module, self.cache)
-            way = "graph" if graph else "eager"
-        self.way, self.in_place = way, way in ("fixed", "graph")
+            mode = "graph" if graph else "eager"
+        self.mode, self.in_place = mode, mode in ("fixed", "graph")
         different = list(dict.fromkeys(prompts))
         self.width = max(len(prompt) for prompt in different)
         self.pads = [self.width - len(prompt) for prompt in different]
         ids = [[0] * pad + list(prompt) for pad, prompt in zip(self.pads, different, strict=True)]
         slots_S, pad_P1 = torch.arange(self.width, device=self.device), self._here(self.pads).unsqueeze(1)
-        mask_PS = (slots_S >= pad_P1).long() if way == "masked" or any(self.pads) else None
+        mask_PS = (slots_S >= pad_P1).long() if any(self.pads) else None
         logits_PV = self.reader.logits(self._here(ids), mask_PS, (slots_S - pad_P1).clamp(min=0))
         streams = [torch.Generator().manual_seed(seed) for seed in seeds]
         self.uniform_BT = torch.stack([torch.rand(decoding.max_tokens, generator=each) for each in streams])
@@ -183,7 +187,7 @@ class _Batch:
 
     def draw(self, count: int) -> Tensor:
         """The next ``count`` tokens of each row [B, count]; behind the end of a row they mean nothing."""
-        if self.way == "graph" and self._graph is None and _CAPTURES.get(self.module, True):
+        if self.mode == "graph" and self._graph is None and _CAPTURES.get(self.module, True):
             self._graph = self._captured()
         for _ in range(count):
             if self._graph is None:
@@ -202,7 +206,7 @@ class _Batch:
             self.cache.reorder_cache(rows_B)
             return
         filled = self.width + self.drawn - 1
-        capacity = GROWTH * math.ceil((filled + LOOK[self.device.type]) / GROWTH)
+        capacity = GROWTH * math.ceil((filled + CHECK_EVERY[self.device.type]) / GROWTH)
         self.slots_S = torch.arange(capacity, device=self.device)
         # Kept in the dtype of autocast, or else each step would cast the whole cache.
         low = torch.get_autocast_dtype(self.device.type) if torch.is_autocast_enabled(self.device.type) else None
@@ -229,7 +233,7 @@ class _Batch:
             closed_BS = (self.slots_S < self.pad_B1) | (self.slots_S > self.slot_1)
             mask = torch.zeros_like(closed_BS, dtype=self.cache.layers[0].keys.dtype)
             mask = mask.masked_fill_(closed_BS, -math.inf)[:, None, None]
-        elif self.way == "masked" or any(self.pads):
+        elif any(self.pads):
             mask = (torch.arange(self.width + self.drawn, device=self.device) >= self.pad_B1).long()
         # An ended row may feed a token that could not be drawn.
         token_B1 = self.drawn_BT.index_select(1, number_1).clamp(min=0)
@@ -240,13 +244,13 @@ class _Batch:
     def _captured(self) -> torch.cuda.CUDAGraph | None:
         """The step as a CUDA graph; None where torch cannot capture it."""
         self._draw_one()  # loads kernels and fills the cache of autocast: a cast inside the graph runs at every replay
-        mode = torch.cuda.get_sync_debug_mode()
+        debug_mode = torch.cuda.get_sync_debug_mode()
         try:
             if self.module not in _CAPTURES:  # a synchronisation inside a capture can corrupt later work
                 with warnings.catch_warnings(action="ignore"):  # of being a prototype
                     torch.cuda.set_sync_debug_mode("error")
                 self._draw_one()
-                torch.cuda.set_sync_debug_mode(mode)
+                torch.cuda.set_sync_debug_mode(debug_mode)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._advance()
@@ -258,7 +262,7 @@ class _Batch:
             log.warning("models of type %r are sampled without a CUDA graph, more slowly: %s", kind, one_line(error))
             return None
         finally:
-            torch.cuda.set_sync_debug_mode(mode)
+            torch.cuda.set_sync_debug_mode(debug_mode)
         _CAPTURES[self.module] = True
         return graph
 

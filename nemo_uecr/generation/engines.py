@@ -95,9 +95,9 @@ class Tokens:
 
     def prompt(self, problem: Problem, chat: ChatSettings) -> tuple[int, ...]:
         """Token ids of the prompt; without a chat template those of the plain text."""
-        text, system = chat.template.replace("{question}", problem.question), chat.system
-        context = problem.context
-        return tuple(models.prompt_ids(self.tokenizer, text, system=system, thinking=chat.thinking, context=context))
+        text = chat.template.replace("{question}", problem.question)
+        before = models.turns_before(chat.system, problem.context)
+        return tuple(models.prompt_ids(self.tokenizer, text, thinking=chat.thinking, before=before))
 
     def prompts(self, problems: Sequence[Problem], chat: ChatSettings) -> list[tuple[Problem, tuple[int, ...]]]:
         """Each problem with its prompt."""

@@ -290,11 +290,11 @@ def cached(name: str) -> Path | None:
 
 
 def only_here(name: str) -> bool:
-    """Whether the files of a folder or hub name can come from this machine alone: the hub is not needed or is silent.
+    """Whether the files of a folder or hub name must come from this machine alone, as the hub does not answer.
 
-    Told so, transformers looks once, where without a network it would ask for every file of the model six times and
-    wait in between, a minute in all. One question answers it, without such waits. A silence is also told to vLLM, which
-    ends where it cannot ask for a file that the model lacks, here and in every process that begins later.
+    With ``local_files_only`` transformers looks in its cache at once; without a network it would ask for every file of
+    the model six times, a minute in all. One question decides. After a silence the process is offline, and so is every
+    process that it starts: vLLM fails where it cannot ask whether the model has some file.
     """
     if Path(name).exists():
         return True
@@ -304,8 +304,13 @@ def only_here(name: str) -> bool:
     try:
         huggingface_hub.HfApi().model_info(name, timeout=HUB_SECONDS)
     except (errors.HfHubHTTPError, ValueError):
-        return False  # it answered, or the name is none: transformers has the words for it
+        return False  # it answered, or the name is no valid one: transformers words that error
     except (errors.HTTPError, OSError):  # the HTTP client's own error, under whichever name this version imports it
+        if not constants.HF_HUB_OFFLINE:
+            log.warning(
+                "the hub did not answer within %g s: from here on models and data sets come from this machine's cache "
+                "alone (HF_HUB_OFFLINE=1)", HUB_SECONDS,
+            )  # fmt: skip
         os.environ["HF_HUB_OFFLINE"], constants.HF_HUB_OFFLINE = "1", True
         return True
     return False
@@ -321,62 +326,56 @@ def fitting_prompts(
 
     A ``benchmark`` with a prompt that is too long is refused.
     """
-    kept, most, first = {}, data.max_prompt_tokens, ""
     system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
+    encoded = {}
     for place, each in enumerate(problems):
-        text = data.prompt_template.replace("{question}", each.question)
-        ids = prompt_ids(tokenizer, text, system=system, thinking=data.enable_thinking, context=each.context)
-        if len(ids) <= most:
-            kept[place] = ids
-        else:
-            first = first or f"problem {each.id!r} with {len(ids)}"
-    if first:
-        said = (
-            f"{benchmark and f'benchmark {benchmark}: '}{len(problems) - len(kept)} of {len(problems)} prompts have "
-            f"more than data.max_prompt_tokens={most} tokens; the first is {first}"
+        text, before = data.prompt_template.replace("{question}", each.question), turns_before(system, each.context)
+        encoded[place] = prompt_ids(tokenizer, text, thinking=data.enable_thinking, before=before)
+    kept = {place: ids for place, ids in encoded.items() if len(ids) <= data.max_prompt_tokens}
+    if long := [place for place in encoded if place not in kept]:
+        fault = (
+            f"{benchmark and f'benchmark {benchmark}: '}{len(long)} of {len(problems)} prompts have more than "
+            f"data.max_prompt_tokens={data.max_prompt_tokens} tokens; the first is problem {problems[long[0]].id!r} "
+            f"with {len(encoded[long[0]])}"
         )
         if benchmark or data.long_prompts == "refuse" or not kept:
             drop = ", or leave some out: data.long_prompts=drop" if kept else ""
-            raise DataError(f"{said}. Raise the limit{'; a benchmark is never cut' if benchmark else drop}")
-        log.warning("%s; they are dropped", said)
+            raise DataError(f"{fault}. Raise the limit{'; a benchmark is never cut' if benchmark else drop}")
+        log.warning("%s; they are dropped", fault)
     return kept
 
 
-def prompt_ids(
-    tokenizer: Any, question: str, *, system: str | None, thinking: bool, context: Sequence[Mapping[str, str]] = ()
-) -> list[int]:
-    """Token ids of a prompt up to where the response begins; without a chat template those of the plain question.
-
-    ``context`` are the turns before the question; a system turn of theirs comes in the place of ``system``.
-    """
-    if tokenizer.chat_template is not None:
-        text = rendered(tokenizer, question, system=system, thinking=thinking, context=context)
-        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    if system is not None or context:
-        raise DataError(
-            f"{'a system prompt is set' if system else 'a question has turns before it'}, but the model's tokenizer "
-            "has no chat template that could place it; write it into the prompt template"
-        )
-    return list(tokenizer(question, verbose=False)["input_ids"])
-
-
 def turns_before(system: str | None, context: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The turns before the question, the ``system`` turn first where the ``context`` has none of its own."""
+    """The turns before the question: ``context``, headed by the ``system`` prompt unless it has a system turn."""
     own = system is None or (context and context[0]["role"] == "system")
     return [*([] if own else [{"role": "system", "content": str(system)}]), *map(dict, context)]
 
 
-def rendered(
-    tokenizer: Any, question: str, *, system: str | None, thinking: bool, context: Sequence[Mapping[str, str]] = ()
-) -> str:
-    """A prompt as text through the model's own chat template, up to where the response begins."""
-    turns = [*turns_before(system, context), {"role": "user", "content": question}]
+def prompt_ids(tokenizer: Any, question: str, *, thinking: bool, before: Sequence[Mapping[str, str]] = ()) -> list[int]:
+    """Token ids of a prompt, up to the start of the response; without a chat template those of the bare question.
+
+    ``before`` are the turns before the question.
+    """
+    if tokenizer.chat_template is not None:
+        text = rendered(tokenizer, question, thinking=thinking, before=before)
+        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    if before:
+        raise DataError(
+            f"a {before[0]['role']} turn comes before the question, but the model's tokenizer has no chat template "
+            "that could place it; write it into the prompt template"
+        )
+    return list(tokenizer(question, verbose=False)["input_ids"])
+
+
+def rendered(tokenizer: Any, question: str, *, thinking: bool, before: Sequence[Mapping[str, str]] = ()) -> str:
+    """A prompt as text, by the model's own chat template, up to the start of the response."""
+    turns = [*before, {"role": "user", "content": question}]
     try:
         return str(
             tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=thinking)
         )
     except Exception as error:  # a template is a program of the model's author and may raise anything
         raise DataError(
-            f"the model's chat template refuses the prompt: {one_line(error)}; some templates take no system turn: "
+            f"the model's chat template refuses the prompt: {one_line(error)}; some templates accept no system turn: "
             "leave the system prompt out"
         ) from error

@@ -20,7 +20,7 @@ from nemo_uecr.core.agreement import Places
 from nemo_uecr.data.problems import check_routing, filled, teacher_name
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.generation.engines import difference_of_ends, load_tokens
-from nemo_uecr.generation.models import check_same_tokenizer, prompt_ids
+from nemo_uecr.generation.models import check_same_tokenizer, prompt_ids, turns_before
 from nemo_uecr.local.memory import Placement
 from nemo_uecr.local.provenance import Locate
 from nemo_uecr.local.scores import Scores, Teacher, score
@@ -76,10 +76,8 @@ class SelfTeacher(ModelTeacher):
     def view(self, prompt: Prompt) -> Prompt:
         """The template filled with the problem's columns, rendered as the student's prompts are."""
         text, data = filled(self.template, prompt.problem), self.data
-        ids = prompt_ids(
-            self.model.tokenizer, text, system=data.system_prompt, thinking=data.enable_thinking,
-            context=prompt.problem.context,
-        )  # fmt: skip
+        before = turns_before(data.system_prompt, prompt.problem.context)
+        ids = prompt_ids(self.model.tokenizer, text, thinking=data.enable_thinking, before=before)
         return replace(prompt, token_ids=tuple(ids))
 
     def terms(self, step: int) -> dict[str, str]:

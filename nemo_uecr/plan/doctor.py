@@ -446,7 +446,7 @@ def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:
     if tokenizer.chat_template is None:  # the local back end takes plain prompts
         bad: Literal["warn", "fail"] = "fail" if isinstance(run, NemoConfig) else "warn"
         return Finding(check, bad, "the student's tokenizer has none", release)
-    thinking, plain = (models.rendered(tokenizer, QUESTION, system=None, thinking=mode) for mode in (True, False))
+    thinking, plain = (models.rendered(tokenizer, QUESTION, thinking=mode) for mode in (True, False))
     if QUESTION not in plain:
         return Finding(check, "fail", "it drops the user's text", release)
     mode, chosen = ("thinking", thinking) if run.data.enable_thinking else ("non-thinking", plain)

@@ -120,7 +120,7 @@ def demonstrations(
         while sum(map(len, ids)) < course.tokens_per_batch:
             problem = sample_unseen(rng, level, held_out)
             solution = worked_solution(problem, rng, skip_rate=course.skip_rate, error_rate=course.error_rate)
-            prompt = prompt_ids(tokenizer, problem.question, system=None, thinking=False)
+            prompt = prompt_ids(tokenizer, problem.question, thinking=False)
             written = [*tokenizer(solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
             ids.append(torch.tensor(prompt + written))
             response.append(torch.tensor([False] * len(prompt) + [True] * len(written)))

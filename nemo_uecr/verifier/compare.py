@@ -18,7 +18,6 @@ from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.spelling import (
     GREEK,
     GROUP,
-    SIZED,
     TEXT,
     TOKEN,
     closes_at_end,
@@ -127,7 +126,7 @@ def _same_choice(given: str, expected: str) -> bool | None:
 
 def _agree(given: str, expected: str, *, computed: bool = False) -> bool:
     """Whether two answers are built alike and agree place by place; ``computed`` lets a computation be a number."""
-    given, expected = (SIZED.sub("", text).strip() for text in (given, expected))
+    given, expected = given.strip(), expected.strip()
     tables = _table(given), _table(expected)
     if tables != (None, None):
         return _same_table(*tables)
@@ -168,7 +167,7 @@ def _members(text: str) -> list[str]:
 
 
 def _listed(text: str) -> list[str]:
-    text = SIZED.sub("", text).strip()
+    text = text.strip()
     text = text[2:-2] if text.startswith(r"\{") and closes_at_end(text) else text
     return [part.strip() for part in top_level(text, ",")]
 

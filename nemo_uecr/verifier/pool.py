@@ -1,4 +1,4 @@
-"""Judge responses, comparing mathematics in processes that can be killed: one big-integer operation may hang."""
+"""Judge responses. Mathematics is compared in processes that can be killed: one big-integer operation may hang."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def check_responses(
         responses: sampled texts, without the prompts.
         answers: reference answers, bare or boxed.
         pool: where mathematics is compared.
-        thinking: whether each prompt opened a thought; none did where it is left out.
+        thinking: whether each prompt opened a thought; by default none did.
 
     Returns:
-        One verdict a response, in order.
+        One verdict per response, in order.
     """
     within = thinking or [False] * len(responses)
     given = [final_answer(text, thinking=opened) for text, opened in zip(responses, within, strict=True)]
@@ -68,47 +68,41 @@ def judge(given: str, expected: str) -> Verdict:
     return SHARED.judge(given, expected)
 
 
-class ComparisonProcess(ChildProcess):
-    """One process that compares."""
-
-    def __init__(self, time_limit: float = TIME_LIMIT) -> None:
-        """Take the seconds that a comparison may take."""
-        super().__init__("nemo_uecr.verifier.pool", (), time_limit=time_limit, output=subprocess.DEVNULL)
-
-    def compare(self, given: str, expected: str) -> Verdict:
-        """The verdict; `timeout` when the limit passed, `error` when the comparison ended the process."""
-        if find_spec("math_verify") is None:
-            raise DependencyError("comparing answers needs math-verify; pip install 'nemo-uecr[verify]'")
-        try:
-            return Verdict(self.ask([given, expected]))
-        except TimeoutError:
-            return Verdict.TIMEOUT
-        except EOFError:
-            return Verdict.ERROR
-
-
 class ComparisonPool:
     """Several comparison processes, each started when the first pair needs it; usable from several threads."""
 
     def __init__(self, *, workers: int, time_limit: float = TIME_LIMIT) -> None:
-        self._processes = [ComparisonProcess(time_limit) for _ in range(workers)]
-        self._free: queue.SimpleQueue[ComparisonProcess] = queue.SimpleQueue()
+        """Take the number of processes and the seconds that one comparison may take."""
+        self._processes = [
+            ChildProcess("nemo_uecr.verifier.pool", (), time_limit=time_limit, output=subprocess.DEVNULL)
+            for _ in range(workers)
+        ]
+        self._free: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
         for each in self._processes:
             self._free.put(each)
 
     def judge(self, given: str, expected: str) -> Verdict:
-        """Whether two answer texts are equivalent."""
-        quick = judge_plain(given, expected)
-        if quick is not None:
-            return quick
+        """Whether two answer texts are equivalent.
+
+        The verdict is `timeout` where the time limit passed, `error` where the comparison ended its process.
+        """
+        plain = judge_plain(given, expected)
+        if plain is not None:
+            return plain
+        if find_spec("math_verify") is None:
+            raise DependencyError("comparing answers needs math-verify; pip install 'nemo-uecr[verify]'")
         free = self._free.get()
         try:
-            return free.compare(given, expected)
+            return Verdict(free.ask([given, expected]))
+        except TimeoutError:
+            return Verdict.TIMEOUT
+        except EOFError:
+            return Verdict.ERROR
         finally:
             self._free.put(free)
 
     def judge_all(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """The verdicts of (given, expected) pairs, in order."""
+        """The verdicts on (given, expected) pairs, in order."""
         with ThreadPoolExecutor(len(self._processes)) as threads:
             return list(threads.map(lambda pair: self.judge(*pair), pairs))
 

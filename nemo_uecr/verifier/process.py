@@ -1,8 +1,8 @@
 """A child process that answers one request at a time and can be killed.
 
-Foreign code can hang where neither a signal handler nor a thread gets a turn, so it runs in a process of its own,
-which is killed after the time limit and replaced. The process is a plain ``python -m``: unlike `multiprocessing`, that
-neither forks a parent with CUDA and threads nor imports the user's script again.
+Foreign code can hang where neither a signal handler nor a thread gets a turn. It therefore runs in a process of its
+own, which is killed after the time limit and replaced. The process is a plain ``python -m``: unlike `multiprocessing`,
+it neither forks a parent with CUDA and threads nor imports the user's script again.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ START_LIMIT = 300.0
 
 
 class ChildProcess:
-    """``python -m MODULE PIPE WORDS``, started when first needed and replaced when it was killed."""
+    """``python -m MODULE PIPE WORDS``, started when first needed, and again after it was killed."""
 
     def __init__(self, module: str, words: Sequence[str], *, time_limit: float, output: int) -> None:
-        """Name the module, the seconds a request may take, and the file descriptor that takes what it prints."""
+        """Take the module, the seconds per request, and the file descriptor for what the process prints."""
         self._module, self._words = module, words
         self._time_limit, self._output = time_limit, output
         self._process: subprocess.Popen[bytes] | None = None
@@ -35,7 +35,7 @@ class ChildProcess:
         self._hello: Any = None
 
     def ask(self, request: object) -> Any:
-        """The answer to a request, both what JSON can hold.
+        """The answer to a request; both are JSON values.
 
         Raises:
             TimeoutError: The limit passed; the process was killed.
@@ -53,7 +53,7 @@ class ChildProcess:
         raise TimeoutError(f"no answer within {self._time_limit:g} s")
 
     def start(self) -> Any:
-        """Start the process unless it runs; returns what it said when it had loaded."""
+        """Start the process unless it runs; returns its first message, sent once it has loaded."""
         # After a fork the pipe is shared with the parent, so each process needs a child of its own.
         if self._process is not None and self._owner == os.getpid():
             if self._process.poll() is None:
@@ -80,7 +80,7 @@ class ChildProcess:
         raise UecrError(f"a helper process did not start; run: python -m {self._module} 1")
 
     def close(self) -> None:
-        """End the process and what it started, whatever they are doing."""
+        """Kill the process and its children."""
         process, self._process = self._process, None
         if process is not None and self._owner == os.getpid():
             if process.poll() is None:

@@ -4,23 +4,57 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses
 
-_INTEGER = re.compile(r"-?\d+")
-#: Beside a sign, but not where a comma sets thousands apart: `58, 500` is a list.
-_SPACED = re.compile(r"(?<=[-+=^{}()])|(?=[-+=^{}()])|(?<=,)(?!\d{3}(?!\d)|\\!)|(?=,(?!\d{3}(?!\d)|\\!))")
-_FRACTION = re.compile(r"(-?)\\frac\{(\d+)\}\{(\d+)\}")
-_MATRIX = re.compile(r"\\begin\{([bp]matrix)\}(.*)\\end\{\1\}", re.DOTALL)
-_POINT = re.compile(r"(?:\\left)?([\[(])([^,()\[\]]+),([^,()\[\]]+?)(?:\\right)?([\])])")
-_UNIT = re.compile(r"\\(?:text|mbox)\{[^{}]*\}(?:\^\d)?$|\^\\circ$")
+_ALL, _INTEGER, _FRACTION = r".*", r"(-?)(\d)(\d*)", r"(-?)\\frac\{(\d+)\}\{(\d+)\}"
+_MATRIX = r"\\begin\{([bp]matrix)\}(.*)\\end\{\1\}"
+_POINT = r"(?:\\left)?([\[(])([^,()\[\]]+),(?!\s*\2\s*[\])\\])([^,()\[\]]+?)(?:\\right)?([\])])"
+_UNIT = r"(.*\d.*?)(?:\\(?:text|mbox)\{[^{}]*\}(?:\^\d)?|\^\\circ)"
 _UNKNOWN = re.compile(r"(?<![A-Za-z\\])[a-df-hj-z](?![A-Za-z])")
 _COMMAND = re.compile(r"\\(?:text|mbox|begin|end)\{[^{}]*\}|\\[A-Za-z]+")
+#: Beside a sign, but not where a comma sets thousands apart: `58, 500` is a list.
+_SPACED = re.compile(r"(?<=[-+=^{}()])|(?=[-+=^{}()])|(?<=,)(?!\d{3}(?!\d)|\\!)|(?=,(?!\d{3}(?!\d)|\\!))")
 #: Where "plus one" makes no sense: texts, lists, intervals, equations, units.
 _WORDS = re.compile(r"\\text|\\mbox|,|=|\\in\b|\\cup|\\begin|\\pm|\\infty|_|%|\\circ|\\\$")
+
+#: Forms of an answer: a name, the answers that have it, and how it is written.
+Forms = Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]]
+REWRITTEN: Forms = (
+    ("spaced", _ALL, lambda m: _SPACED.sub(" ", m[0])),
+    ("dollar signs", _ALL, r"$\g<0>$"),
+    ("final point", _ALL, r"\g<0>."),
+    ("decimal", _INTEGER, r"\g<0>.0"),
+    ("named", _INTEGER, r"n = \g<0>"),
+    ("named sum", _INTEGER, r"m+n = \g<0>"),
+    ("scientific", _INTEGER, lambda m: f"{m[1]}{m[2]}.{m[3] or 0}e{len(m[3])}"),
+    ("power of ten", _INTEGER, lambda m: rf"{m[1]}{m[2]}.{m[3] or 0} \times 10^{{{len(m[3])}}}"),
+    ("thousands", r"-?[1-9]\d{3,}", lambda m: f"{int(m[0]):,}".replace(",", "{,}")),
+    ("slash", _FRACTION, r"\1\2/\3"),
+    ("unreduced", _FRACTION, lambda m: rf"{m[1]}\frac{{{3 * int(m[2])}}}{{{3 * int(m[3])}}}"),
+    ("long decimal", _FRACTION, lambda m: f"{m[1]}{int(m[2]) / int(m[3]):.12f}"),
+    ("display fraction", r".*\\frac.*", lambda m: m[0].replace(r"\frac", r"\dfrac")),
+    ("without blanks", _MATRIX, lambda m: m[0].replace(" ", "")),
+    ("bmatrix", _MATRIX, r"\\begin{bmatrix}\2\\end{bmatrix}"),
+    ("array", _MATRIX, r"\\left( \\begin{array}{cc}\2\\end{array} \\right)"),
+    ("sized brackets", r"\((?!.*\\left).*", lambda m: re.sub(r"([\[(])|([\])])", _sized, m[0])),
+)
+#: What looks like the answer and is another one.
+CHANGED: Forms = (
+    ("another digit", r"(.*)(\d)(\D*)", lambda m: f"{m[1]}{8 if m[2] == '9' else int(m[2]) + 1}{m[3]}"),
+    ("as a sum", _INTEGER, lambda m: f"{int(m[0]) - 1} + 1"),
+    ("as a product", _INTEGER, r"1 \\times \g<0>"),
+    ("a letter more", _INTEGER, r"\g<0>t"),
+    ("a digit in a text", _INTEGER, r"\g<0>\\text{8}"),
+    ("another sign", rf"(?=.*[1-9])(?:{_INTEGER}|{_FRACTION})", lambda m: m[0][1:] if m[0][0] == "-" else f"-{m[0]}"),
+    ("another letter", _ALL, lambda m: _with_another_letter(m[0])),
+    ("another unit", _UNIT, r"\1\\text{ acres}"),
+    ("places changed", _POINT, r"\1\3,\2\4"),
+    ("another bracket", _POINT, lambda m: f"{'[' if m[1] == '(' else '('}{m[2]},{m[3]}{m[4]}"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,28 +69,58 @@ class Trial:
 
 
 def trials(problem: str, answer: str) -> list[Trial]:
-    """Every form that makes sense for this answer; `problem` is the id for the list of failures."""
+    """Every form that makes sense for this answer; ``problem`` is the id for the list of failures."""
 
     def trial(form: str, text: str, expected: Verdict) -> Trial:
         return Trial(problem, form, answer, rf"Therefore the result is \boxed{{{text}}}", expected)
 
-    texts = {"itself": answer, "spaced": _SPACED.sub(" ", answer)} | _other_forms(answer)
-    made = [trial(form, text, Verdict.CORRECT) for form, text in texts.items()]
+    right = {"itself": answer} | _forms(REWRITTEN, answer)
+    wrong = _forms(CHANGED, answer) | _changed_rows(answer)
+    wrong |= {"another word": r"\text{none of these}"} if _WORDS.search(answer) else {"plus one": f"{answer} + 1"}
+    wrong |= {"two answers": rf"{answer} \text{{ or }} 987654"}
+    made = [trial(form, text, Verdict.CORRECT) for form, text in right.items()]
     earlier = rf"First I thought \boxed{{-987654}}. {made[0].response}"
     return [
         *made,
-        *(trial(form, text, Verdict.WRONG) for form, text in _changed(answer).items()),
+        *(trial(form, text, Verdict.WRONG) for form, text in wrong.items()),
         Trial(problem, "after another box", answer, earlier, Verdict.CORRECT),
-        trial("another word", r"\text{none of these}", Verdict.WRONG)
-        if _WORDS.search(answer)
-        else trial("plus one", f"{answer} + 1", Verdict.WRONG),
-        trial("two answers", rf"{answer} \text{{ or }} 987654", Verdict.WRONG),
         Trial(problem, "no box", answer, f"The answer is {answer}.", Verdict.NO_ANSWER),
     ]
 
 
+def _forms(forms: Forms, answer: str) -> dict[str, str]:
+    found = {form: (re.fullmatch(pattern, answer, re.DOTALL), text) for form, pattern, text in forms}
+    made = {form: m.expand(text) if isinstance(text, str) else text(m) for form, (m, text) in found.items() if m}
+    return {form: text for form, text in made.items() if form == "spaced" or text != answer}
+
+
+def _sized(bracket: re.Match[str]) -> str:
+    return (r"\left" if bracket[1] else r"\right") + bracket[0]
+
+
+def _with_another_letter(answer: str) -> str:
+    """The answer with its first unknown changed; unchanged where it has none."""
+    bare = _COMMAND.sub(lambda command: "\\" * len(command[0]), answer)
+    unknown = _UNKNOWN.search(bare)
+    if unknown is None:
+        return answer
+    return f"{answer[: unknown.start()]}{'v' if unknown[0] == 'w' else 'w'}{answer[unknown.end() :]}"
+
+
+def _changed_rows(answer: str) -> dict[str, str]:
+    """Matrices of the same entries in other places, or of fewer."""
+    matrix = re.fullmatch(_MATRIX, answer, re.DOTALL)
+    if matrix is None:
+        return {}
+    rows = [[cell.strip() for cell in row.split("&")] for row in matrix[2].strip().split(r"\\")]
+    forms = {"rows changed": rows[::-1], "transposed": [list(column) for column in zip(*rows, strict=True)]}
+    forms |= {"a row less": rows[:-1], "one row": [[cell for row in rows for cell in row]]}
+    bodies = {form: r" \\ ".join(map(" & ".join, other)) for form, other in forms.items() if other not in (rows, [])}
+    return {form: rf"\begin{{pmatrix}} {body} \end{{pmatrix}}" for form, body in bodies.items()}
+
+
 def run_trials(made: Sequence[Trial], pool: ComparisonPool) -> list[tuple[Trial, Verdict]]:
-    """The trials that do not get the verdict they must get, with the one they get."""
+    """The trials that do not get the verdict they must get, each with the verdict it gets."""
     checked = check_responses([trial.response for trial in made], [trial.answer for trial in made], pool)
     outcomes = zip(made, checked, strict=True)
     return [(trial, outcome.verdict) for trial, outcome in outcomes if outcome.verdict is not trial.expected]
@@ -76,66 +140,3 @@ def self_test(answers: Mapping[str, str], pool: ComparisonPool) -> tuple[list[st
             f"is {got.value}, expected {trial.expected.value}"
         )
     return lines, failed["itself"] > 0
-
-
-def _other_forms(answer: str) -> dict[str, str]:
-    forms: dict[str, str] = {"dollar signs": f"${answer}$", "final point": f"{answer}."}
-    if _INTEGER.fullmatch(answer):
-        forms |= {"decimal": f"{answer}.0", "named": f"n = {answer}", "named sum": f"m+n = {answer}"}
-        sign, digits = "-" * answer.startswith("-"), answer.removeprefix("-")
-        mantissa, power = f"{sign}{digits[0]}.{digits[1:] or 0}", len(digits) - 1
-        forms |= {"scientific": f"{mantissa}e{power}", "power of ten": rf"{mantissa} \times 10^{{{power}}}"}
-        if abs(int(answer)) >= 1000:
-            forms["thousands"] = f"{int(answer):,}".replace(",", "{,}")
-    if match := _FRACTION.fullmatch(answer):
-        sign, top, bottom = match.groups()
-        forms |= {
-            "slash": f"{sign}{top}/{bottom}",
-            "unreduced": rf"{sign}\frac{{{3 * int(top)}}}{{{3 * int(bottom)}}}",
-            "long decimal": f"{sign}{int(top) / int(bottom):.12f}",
-        }
-    if match := _MATRIX.fullmatch(answer):
-        body = match[2].strip()
-        forms["without blanks"] = answer.replace(" ", "")
-        forms["bmatrix"] = rf"\begin{{bmatrix}} {body} \end{{bmatrix}}"
-        forms["array"] = rf"\left( \begin{{array}}{{cc}} {body} \end{{array}} \right)"
-    if r"\frac" in answer:
-        forms["display fraction"] = answer.replace(r"\frac", r"\dfrac")
-    if "(" in answer and r"\left" not in answer and answer[0] == "(":
-        forms["sized brackets"] = re.sub(r"([\[(])", r"\\left\1", re.sub(r"([\])])", r"\\right\1", answer))
-    return forms
-
-
-def _changed(answer: str) -> dict[str, str]:
-    """What looks like the answer and is another by a digit, a sign, a letter, a unit, a bracket, a place or a row."""
-    forms: dict[str, str] = {}
-    if digits := list(re.finditer(r"\d", answer)):
-        place, digit = digits[-1].start(), int(digits[-1][0])
-        forms["another digit"] = f"{answer[:place]}{digit + 1 if digit < 9 else 8}{answer[place + 1 :]}"
-    if _INTEGER.fullmatch(answer):
-        forms |= {
-            "as a sum": f"{int(answer) - 1} + 1",
-            "as a product": rf"1 \times {answer}",
-            "a letter more": f"{answer}t",
-        }
-        forms["a digit in a text"] = rf"{answer}\text{{8}}"
-    if (_INTEGER.fullmatch(answer) or _FRACTION.fullmatch(answer)) and answer.strip("0"):
-        forms["another sign"] = answer.removeprefix("-") if answer.startswith("-") else f"-{answer}"
-    bare = _COMMAND.sub(lambda command: "\\" * len(command[0]), answer)
-    if unknown := _UNKNOWN.search(bare):
-        place = unknown.start()
-        forms["another letter"] = f"{answer[:place]}{'w' if unknown[0] != 'w' else 'v'}{answer[place + 1 :]}"
-    if unit := _UNIT.search(answer) if digits else None:
-        forms["another unit"] = rf"{answer[: unit.start()]}\text{{ acres}}"
-    if (point := _POINT.fullmatch(answer)) and point[2].strip() != point[3].strip():
-        forms["places changed"] = f"{point[1]}{point[3]},{point[2]}{point[4]}"
-        forms["another bracket"] = f"{'[('['[('.index(point[1]) - 1]}{point[2]},{point[3]}{point[4]}"
-    if match := _MATRIX.fullmatch(answer):
-        rows = [[cell.strip() for cell in row.split("&")] for row in match[2].strip().split(r"\\")]
-        changed = {"rows changed": rows[::-1], "transposed": [list(column) for column in zip(*rows, strict=True)]}
-        changed |= {"a row less": rows[:-1], "one row": [[cell for row in rows for cell in row]]}
-        for form, other in changed.items():
-            if other != rows and other:
-                body = r" \\ ".join(" & ".join(row) for row in other)
-                forms[form] = rf"\begin{{pmatrix}} {body} \end{{pmatrix}}"
-    return forms

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 import string
+import unicodedata
 
 #: A LaTeX command, an escaped character (the end of a matrix row is one), or a character.
 TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
@@ -27,27 +28,25 @@ _TYPED = {
     "±": r"\pm ", "∞": r"\infty ", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
     "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "∠": r"\angle ",
     "⟨〈": r"\langle ", "⟩〉": r"\rangle ", "°º": r"^{\circ}", "√": r"\sqrt ", "∖": r"\setminus ", "，": ",", "（": "(",
-    "）": ")", "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
-    "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}", "⅘": r"\frac{4}{5}", "⅙": r"\frac{1}{6}",
-    "⅚": r"\frac{5}{6}", "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}",
-    "€": r"\text{ euro }", "£": r"\text{ sterling }", "¥": r"\text{ yen }", "₹": r"\text{ rupee }",
+    "）": ")", "€": r"\text{ euro }", "£": r"\text{ sterling }", "¥": r"\text{ yen }", "₹": r"\text{ rupee }",
 }  # fmt: skip
-_TYPED_SIGN = str.maketrans({sign: latex for signs, latex in _TYPED.items() for sign in signs})
-_SMALL, _BIG = "⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻₀₁₂₃₄₅₆₇₈₉", "0123456789n+-0123456789"
-_SCRIPT = str.maketrans(_SMALL, _BIG)
+_TYPED_SIGN = {ord(sign): latex for signs, latex in _TYPED.items() for sign in signs}
+_TYPED_SIGN |= {
+    ord(sign): r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign).split("⁄")) for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+}
 _TEXTS = re.compile(rf"({_FONT}[^{{}}]*\}})")
 _RADICAND = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))")
-_RAISED, _LOWERED = re.compile(f"[{_SMALL[:13]}]+"), re.compile(f"[{_SMALL[13:]}]+")
+_SCRIPT = re.compile("(?P<raised>[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻]+)|[₀-₉]+")
 _COMMANDS = [
     (re.compile(pattern), latex)
     for pattern, latex in (
-        (r"\\geqslant(?![A-Za-z])|\\geq?(?![A-Za-z])|(?<![=<>])>=", r"\\ge "),
-        (r"\\leqslant(?![A-Za-z])|\\leq?(?![A-Za-z])|(?<![=<>])<=(?![>])", r"\\le "),
+        (r"\\geq?(?:slant)?(?![A-Za-z])|(?<![=<>])>=", r"\\ge "),
+        (r"\\leq?(?:slant)?(?![A-Za-z])|(?<![=<>])<=(?!>)", r"\\le "),
         (r"\\neq?(?![A-Za-z])|\\not\s*=|!=|=/=|<>", r"\\ne "),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
-        (r"(?:\\left\s*)?\\langle(?![A-Za-z])", "("),
-        (r"(?:\\right\s*)?\\rangle(?![A-Za-z])", ")"),
+        (r"\\langle(?![A-Za-z])", "("),
+        (r"\\rangle(?![A-Za-z])", ")"),
         (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\degree(?![A-Za-z])", r"^{\\circ}"),
         (r"\\R(?![A-Za-z])|\\Reals(?![A-Za-z])|\\mathbb\s+R", r"\\mathbb{R}"),
@@ -56,7 +55,7 @@ _COMMANDS = [
         (r"\\(?:pounds|textsterling)(?![A-Za-z])", r"\\text{ sterling }"),
         (r"\\(?:euro|texteuro)(?![A-Za-z])", r"\\text{ euro }"),
         (r"(\\text\{ (?:euro|sterling|yen|rupee) \})\s*([\d.,]*\d)", r"\2\1"),
-        (r"^\s*(?:\\left)?<([^<>]*,[^<>]*)(?:\\right)?>\s*$", r"(\1)"),
+        (r"^\s*<([^<>]*,[^<>]*)>\s*$", r"(\1)"),
         (r"\((\d+)\)(?=\s*_)", r"\1"),
         (r"(?:\s|(?<!\\)\\[,!])+$", ""),
         (r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}\s*(?=\{)|\\color\s*(?:\{[^{}]*\}|[a-z]+\s)", ""),
@@ -90,7 +89,7 @@ _THOUSANDS = re.compile(r"(?<![\d.,(\[{])[1-9]\d{0,2}(?:(?:\{,\}|,\\!|\\,|,)\d{3
 
 def spelled(text: str) -> str:
     """The text in the spelling that the comparison reads; "or", "and" and semicolons are commas."""
-    text = _within_delimiters(text.replace("**", " "))
+    text = _within_delimiters(SIZED.sub("", text.replace("**", " ")))
     text = "".join(_typed(part) if place % 2 == 0 else part for place, part in enumerate(_TEXTS.split(text)))
     for pattern, latex in _COMMANDS:
         text = pattern.sub(latex, text)
@@ -115,9 +114,9 @@ def _within_delimiters(text: str) -> str:
 
 def _typed(text: str) -> str:
     """What is outside text commands, without typed signs; a radical sign takes the whole number behind it."""
-    text = _RADICAND.sub(r"\\sqrt{\1\2}", text).translate(_TYPED_SIGN)
-    text = _RAISED.sub(lambda match: f"^{{{match[0].translate(_SCRIPT)}}}", text)
-    return _LOWERED.sub(lambda match: f"_{{{match[0].translate(_SCRIPT)}}}", text)
+    text = _RADICAND.sub(r"\\sqrt{\1\2}", text)
+    text = _SCRIPT.sub(lambda m: f"{'^' if m['raised'] else '_'}{{{unicodedata.normalize('NFKC', m[0])}}}", text)
+    return text.translate(_TYPED_SIGN)
 
 
 def _freed(match: re.Match[str]) -> str:
@@ -190,12 +189,12 @@ def tokens_of(text: str) -> list[str]:
     return re.findall(rf"\\(?:begin|end)\{{[^{{}}]*\}}|{TOKEN.pattern}", text, re.DOTALL)
 
 
-def top_level(text: str, separator: str) -> list[str]:
-    """The text cut at a separator that stands within no bracket and no environment."""
+def top_level(text: str, *separators: str) -> list[str]:
+    """The text cut at the separators that stand within no bracket and no environment."""
     parts, depth = [""], 0
-    for token in tokens_of(SIZED.sub("", text)):
+    for token in tokens_of(text):
         depth += (token in OPENING or token.startswith(r"\begin{")) - (token in CLOSING or token.startswith(r"\end{"))
-        if token == separator and depth <= 0:
+        if token in separators and depth <= 0:
             parts.append("")
         else:
             parts[-1] += token
@@ -215,7 +214,7 @@ def closes_at_end(text: str) -> bool:
 
 def is_relation(text: str) -> bool:
     """Whether a sign that compares stands within no bracket."""
-    return any(len(top_level(text, sign)) > 1 for sign in _COMPARING)
+    return len(top_level(text, *_COMPARING)) > 1
 
 
 def letters(text: str) -> frozenset[str]:

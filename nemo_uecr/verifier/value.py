@@ -15,7 +15,6 @@ from nemo_uecr.verifier.spelling import (
     GROUP,
     MIXED,
     OPENING,
-    SIZED,
     TEXT,
     closes_at_end,
     is_relation,
@@ -129,7 +128,7 @@ def _side_by_side(text: str) -> bool:
     r"""Whether a number follows another value without an operator; math-verify adds them: ``203 1`` would be 204."""
     if any(int(a or b) >= int(c or d) for _, a, b, c, d in MIXED.findall(text)):
         return True  # a whole number before an improper fraction
-    plain = _INDEXED.sub(r"\\log ", TEXT.sub("\x02", SIZED.sub(" ", _ENVIRONMENT.sub("&", text))))
+    plain = _INDEXED.sub(r"\\log ", TEXT.sub("\x02", _ENVIRONMENT.sub("&", text)))
     for _ in range(4):  # roots and fractions, inner ones too, as marks around their arguments
         plain = _ROOT.sub(lambda found: f"\x01{found[1][1:-1] or found[1]}\x02", plain)
         plain = _FRACTION.sub(lambda m: f"\x01{m[1][1:-1] or m[1]}\x01{m[2][1:-1] or m[2]}\x02", plain)

@@ -1,9 +1,12 @@
-"""Made rows in DeepMath's schema and a made benchmark."""
+"""Made rows in DeepMath's schema, a made benchmark, and data sets in a made cache of the hub."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 BENCHMARK = [
     "A baker in Lyon fills $17$ crates with $23$ loaves each and then gives away every ninth loaf. "
@@ -33,6 +36,20 @@ def write_jsonl(path: Path, rows: list[dict[str, object]]) -> Path:
     """Write rows as JSONL."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
+
+
+def cache_data_set(cache: Path, name: str, files: Mapping[str, list[dict[str, object]]]) -> None:
+    """A data set of Parquet files, laid out as the hub's client keeps it."""
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = cache / f"datasets--{name.replace('/', '--')}"
+    for file, rows in files.items():
+        path = folder / "snapshots" / COMMIT / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    (folder / "refs").mkdir(exist_ok=True)
+    (folder / "refs/main").write_text(COMMIT)
 
 
 def write_benchmark(folder: Path) -> Path:

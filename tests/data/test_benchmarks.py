@@ -1,12 +1,8 @@
-"""The hub path against a small local server that answers as the hub does; the real hub needs the network."""
+"""Benchmarks and data sets by their names on the hub, from a cache laid out as the hub's client leaves it."""
 
 from __future__ import annotations
 
-import io
-import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -16,95 +12,35 @@ from nemo_uecr.data.filters import NAMES
 from nemo_uecr.data.prepare import PrepareSettings, prepare
 from nemo_uecr.data.sources import locate
 from nemo_uecr.errors import DataError
-from tests.data.made import clean_rows
+from tests.data.made import COMMIT, cache_data_set, clean_rows
 
-pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow")
 hub = pytest.importorskip("huggingface_hub")
 pytest.importorskip("huggingface_hub.constants")  # the package loads it only where it is asked for
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
-def parquet(rows: list[dict[str, object]]) -> bytes:
-    import pyarrow.parquet
-
-    buffer = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), buffer)
-    return buffer.getvalue()
-
-
-def shards(rows: list[dict[str, object]]) -> dict[str, bytes]:
-    return {"data/train-00000-of-00001.parquet": parquet(rows), "README.md": b"not wanted"}
-
-
-REPOSITORIES = {
-    "zwhe99/DeepMath-103K": shards(clean_rows(7)),
-    "MathArena/aime_2025": shards([{"problem_idx": n, "problem": f"New {n}?", "answer": n} for n in range(1, 31)]),
-    "HuggingFaceH4/aime_2024": shards(
-        [{"id": n, "problem": f"Old {n}?", "answer": f"{n:03d}", "year": "2024"} for n in range(60, 90)]
-    ),
-    "MathArena/hmmt_feb_2025": shards(
-        [{"problem_idx": n, "problem": f"Winter {n}?", "answer": rf"\frac{{{n}}}{{7}}"} for n in range(1, 31)]
-    ),
-    "MathArena/hmmt_nov_2025": shards(
-        [{"problem_idx": n, "problem": f"Autumn {n}?", "answer": rf"{n}\sqrt{{3}}"} for n in range(1, 31)]
-    ),
-    "math-ai/amc23": shards([{"id": n, "question": f"Morning {n}?", "answer": f"{n}.0"} for n in range(40)]),
+SHARD = "data/train-00000-of-00001.parquet"
+DATA_SETS: dict[str, list[dict[str, object]]] = {
+    "zwhe99/DeepMath-103K": clean_rows(7),
+    "MathArena/aime_2025": [{"problem_idx": n, "problem": f"New {n}?", "answer": n} for n in range(1, 31)],
+    "HuggingFaceH4/aime_2024": [{"id": n, "problem": f"Old {n}?", "answer": f"{n:03d}"} for n in range(60, 90)],
+    "MathArena/hmmt_feb_2025": [
+        {"problem_idx": n, "problem": f"Winter {n}?", "answer": rf"\frac{{{n}}}{{7}}"} for n in range(1, 31)
+    ],
+    "MathArena/hmmt_nov_2025": [
+        {"problem_idx": n, "problem": f"Autumn {n}?", "answer": rf"{n}\sqrt{{3}}"} for n in range(1, 31)
+    ],
+    "math-ai/amc23": [{"id": n, "question": f"Morning {n}?", "answer": f"{n}.0"} for n in range(40)],
 }
 
 
-class Hub(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def _answer(self, *, body: bool) -> None:
-        path = self.path.partition("?")[0]
-        for name, files in REPOSITORIES.items():
-            if path.startswith(f"/api/datasets/{name}"):
-                info = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": file} for file in files]}
-                if "/tree/" in path:
-                    entries = [{"type": "file", "path": f, "size": len(c), "oid": COMMIT} for f, c in files.items()]
-                    return self._send(200, json.dumps(entries).encode(), body)
-                return self._send(200, json.dumps(info).encode(), body)
-            for file, content in files.items():
-                if path == f"/datasets/{name}/resolve/{COMMIT}/{file}":
-                    return self._send(200, content, body)
-        return self._send(404, b'{"error": "not found"}', body)
-
-    def _send(self, status: int, content: bytes, body: bool) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Content-Type", "application/json")
-        self.send_header("ETag", f'"{hash(content) & 0xFFFFFFFF:x}"')
-        self.send_header("X-Repo-Commit", COMMIT)
-        self.end_headers()
-        if body:
-            self.wfile.write(content)
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, rows in DATA_SETS.items():
+        cache_data_set(tmp_path / "cache", name, {SHARD: rows})
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
 
 
-@pytest.fixture
-def _hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    from functools import partial
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    endpoint = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    download = partial(hub.snapshot_download, endpoint=endpoint, cache_dir=tmp_path / "cache")
-    monkeypatch.setattr(hub, "snapshot_download", download)
-    yield
-    server.shutdown()
-
-
-@pytest.mark.usefixtures("_hub")
 def test_every_benchmark_is_read() -> None:
     found = {name: load_benchmark(name) for name in BENCHMARKS}
     firsts = {"aime24": "060", "aime25": "1", "amc23": "0.0", "hmmt_feb25": r"\frac{1}{7}", "hmmt_nov25": r"1\sqrt{3}"}
@@ -112,21 +48,36 @@ def test_every_benchmark_is_read() -> None:
     assert {loaded.revision for loaded in found.values()} == {COMMIT}
 
 
-@pytest.mark.usefixtures("_hub")
+def test_a_benchmark_with_other_problems_than_its_own_is_refused(tmp_path: Path) -> None:
+    cache_data_set(tmp_path / "cache", "math-ai/amc23", {SHARD: DATA_SETS["math-ai/amc23"][:39]})
+    with pytest.raises(DataError, match="39"):
+        load_benchmark("amc23")
+
+
 def test_deepmath_is_prepared_and_screened_by_their_names(tmp_path: Path) -> None:
     settings = PrepareSettings("zwhe99/DeepMath-103K", None, tuple(BENCHMARKS), (5.0, 7.0), frozenset(NAMES), None, 42)
     manifest = prepare(settings, tmp_path / "out")
     assert manifest["source"]["revision"] == COMMIT
-    assert {name: record["revision"] for name, record in manifest["screens"].items()} == dict.fromkeys(
-        BENCHMARKS, COMMIT
-    )
+    assert {record["revision"] for record in manifest["screens"].values()} == {COMMIT}
+    assert manifest["screens"].keys() == BENCHMARKS.keys()
     assert manifest["counts"]["kept"] == 7
 
 
-@pytest.mark.usefixtures("_hub")
-def test_an_unknown_name_is_one_clear_line() -> None:
-    with pytest.raises(DataError, match="nobody/nothing: no such file here, and the hub did not provide it"):
+def test_what_the_hub_does_not_provide_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="HF_HUB_OFFLINE"):
         locate("nobody/nothing", revision=None)
+    asked: list[list[str]] = []
+
+    def unreachable(*_: object, allow_patterns: list[str], **__: object) -> None:
+        asked.append(allow_patterns)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub, "snapshot_download", unreachable)
+    with pytest.raises(DataError, match="no route to host"):
+        locate("nobody/nothing", revision=None)
+    wanted = [any(fnmatchcase(name, pattern) for pattern in asked[0]) for name in (SHARD, "a.jsonl.gz", "README.md")]
+    assert wanted == [True, True, False]
 
 
 def test_local_names_never_reach_the_hub(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.data.problems import USUAL, Keys, Problem, problems_of, read_problems
 from nemo_uecr.data.sources import find_source
 from nemo_uecr.errors import DataError
+from tests.data.made import COMMIT, cache_data_set
 from tests.reliability.commands import refused
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -73,6 +74,8 @@ def test_every_kind_of_file_gives_the_same_problems(name: str, tmp_path: Path) -
     ("name", "content"),
     [
         ("set.parquet", b"PAR1, and then nothing"),
+        ("set.jsonl", b"\n  \n"),
+        ("set.jsonl", b'{"id": "\xff"}'),
         ("set.arrow", b"nothing"),
         ("set.jsonl.gz", CONTENT["packed.jsonl.gz"][:40]),
         ("set.json", CONTENT["pretty.json"][:60]),
@@ -146,13 +149,10 @@ def test_a_hub_name_is_read_from_the_cache(
 ) -> None:
     """`data prepare`, `config check` of training and benchmark, and `selftest`, on a folder laid out as the cache."""
     hub = pytest.importorskip("huggingface_hub.constants")
-    sha, cache = "0123456789abcdef0123456789abcdef01234567", tmp_path / "cache/datasets--openai--gsm8k"
-    for split, rows in (("test", ROWS[:1]), ("train", ROWS[1:])):
-        marked = [row | {"answer": f"We add.\n#### {row['answer']}"} for row in rows]
-        for configuration in ("main", "socratic"):
-            table(cache / "snapshots" / sha / configuration / f"{split}-{SHARD}", marked)
-    (cache / "refs").mkdir()
-    (cache / "refs/main").write_text(sha)
+    marked = [row | {"answer": f"We add.\n#### {row['answer']}"} for row in ROWS]
+    splits = {"test": marked[:1], "train": marked[1:]}
+    files = {f"{part}/{split}-{SHARD}": rows for part in ("main", "socratic") for split, rows in splits.items()}
+    cache_data_set(tmp_path / "cache", "openai/gsm8k", files)
     monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
     monkeypatch.chdir(tmp_path)
@@ -161,7 +161,7 @@ def test_a_hub_name_is_read_from_the_cache(
     assert entry_point(["data", "prepare", "--source", "openai/gsm8k:main", *out]) == 0
     kept = [json.loads(line) for line in (tmp_path / "out/train.jsonl").open()]
     assert [row["answer"] for row in kept] == ["2", "3", "4"]
-    assert json.loads((tmp_path / "out/manifest.json").read_text())["source"]["revision"] == sha
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["source"]["revision"] == COMMIT
     pytest.importorskip("math_verify")
     assert entry_point(["data", "selftest", "openai/gsm8k:main"]) == 0
     assert "gsm8k: " in capsys.readouterr().out

@@ -15,13 +15,15 @@ pytest.importorskip("transformers")
 pytest.importorskip("math_verify")
 
 from nemo_uecr.data.benchmarks import load_benchmark
+from nemo_uecr.data.problems import Problem
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DependencyError, RunFolderError
-from nemo_uecr.evaluation.runner import EvaluationSettings, evaluate
+from nemo_uecr.evaluation.runner import EvaluationSettings, PendingSample, evaluate, judged
 from nemo_uecr.evaluation.samples import SAMPLES
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.engines import ChatSettings, Decoding, Generation, Request, load_tokens
 from nemo_uecr.stopping import JOB_PROGRESS
+from nemo_uecr.verifier.pool import SHARED
 from tests.evaluation.tiny import save_tokenizer
 
 SETTINGS = EvaluationSettings(
@@ -132,3 +134,16 @@ def test_an_engine_that_is_not_installed_leaves_no_settings_behind(run: Run) -> 
     with pytest.raises(DependencyError, match="engine vllm needs vLLM"):
         run("out", engine="vllm")
     run("out")  # the other engine, as the line says, into the same folder
+
+
+def test_a_thought_that_a_special_token_closes_is_not_judged(tmp_path: Path) -> None:
+    save_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 257}', encoding="utf-8")
+    tokens = load_tokens(str(tmp_path))
+    tokens.tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
+    prompt, response = (
+        tokens.tokenizer(text)["input_ids"] for text in ("2 + 3?<think>", r"\boxed{4}</think>\boxed{5}")
+    )
+    wanted = PendingSample(("b", "p", 0), Problem("p", "2 + 3?", "5"), Request(tuple(prompt), 0))
+    (sample,) = judged([wanted], [Generation((*response, 257), False)], tokens, SHARED)
+    assert (sample.verdict, sample.extracted) == ("correct", "5")

@@ -102,15 +102,15 @@ def test_greedy_is_hugging_faces_token_for_token(kind: str) -> None:
 @pytest.fixture
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: rows are looked at every three tokens, and room grows by eight."""
-    monkeypatch.setitem(loop.LOOK, "cpu", 3)
+    monkeypatch.setitem(loop.CHECK_EVERY, "cpu", 3)
     monkeypatch.setattr(loop, "GROWTH", 8)
 
 
-@pytest.mark.parametrize("way", ["eager", "fixed"])
+@pytest.mark.parametrize("mode", ["eager", "fixed"])
 @pytest.mark.parametrize("kind", list(IN_PLACE))
-def test_a_gpus_way_gives_hugging_faces_tokens(kind: str, way: Any, small_steps: None) -> None:
+def test_every_mode_gives_hugging_faces_tokens(kind: str, mode: Any, small_steps: None) -> None:
     module = built(IN_PLACE[kind]())
-    assert decode(module, TOKENS, prompts(), [0] * 8, GREEDY, way) == by_hugging_face(module)
+    assert decode(module, TOKENS, prompts(), [0] * 8, GREEDY, mode) == by_hugging_face(module)
 
 
 @pytest.mark.parametrize("kind", list(CONFIGS))
@@ -121,27 +121,27 @@ def test_only_caches_of_all_keys_and_values_can_stay_in_place(kind: str) -> None
 
 
 @pytest.mark.parametrize("decoding", [PLAIN, Decoding(0.7, 0.9, 12, LENGTH), Decoding(1.0, 0.9, 0, LENGTH)])
-@pytest.mark.parametrize("way", ["eager", "fixed"])
+@pytest.mark.parametrize("mode", ["eager", "fixed"])
 def test_looking_less_often_changes_no_draw(
-    qwen: Any, way: Any, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
+    qwen: Any, mode: Any, decoding: Decoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = decode(qwen, TOKENS, prompts(), range(8), decoding)
     monkeypatch.setattr(loop, "GROWTH", 8)
     for look in (1, 3, 7):
-        monkeypatch.setitem(loop.LOOK, "cpu", look)
-        assert decode(qwen, TOKENS, prompts(), range(8), decoding, way) == expected
+        monkeypatch.setitem(loop.CHECK_EVERY, "cpu", look)
+        assert decode(qwen, TOKENS, prompts(), range(8), decoding, mode) == expected
 
 
-@pytest.mark.parametrize("way", ["eager", "fixed"])
-def test_a_stop_string_between_two_looks_cuts_where_it_ends(qwen: Any, way: Any, tmp_path: Any) -> None:
+@pytest.mark.parametrize("mode", ["eager", "fixed"])
+def test_a_stop_string_between_two_looks_cuts_where_it_ends(qwen: Any, mode: Any, tmp_path: Any) -> None:
     save_tokenizer(tmp_path)
     tokens = Tokens(load_tokens(str(tmp_path)).tokenizer, frozenset())
     decoding = Decoding(1.0, 1.0, 0, LENGTH, stop=("A", "K", "0", "T", "+", ":"))
     expected = decode(qwen, tokens, prompts(), range(8), decoding)
     assert len({len(response) for response in expected}) > 3
     with pytest.MonkeyPatch.context() as patched:
-        patched.setitem(loop.LOOK, "cpu", 5)
-        assert decode(qwen, tokens, prompts(), range(8), decoding, way) == expected
+        patched.setitem(loop.CHECK_EVERY, "cpu", 5)
+        assert decode(qwen, tokens, prompts(), range(8), decoding, mode) == expected
 
 
 def test_ended_rows_leave_fixed_room_when_half_have_ended(qwen: Any, small_steps: None) -> None:
@@ -156,26 +156,25 @@ def test_ended_rows_leave_fixed_room_when_half_have_ended(qwen: Any, small_steps
     assert all(size < 2 * sum(length > 3 * (place // 3) for length in lengths) for place, size in enumerate(sizes[1:]))
 
 
-@pytest.mark.parametrize("way", ["eager", "fixed"])
-def test_bfloat16_by_autocast_is_kept_in_place_as_attention_rounds_it(qwen: Any, way: Any) -> None:
+def test_bfloat16_by_autocast_is_kept_in_place_as_attention_rounds_it(qwen: Any) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = decode(qwen, ENDLESS, prompts(), range(8), PLAIN, "masked")
-        found = decode(qwen, ENDLESS, prompts(), range(8), PLAIN, way)
+        expected = decode(qwen, ENDLESS, prompts(), range(8), PLAIN, "eager")
+        found = decode(qwen, ENDLESS, prompts(), range(8), PLAIN, "fixed")
     assert [response[:4] for response in found] == [response[:4] for response in expected]
 
 
-@pytest.mark.parametrize(("way", "padded"), [("fixed", True), ("fixed", False), ("eager", False)])
-def test_a_gpu_is_waited_for_once_a_look(way: Any, padded: bool) -> None:
+@pytest.mark.parametrize(("mode", "padded"), [("fixed", True), ("fixed", False), ("eager", False)])
+def test_a_gpu_is_waited_for_once_a_look(mode: Any, padded: bool) -> None:
     """A batch costs some waits of its own; each look is one. Nothing mixes devices."""
     given = prompts() if padded else [prompts()[1]] * 8
     seeds, again = range(8), inspect.unwrap(decode)  # inference mode does not dispatch to what pretends
     waits = []
     for decoding in (Decoding(1.0, 0.9, 12, 17), Decoding(1.0, 0.9, 12, 49)):
         module = built(CONFIGS["Qwen3"]())
-        expected = decode(module, ENDLESS, given, seeds, decoding, way)
+        expected = decode(module, ENDLESS, given, seeds, decoding, mode)
         with pretend() as found, torch.no_grad():
             to_cuda(module)
-            assert again(module, ENDLESS, given, seeds, decoding, way) == expected
+            assert again(module, ENDLESS, given, seeds, decoding, mode) == expected
         waits.append(sum(found.values()))
     assert waits[0] <= 20
     assert waits[1] - waits[0] == 2  # for 32 tokens
@@ -320,11 +319,11 @@ def test_drawn_tokens_follow_the_distribution(qwen: Any) -> None:
         assert statistic < 33  # the 99.95 % point at 11 degrees of freedom is 33
 
 
-@pytest.mark.parametrize(("way", "look"), [("eager", 1), ("eager", 3), ("fixed", 3)])
+@pytest.mark.parametrize(("mode", "look"), [("eager", 1), ("eager", 3), ("fixed", 3)])
 def test_logits_that_are_not_finite_end_their_row_alone(
-    qwen: Any, way: Any, look: int, monkeypatch: pytest.MonkeyPatch
+    qwen: Any, mode: Any, look: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(loop.LOOK, "cpu", look)
+    monkeypatch.setitem(loop.CHECK_EVERY, "cpu", look)
     clean = decode(qwen, TOKENS, prompts(), range(8), PLAIN)
 
     steps: list[int] = []
@@ -337,7 +336,7 @@ def test_logits_that_are_not_finite_end_their_row_alone(
 
     assert min(map(len, clean)) > 1
     hook = qwen.register_forward_hook(damage)
-    found = decode(qwen, TOKENS, prompts(), range(8), PLAIN, way)
+    found = decode(qwen, TOKENS, prompts(), range(8), PLAIN, mode)
     hook.remove()
     assert found == [*clean[:2], [clean[2][0], NOT_FINITE], *clean[3:]]
     for bad in (float("nan"), float("inf")):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.data.embedding import load_encoder
+from nemo_uecr.data.sources import locate
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.engines import load_tokens
 from nemo_uecr.generation.models import (
@@ -87,9 +88,13 @@ ASKS = "import huggingface_hub as hub; hub.HfApi().file_exists('owner/small', 'h
 
 
 @pytest.mark.usefixtures("_no_hub")
-def test_a_silent_hub_is_asked_by_nobody_again() -> None:
+def test_a_silent_hub_is_named_once_and_asked_by_nobody_again(caplog: pytest.LogCaptureFixture) -> None:
     """What vLLM asks of a model, in this process and in one that begins later; it can do without the answer."""
     assert only_here("owner/small")
+    assert only_here("owner/large")
+    assert ["HF_HUB_OFFLINE=1" in message for message in caplog.messages] == [True]
+    with pytest.raises(DataError, match="this machine's cache"):
+        locate("owner/benchmark", revision=None)
     with pytest.raises(hub.errors.OfflineModeIsEnabled):
         exec(ASKS)
     done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=False)

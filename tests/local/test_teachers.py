@@ -89,7 +89,7 @@ def test_the_current_student_reads_the_hint(tmp_path: Path) -> None:
         load_tokenizer(str(tiny.STUDENT), local_files_only=True),
     )
     for row, said in enumerate(texts["responses"]):
-        prompt = prompt_ids(tokenizer, said["question"] * 2, system=None, thinking=False)
+        prompt = prompt_ids(tokenizer, said["question"] * 2, thinking=False)
         response = found["token_ids"][row][found["mask"][row]]
         assert said["teacher_prompt_sha256"] == ids_sha256(prompt)
         assert said["teacher_response_sha256"] == ids_sha256(response.tolist())
