@@ -1,7 +1,7 @@
-"""Estimates with intervals and paired tests: the one home of the statistics behind tables, audits and studies.
+"""Estimates with intervals and paired tests for tables, audits and studies.
 
-What an interval is about differs by its user: of evaluations and audits it is problems (clusters of responses that are
-not independent), of a study its pairs of student and seed, the problems held fixed.
+Evaluations and audits generalise over problems (clusters of dependent responses); a study generalises over pairs of
+student and seed, with the problems held fixed.
 
 Shape legend: N = observations, K = clusters (problems), S = bootstrap replicates; values may have further axes.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, nan
+from math import comb
+from typing import Any
 
 import numpy as np
 
@@ -18,20 +19,20 @@ Array = np.ndarray
 
 #: Two-sided 95 %.
 QUANTILES = (0.025, 0.975)
-#: Sign changes behind a paired comparison.
+#: Sign changes drawn for a paired comparison.
 RESAMPLES = 10_000
-#: With fewer problems that differ, no sign change is rare enough to refuse anything.
+#: With fewer problems that differ, no p-value can reach 0.05.
 DIFFERENT = 6
-#: A study gives a p-value from this many pairs on; with fewer, the smallest possible one is no evidence.
+#: A study reports a p-value from this many pairs; with fewer, the smallest possible one is no evidence.
 PAIRS_FOR_A_TEST = 10
-#: Up to this many sign changes the test is exact: sixteen pairs.
+#: The test is exact up to this many sign changes: sixteen pairs.
 SIGN_CHANGES = 2**16
 TEST_NAME = "exact two-sided sign-flip permutation test of the mean paired difference"
-#: Equal fractions summed in another order differ in the last bits; differences in percent are compared to this many.
+#: Sums in another order differ in the last bits; differences in percent are compared to this many decimals.
 DECIMALS = 9
 
-#: ``value``, ``low``, ``high`` and, for a mean, ``of``: how many observations count.
-Share = dict[str, float | int]
+#: ``value``, ``low``, ``high`` (numbers, or arrays of one shape) and, for a mean, ``of``: the number of observations.
+Share = dict[str, Any]
 
 
 # avg@k and pass@k
@@ -52,7 +53,7 @@ def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
     pass@k = mean over problems of 1 - C(n - c, k) / C(n, k),   n samples, c of them correct
 
     Args:
-        rewards: one row a problem, n verdicts each (1 correct, 0 not).
+        rewards: one row per problem with its n rewards (1 correct, 0 not).
         k: from 1 to n.
     """
     shares = []
@@ -68,14 +69,13 @@ def score_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]]) -> Inter
         n_eff = p (1 - p) / v,   v = sum_b s_b^2 / (M^2 n_b)
         s_b^2 = ((n_b - 1) var_b + 2 r (1 - r)) / n_b,   r = (n_b p_b + 1) / (n_b + 2)
 
-    p is the average of the M benchmarks' p_b, var_b the sample variance of benchmark b's n_b problem means: samples of
-    one problem are not independent. Two made-up problems join it, one solved and one not, so that few problems solved
-    do not look certain. The interval is about problems like these, not about training seeds; ``python -m
+    p is the average of the M benchmarks' p_b, var_b the sample variance of benchmark b's n_b problem means, because
+    samples of one problem are not independent. Two pseudo-problems, one solved and one not, keep the interval from
+    collapsing when few problems are solved. It covers the choice of problems, not of training seeds; ``python -m
     benchmarks.coverage`` measures how often it covers.
 
     Args:
-        benchmarks: rewards `[problems][k]`, 0 or 1, of each benchmark; one benchmark gives that benchmark's own
-            interval.
+        benchmarks: rewards `[problems][k]`, 0 or 1, of each benchmark.
     """
     from scipy import stats
 
@@ -104,8 +104,8 @@ def score_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]]) -> Inter
 class Difference:
     """Second minus first with its 95 % interval, and the avg@k of both, as fractions of 1.
 
-    ``p_value`` is two-sided, at most 0.05 exactly where the interval leaves 0 out. Of the ``problems`` compared, the
-    second is ``better`` on some and ``worse`` on others.
+    ``p_value`` is two-sided, and at most 0.05 exactly when the interval excludes 0. ``better`` and ``worse`` count the
+    problems on which the second wins and loses.
     """
 
     first: float
@@ -120,22 +120,21 @@ class Difference:
 
     @property
     def few(self) -> bool:
-        """Whether so few problems differ that p cannot reach 0.05."""
+        """Whether too few problems differ for p to reach 0.05."""
         return self.better + self.worse < DIFFERENT
 
 
 def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, seed: int) -> Difference:
-    """The equal-weight average difference over benchmarks, by a sign-change test and the interval that inverts it.
+    """Average difference over benchmarks with equal weight: a sign-change test and the interval that inverts it.
 
     d_p = second_p - first_p for problem p.   difference = mean over benchmarks of mean over their problems of d_p
 
-    A shift x of the difference is refused where the weighted sum of the d_p - x is extreme among those with random
-    signs. Random signs make the sum smaller exactly where the mean of the d_p whose sign changed is above x, so the
-    interval's ends are quantiles of such means, and p is read off how many of them lie on either side of 0. The test
-    takes the d_p as symmetric about the difference; it is about problems like these. It is exact up to 13 problems.
-    Where fewer than six problems differ, p cannot reach 0.05, and an interval of what is seen would be too narrow: two
-    made-up problems of each benchmark widen it, one better by 1 and one worse. Of fewer than six problems it is the
-    whole range.
+    The test rejects a shift x when the weighted sum of the d_p - x is extreme among the sums with random signs. Random
+    signs make the sum smaller exactly when the mean of the d_p whose sign changed is above x. The ends of the interval
+    are therefore quantiles of such means, and p counts the means on either side of 0. The d_p are assumed symmetric
+    about the difference. The test is exact up to 13 problems. With fewer than six problems that differ, two
+    pseudo-problems per benchmark, one better by 1 and one worse, widen the interval; with fewer than six problems it is
+    the whole range.
 
     Args:
         pairs: problem means of both, by benchmark, in the same order of problems.
@@ -150,11 +149,11 @@ def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]
     low, high = -1.0, 1.0
     if len(gap_N) >= DIFFERENT:
         if better + worse < DIFFERENT:
-            made_up = [(sign, 1 / len(gap) / len(gaps)) for gap in gaps for sign in (1.0, -1.0)]
-            more_N, weights_N = np.asarray(made_up).T
+            pseudo = [(sign, 1 / len(gap) / len(gaps)) for gap in gaps for sign in (1.0, -1.0)]
+            more_N, weights_N = np.asarray(pseudo).T
             mean_S, same = _changed_means(np.append(gap_N, more_N), np.append(weight_N, weights_N), seed)
-        refused = int(QUANTILES[0] * (len(mean_S) + same)) - same
-        low, high = float(mean_S[refused]), float(mean_S[-1 - refused])
+        rejected = int(QUANTILES[0] * (len(mean_S) + same)) - same
+        low, high = float(mean_S[rejected]), float(mean_S[-1 - rejected])
     return Difference(
         first=float(np.mean([np.mean(first) for first, _ in pairs.values()])),
         second=float(np.mean([np.mean(second) for _, second in pairs.values()])),
@@ -169,13 +168,13 @@ def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]
 
 
 def _changed_means(gap_N: Array, weight_N: Array, seed: int) -> tuple[Array, int]:
-    """Weighted means of the gaps whose sign a draw changes, in order, and how many draws change none."""
+    """Sorted weighted means of the gaps whose sign each draw changes, and the number of draws that change none."""
     problems = len(gap_N)
     if 2**problems <= RESAMPLES:
         drawn_SN = (np.arange(2**problems)[:, None] >> np.arange(problems)) % 2 == 1
     else:
         drawn_SN = np.random.default_rng(seed).random((RESAMPLES, problems)) < 0.5
-        drawn_SN[0] = False  # what was observed is one of them
+        drawn_SN[0] = False  # the observed signs
     changed_SN = drawn_SN[drawn_SN.any(axis=1)]
     mean_S = np.sort(changed_SN @ (gap_N * weight_N) / (changed_SN @ weight_N)).round(DECIMALS + 2)
     return mean_S, len(drawn_SN) - len(changed_SN)
@@ -186,13 +185,13 @@ def _changed_means(gap_N: Array, weight_N: Array, seed: int) -> tuple[Array, int
 
 @dataclass(frozen=True)
 class ClusterBootstrap:
-    """How often each of S replicates draws each of K clusters: the draws that all numbers of one audit share."""
+    """Bootstrap draws shared by all numbers of an audit: how often each of S replicates draws each of K clusters."""
 
     count_SK: Array
 
     @classmethod
     def draw(cls, cluster_N: Array, *, replicates: int, seed: int) -> ClusterBootstrap:
-        """Draw as many clusters as the observations name, with replacement, S times."""
+        """Draw K clusters with replacement, S times; ``cluster_N`` numbers them from 0."""
         clusters = int(cluster_N.max()) + 1
         chance = np.full(clusters, 1.0 / clusters)
         return cls(np.random.default_rng(seed).multinomial(clusters, chance, size=replicates).astype(np.float64))
@@ -206,32 +205,27 @@ class ClusterBootstrap:
         """``sum_k n_k above_k / sum_k n_k below_k`` of every replicate.
 
         Args:
-            above_K: [K, ...] total of each cluster.
-            below_K: [K, ...] weight of each cluster, of a shape that broadcasts against the numerator's.
+            above_K: [K, ...] numerator of each cluster.
+            below_K: [K, ...] denominator of each cluster; its shape broadcasts against the numerator's.
 
         Returns:
-            [S, ...]; NaN where a replicate draws no weight.
+            [S, ...]; NaN for a replicate whose denominator is 0.
         """
-        above, below = self._sums(above_K), self._sums(below_K)
+        above, below = (np.tensordot(self.count_SK, each.astype(np.float64), axes=1) for each in (above_K, below_K))
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(below > 0, above / below, np.nan)
 
     def ratio(self, above_N: Array, below_N: Array, cluster_N: Array) -> Share:
-        """``sum(above) / sum(below)`` with its interval; NaN where there is no weight."""
+        """``sum(above) / sum(below)`` over the first axis with its interval; NaN where the denominator is 0."""
         above_K, below_K = (cluster_totals(each, cluster_N, self.clusters) for each in (above_N, below_N))
-        found = percentile_interval(self.replicate_ratios(above_K, below_K))
-        weight = float(below_N.sum())
-        value = float(above_N.sum()) / weight if weight > 0 else nan
-        return {"value": value, "low": float(found["low"]), "high": float(found["high"])}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            value = np.asarray(above_N).sum(axis=0) / np.asarray(below_N).sum(axis=0)
+        return {"value": value} | percentile_interval(self.replicate_ratios(above_K, below_K))
 
     def mean(self, value_N: Array, among_N: Array, cluster_N: Array) -> Share:
-        """Mean of a value over the observations that ``among_N`` (bool) selects, each with equal weight."""
+        """Mean of the values that ``among_N`` (bool) selects, each with equal weight."""
         chosen = value_N[among_N].astype(np.float64)
         return self.ratio(chosen, np.ones_like(chosen), cluster_N[among_N]) | {"of": len(chosen)}
-
-    def _sums(self, value_K: Array) -> Array:
-        flat_SX = self.count_SK @ value_K.reshape(value_K.shape[0], -1).astype(np.float64)
-        return flat_SX.reshape(self.count_SK.shape[0], *value_K.shape[1:])
 
 
 def percentile_interval(replicates_S: Array) -> dict[str, Array]:
@@ -254,10 +248,7 @@ def cluster_totals(value_N: Array, cluster_N: Array, clusters: int) -> Array:
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over pairs with its interval.
-
-    low, high = mean -+ t_{n-1} s / sqrt(n)
-    """
+    """A mean over n pairs with its interval: low, high = mean -+ t_{n-1} s / sqrt(n)."""
 
     mean: float
     low: float
@@ -267,7 +258,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Paired:
-    """Reference minus arm over the pairs that both have; ``p_value`` from ten pairs on, uncorrected."""
+    """Reference minus arm over their common pairs; ``p_value`` is uncorrected, and None below ten pairs."""
 
     difference: Mean
     wins: int
@@ -275,7 +266,7 @@ class Paired:
 
 
 def mean_interval(values: Sequence[float], *, confidence: float) -> Mean:
-    """Mean with Student's t interval over at least two pairs, each of a student and a seed of its own."""
+    """Mean with Student's t interval over at least two independent pairs."""
     from scipy import stats
 
     data = np.asarray(values, dtype=np.float64)
@@ -288,10 +279,7 @@ def mean_interval(values: Sequence[float], *, confidence: float) -> Mean:
 def paired_difference(
     reference: Mapping[int, float], arm: Mapping[int, float], *, confidence: float, seed: int
 ) -> Paired:
-    """Reference minus arm, values by pair, on the pairs that both have; equal values are no win of either.
-
-    ``seed`` draws the sign changes where there are too many to try all.
-    """
+    """Reference minus arm on their common pairs; ``seed`` draws the sign changes when there are too many to try all."""
     from scipy import stats
 
     common = sorted(reference.keys() & arm.keys())
@@ -312,7 +300,7 @@ def paired_difference(
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: p_(i) becomes max over j <= i of min(1, (m - j + 1) p_(j)), in the given order."""
+    """Holm's step-down correction, in the given order: p_(i) becomes max over j <= i of min(1, (m - j + 1) p_(j))."""
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))

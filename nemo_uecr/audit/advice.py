@@ -100,7 +100,7 @@ def region(where: Mapping[str, Share | None], cells: Sequence[Cell]) -> list[Cel
 def distance(where: Mapping[str, Share | None], cell: Cell) -> float:
     """Sum over the known axes of how far the cell lies outside the run's interval."""
     known = [(share, cell.where[axis]) for axis, share in where.items() if share is not None]
-    return sum(max(share["low"] - value, value - share["high"], 0.0) for share, value in known)
+    return float(sum(max(share["low"] - value, value - share["high"], 0.0) for share, value in known))
 
 
 def largest_regret(method: str, cells: Sequence[Cell]) -> float:

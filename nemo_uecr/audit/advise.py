@@ -20,7 +20,7 @@ from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.output import Array
 from nemo_uecr.audit.signal import conflicts
 from nemo_uecr.audit.sources import saved_texts
-from nemo_uecr.audit.store import numbered
+from nemo_uecr.audit.store import group_ids
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.functions import compute
@@ -78,7 +78,7 @@ def facts_of_run(folder: Path) -> Facts:
         written_config(folder / "config.yaml"),
         scored_batch(load_batch(files.tensors), files.tensors),
         np.asarray([text["verdict"] == "correct" for text in texts]),
-        problem_B=numbered([text["problem"] for text in texts]),
+        problem_B=group_ids([text["problem"] for text in texts]),
         teacher_B=None,
         numbers={name: record.get(name) for name in RECORDED},
         columns={},

@@ -1,4 +1,4 @@
-"""At which weight of the teacher a wrong response overtakes a right one, on fixed rollouts.
+"""The alpha at which incorrect responses overtake correct ones, on fixed rollouts.
 
 Shape legend: B = responses, P = groups, G = mixed groups, C = correct and W = incorrect responses of one group,
 K = problems, S = replicates, A = values of alpha.
@@ -14,7 +14,7 @@ import torch
 
 from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, checkpoint_counts, group_table, teacher_rewards
 from nemo_uecr.audit.output import Audit, Numbers, shown
-from nemo_uecr.audit.store import STUDENT, Array, Scores
+from nemo_uecr.audit.store import STUDENT, Array, ScoreFolder
 from nemo_uecr.core import EPSILON, GAP_CLIP, unified_advantage
 from nemo_uecr.core.record import Groups
 from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percentile_interval
@@ -22,28 +22,28 @@ from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percentile_interva
 #: The sweep: named operating points and 161 values over [0, 8], a step of 0.05.
 POINTS, TOP, DENSE = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), 8.0, 161
 GRID_A = np.unique(np.concatenate([POINTS, np.linspace(0.0, TOP, DENSE)]))
-#: The second grid lies below the first alpha at which this share of a checkpoint's mixed groups inverts.
+#: The second grid is below a10, the first alpha at which this share of a checkpoint's mixed groups inverts.
 SHARE, BELOW = 0.1, 10
-#: The trained setting, and its place in the grid.
+#: The trained setting, and its index in the grid.
 TRAINED = 1.0
 AT_TRAINED = int(np.flatnonzero(GRID_A == TRAINED)[0])
 #: Utilities closer than this are tied (the paper's tolerance).
 TIE = 1e-6
 NOTE = (
-    "Fixed rollouts: teacher score against the checkpoint that generated the response, clipped at 5 nats a token. "
-    "(a) group-balanced share of correct-incorrect pairs in strictly wrong order, averaged over checkpoints, with the "
-    "95% bootstrap interval over problems; (b) share of mixed groups in which every correct response stays above every "
-    "incorrect one; (c) as (a) by checkpoint. Dashed: alpha = 1. Shaded: the checkpoints' first alpha at which a tenth "
-    "of the mixed groups invert. An audit of orderings, not of what training at another alpha would give."
+    "Fixed rollouts. Teacher score: against the checkpoint that generated the response, clipped at 5 nats per token. "
+    "(a) share of correct-incorrect pairs in strictly wrong order, with equal weight per group and per checkpoint, and "
+    "its 95% bootstrap interval over problems; (b) share of mixed groups in which every correct response is above "
+    "every incorrect one; (c) as (a), by checkpoint. Dashed: alpha = 1. Shaded: the range over checkpoints of the "
+    "first alpha at which a tenth of the mixed groups invert. These are orderings, not results of training."
 )
-HEADS = (
+COLUMNS = (
     "checkpoint", "mixed groups", "pairs", "conflict % at 1", "sign change % at 1", "smallest a*", "5% a*",
     "median a*", "a* infinite %", "a10", "cut", "non-finite",
 )  # fmt: skip
 
 
-def alpha_sweep_audit(scores: Scores, *, replicates: int, seed: int) -> Audit:
-    """Ordering conflicts and fully safe groups over a grid of alpha, with tie points and intervals.
+def alpha_sweep_audit(scores: ScoreFolder, *, replicates: int, seed: int) -> Audit:
+    """Ordering conflicts and fully safe groups over a grid of alpha, with tie points.
 
     References:
         app:alpha-sweep, fig:alpha-sweep, eq:app-alpha-audit-teacher-score.
@@ -72,12 +72,12 @@ def alpha_sweep_audit(scores: Scores, *, replicates: int, seed: int) -> Audit:
         "checkpoints": checkpoints,
     }  # fmt: skip
     rows = _rows(checkpoints, overall)
-    return Audit("alpha-sweep", "Sensitivity of the ordering to alpha", NOTE, numbers, HEADS, rows)
+    return Audit("alpha-sweep", "Sensitivity of the ordering to alpha", NOTE, numbers, COLUMNS, rows)
 
 
 @dataclass(frozen=True)
 class _Mixed:
-    """The mixed groups, and what every alpha of the grid makes of them."""
+    """The mixed groups at every alpha of the grid."""
 
     values: list[tuple[Array, Array]]  # R^T of the correct [C] and of the incorrect [W] responses
     checkpoint_G: Array
@@ -116,7 +116,7 @@ def sign_changes(table: GroupTable, reward_B: Array, alpha_A: Array) -> Array:
 
 
 def _overall(mixed: _Mixed, sampler: ClusterBootstrap) -> Numbers:
-    """Averages over checkpoints with equal weight, and what holds over all groups and pairs."""
+    """Averages over checkpoints with equal weight, and totals over all groups and pairs."""
     groups, pairs = len(mixed.values), int(mixed.pairs_G.sum())
     inverted_G = np.rint(mixed.rate_GA[:, AT_TRAINED] * mixed.pairs_G).astype(np.int64)
     inverted_groups, inverted_pairs = int((inverted_G > 0).sum()), int(inverted_G.sum())
@@ -135,14 +135,14 @@ def _overall(mixed: _Mixed, sampler: ClusterBootstrap) -> Numbers:
         "trained_alpha": TRAINED,
         "inverted_groups_at_trained": inverted_groups,
         "inverted_pairs_at_trained": inverted_pairs,
-        # The rule of three: 3 / n bounds, at 95%, the rate of an event that n trials did not show.
+        # The rule of three: 3 / n is the upper 95% bound of the rate of an event that n trials did not show.
         "rule_of_three_groups": 3.0 / groups if groups and not inverted_groups else None,
         "rule_of_three_pairs": 3.0 / pairs if pairs and not inverted_pairs else None,
     }
 
 
 def _by_problem(mixed: _Mixed, value_GA: Array, sampler: ClusterBootstrap) -> dict[str, Array]:
-    """Mean over a checkpoint's mixed groups, then over checkpoints; problems are drawn for all checkpoints together."""
+    """Mean over a checkpoint's mixed groups, then over checkpoints; a replicate draws the same problems for all."""
     replicate_SA = np.zeros((sampler.count_SK.shape[0], value_GA.shape[1]))
     counted_S1 = np.zeros((sampler.count_SK.shape[0], 1))
     values = []
@@ -157,9 +157,9 @@ def _by_problem(mixed: _Mixed, value_GA: Array, sampler: ClusterBootstrap) -> di
         replicate_SA += np.where(drawn_S1, ratio_SA, 0.0)
         counted_S1 += drawn_S1
     with np.errstate(invalid="ignore"):
-        found = percentile_interval(np.where(counted_S1 > 0, replicate_SA / counted_S1, np.nan))
+        interval = percentile_interval(np.where(counted_S1 > 0, replicate_SA / counted_S1, np.nan))
     value_A = np.mean(values, axis=0) if values else np.full(value_GA.shape[1], np.nan)
-    return {"value": value_A, "low": found["low"], "high": found["high"]}
+    return {"value": value_A} | interval
 
 
 def _checkpoint(step: int, table: GroupTable, reward_B: Array, mixed: _Mixed, sign_BA: Array) -> Numbers:
@@ -182,7 +182,7 @@ def _checkpoint(step: int, table: GroupTable, reward_B: Array, mixed: _Mixed, si
         "sign_change": sign_BA[(here_P & table.mixed_P)[table.index_B]].mean(axis=0),
         "tie_point": {
             "smallest": float(tie_G.min()),
-            # Each is the tie point of a group: no value between two is made up.
+            # inverted_cdf: each quantile is the tie point of a group
             "q05": float(np.quantile(tie_G, 0.05, method="inverted_cdf")),
             "median": float(np.quantile(tie_G, 0.5, method="inverted_cdf")),
             "infinite_share": float(np.isinf(tie_G).mean()),
@@ -194,7 +194,7 @@ def _checkpoint(step: int, table: GroupTable, reward_B: Array, mixed: _Mixed, si
 def _below_a10(values: Sequence[tuple[Array, Array]], tie_G: Array) -> Numbers:
     """The second grid of a checkpoint: ten values in the open interval (0, a10).
 
-    A group holds an inversion beyond its tie point, so a10 is the tie point of the group that completes the share.
+    A group inverts beyond its tie point, so a10 is the tie point of the group that completes the share.
     """
     a10 = float(np.sort(tie_G)[int(np.ceil(SHARE * len(tie_G) - 1e-9)) - 1])
     if not np.isfinite(a10):
@@ -208,7 +208,7 @@ def _below_a10(values: Sequence[tuple[Array, Array]], tie_G: Array) -> Numbers:
 
 
 def conflict_rate(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
-    """[A] share of pairs whose incorrect response has the higher utility, given R^T of both kinds.
+    """[A] share of pairs whose incorrect response has the higher utility, from R^T of both kinds.
 
     ``C_g(alpha) = mean_{c, w} 1[alpha R_w > 1 + alpha R_c + 1e-6]``
 
@@ -222,13 +222,13 @@ def conflict_rate(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
 
 
 def margin(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
-    """[A] ``M_g(alpha) = min_c U_c - max_w U_w``; the group is fully safe where it exceeds the tie tolerance."""
+    """[A] ``M_g(alpha) = min_c U_c - max_w U_w``; the group is fully safe if it exceeds the tie tolerance."""
     margin_A: Array = (1.0 + alpha_A * correct_C.min()) - alpha_A * wrong_W.max()
     return margin_A
 
 
 def tie_point(correct_C: Array, wrong_W: Array) -> float:
-    """``alpha*_g = 1 / (max_w R_w - min_c R_c)``, infinite where that difference is not positive.
+    """``alpha*_g = 1 / (max_w R_w - min_c R_c)``, infinite if the difference is not positive.
 
     References:
         eq:app-alpha-audit-threshold.
@@ -238,10 +238,10 @@ def tie_point(correct_C: Array, wrong_W: Array) -> float:
 
 
 def grid_mismatches(tie_G: Array, safe_GA: Array, inverted_GA: Array, alpha_A: Array) -> int:
-    """Grid values at which a group's state is not the one its tie point foretells.
+    """Number of grid values at which a group's state contradicts its tie point.
 
-    ``safe`` holds for ``alpha < alpha* (1 - 1e-6)``, ``inverted`` for ``alpha > alpha* (1 + 1e-6)``; within the
-    tolerance, a few roundings wide, either is right.
+    Groups are safe for ``alpha < alpha* (1 - 2e-6)`` and inverted for ``alpha > alpha* (1 + 2e-6)``; between, both are
+    accepted.
     """
     below_GA = alpha_A[None, :] < tie_G[:, None] * (1.0 - 2.0 * TIE)
     above_GA = alpha_A[None, :] > tie_G[:, None] * (1.0 + 2.0 * TIE)
@@ -250,7 +250,7 @@ def grid_mismatches(tie_G: Array, safe_GA: Array, inverted_GA: Array, alpha_A: A
 
 
 def _rows(checkpoints: Sequence[Numbers], whole: Numbers) -> list[tuple[str, ...]]:
-    """One row a checkpoint, and one for all."""
+    """One row per checkpoint, and one for all."""
     rows = []
     for row in checkpoints:
         middle: tuple[str, ...] = ("-",) * 7

@@ -1,4 +1,4 @@
-"""The figures of the audits, each drawn from its audit's numbers as ``numbers.json`` holds them."""
+"""The figures of the audits, each drawn from the numbers in ``numbers.json``."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ STYLE = {
     "grid.alpha": 0.25, "legend.edgecolor": "none", "legend.fontsize": 8, "axes.titlelocation": "left",
     "figure.facecolor": "white", "axes.prop_cycle": cycler(color=COLOURS),
 }  # fmt: skip
-#: Short dashes with wide gaps: what is intended must not hide the line that runs under it.
+#: Short dashes with wide gaps, which do not hide the line below.
 SPARSE = (0, (4, 8))
-#: Differences below this are drawn at it: log axes have no zero.
+#: Smaller differences are drawn at this value: log axes have no zero.
 SMALLEST = 1e-8
 
 
@@ -46,7 +46,7 @@ def write_figure(folder: Path, name: str, numbers: Numbers) -> None:
 
 
 def _band(axes: Axes, steps: Sequence[float], shares: Sequence[Numbers], label: str, colour: int) -> None:
-    """A line through the values with the interval as a band; what has no value leaves a gap."""
+    """A line through the values with the interval as a band; missing values leave a gap."""
     value, low, high = (np.asarray([each[key] for each in shares], dtype=float) for key in ("value", "low", "high"))
     axes.plot(steps, value, marker="o", markersize=3.5, linewidth=1.4, color=f"C{colour}", label=label)
     axes.fill_between(steps, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)

@@ -1,4 +1,4 @@
-"""How much response-level signal PUU has in groups of training size, against a fixed base model.
+"""PUU's response-level signal in groups of training size, against a fixed base model.
 
 Shape legend: B = responses, P = pseudo-groups.
 """
@@ -13,33 +13,33 @@ import torch
 
 from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, group_table, rows_of, seeded, teacher_rewards
 from nemo_uecr.audit.output import Audit, Numbers, percent, shown
-from nemo_uecr.audit.store import Array, Responses, Scores
+from nemo_uecr.audit.store import Array, Responses, ScoreFolder
 from nemo_uecr.core import GAP_CLIP, unified_advantage
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap
 from nemo_uecr.verifier.extract import final_answer
 
 ALPHA = 1.0
-#: A pseudo-group has signal when Std(R^U) exceeds this, nats, or the range of R^T `GAP_RANGE`.
+#: A pseudo-group has signal if Std(R^U) exceeds this, nats, or the range of R^T exceeds `GAP_RANGE`.
 STD = 0.1
-HEADS = (
+COLUMNS = (
     "checkpoint", "groups", "degenerate %", "all wrong %", "all right %", "Std(R^U) > 0.1 %", "range(R^T) > 0.05 %",
     "|A^GRPO|", "|A^U|", "|A^task|U|", "|A^T|U|", "teacher share %",
 )  # fmt: skip
 NOTE = (
-    "Responses to a problem are split into pseudo-groups of eight and four by a fixed seed. Teacher score: against the "
-    "fixed base model, clipped at 5 nats a token, alpha = 1. (a) shares of all pseudo-groups; (b) mean absolute "
-    "advantage over the responses of mixed pseudo-groups, and the teacher's share of the two components. A picture of "
-    "signal geometry: training itself compares with the behaviour policy, and magnitudes are no gradients."
+    "A fixed seed splits the responses to a problem into pseudo-groups of eight and four. Teacher score: against the "
+    "fixed base model, clipped at 5 nats per token, alpha = 1. (a) shares of all pseudo-groups; (b) mean absolute "
+    "advantage over the responses of mixed pseudo-groups, and the teacher's share of its two components. Training "
+    "itself compares with the behaviour policy, and magnitudes of advantages are not gradients."
 )
 
 
 def group_signal_audit(
-    scores: Scores, *, anchor: str, sizes: Sequence[int], integer_verdicts: bool, replicates: int, seed: int
+    scores: ScoreFolder, *, anchor: str, sizes: Sequence[int], integer_verdicts: bool, replicates: int, seed: int
 ) -> Audit:
     """Degenerate pseudo-groups, those with unified signal, and the components of mixed ones, by checkpoint.
 
-    ``anchor`` is the fixed base model among the scores; ``integer_verdicts`` judges anew, by the boxed integer alone.
+    ``anchor`` is the fixed base model; ``integer_verdicts`` verifies again, by the boxed integer alone.
 
     References:
         app:puu-signal-audit, fig:puu-group-signal, eq:app-puu-audit-reward.
@@ -87,14 +87,14 @@ def group_signal_audit(
         )
         for row in checkpoints
     ]
-    return Audit("group-signal", "PUU signal in pseudo-groups", NOTE, numbers, HEADS, rows)
+    return Audit("group-signal", "PUU signal in pseudo-groups", NOTE, numbers, COLUMNS, rows)
 
 
 def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> Array:
-    """[B] number of the pseudo-group of each response.
+    """[B] pseudo-group of each response.
 
-    The permutation of a problem's responses, in the order of their sample numbers, depends on the seed and the name of
-    the problem alone: it is the same at every checkpoint, whichever problems or checkpoints are added.
+    The permutation of a problem's responses, ordered by sample number, depends on the seed and the problem's name
+    alone: it is the same at every checkpoint, and does not change when problems or checkpoints are added.
     """
     whole, first = sum(sizes), 0
     group_B = np.zeros(len(responses.ids), dtype=np.int64)
@@ -116,7 +116,7 @@ def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> A
 def _checkpoint(
     step: int, table: GroupTable, kinds: dict[str, Array], magnitude: dict[str, Array], sampler: ClusterBootstrap
 ) -> Numbers:
-    """Shares of all groups; response means over mixed groups, and the teacher's share of the summed components."""
+    """Shares of all groups; means over the responses of mixed groups; the teacher's share of the components."""
     here_P = table.checkpoint_P == step
     kept_B = (here_P & table.mixed_P)[table.index_B]
     problem = table.problem_P[table.index_B][kept_B]
@@ -133,17 +133,17 @@ def _checkpoint(
     }
 
 
-def exact_integer_rewards(scores: Scores) -> Array:
-    """[B] 1 where the boxed answer is the very integer of the reference answer, 0 otherwise."""
+def exact_integer_rewards(scores: ScoreFolder) -> Array:
+    """[B] 1 if the boxed answer is the integer of the reference answer, else 0."""
     expected = [_integer(answer) for answer in scores.column("answer")]
     if None in expected:
         name = scores.responses.ids[expected.index(None)]
         raise DataError(f"the reference answer of {name!r} is not an integer; leave out --integer-verdicts")
-    found = [_integer(final_answer(response, thinking=False)) for response in scores.column("response")]
-    return np.asarray([float(own == right) for own, right in zip(found, expected, strict=True)])
+    answers = [_integer(final_answer(response, thinking=False)) for response in scores.column("response")]
+    return np.asarray([float(own == right) for own, right in zip(answers, expected, strict=True)])
 
 
 def _integer(text: str | None) -> int | None:
-    """The integer that a text is, blanks around it and a trailing ``.0`` allowed; None for anything else."""
-    found = re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", text or "")
-    return None if found is None else int(found.group(1))
+    """The text as an integer; surrounding blanks and a trailing ``.0`` are allowed, anything else gives None."""
+    match = re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", text or "")
+    return None if match is None else int(match.group(1))

@@ -1,4 +1,4 @@
-"""Groups of scored responses, the teacher's reward R^T of each, and whole groups as the methods read them.
+"""Groups of scored responses, their teacher rewards R^T, and the record that the methods read.
 
 Shape legend: B = responses, P = groups, C = correct and W = incorrect responses of a group, N = tokens in a flat list.
 """
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nemo_uecr.audit.store import Array, Responses, Scores, Tokens
+from nemo_uecr.audit.store import Array, Responses, ScoreFolder, Tokens
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 
-#: A group is distinguished by the teacher when R^T spreads over more than this, nats (the paper's eps_gap).
+#: The teacher distinguishes a group if its range of R^T exceeds this, nats (the paper's eps_gap).
 GAP_RANGE = 0.05
 
 
@@ -28,11 +28,11 @@ class GroupTable:
 
     index_B: Array  # group of each response, in [0, P)
     correct_B: Array  # bool, verifier reward 1
-    size_P: Array  # responses
-    correct_P: Array  # correct responses
+    size_P: Array  # number of responses
+    correct_P: Array  # number of correct responses
     all_wrong_P: Array  # bool, no response is correct
     all_right_P: Array  # bool, every response is correct
-    mixed_P: Array  # bool, both verdicts are there
+    mixed_P: Array  # bool, neither
     checkpoint_P: Array
     problem_P: Array  # the cluster of the bootstrap
 
@@ -41,7 +41,7 @@ class GroupTable:
         return np.asarray([np.ptp(value_B[rows]) for rows in rows_of(self.index_B)])
 
     def mixed(self, value_B: Array) -> Iterator[tuple[int, Array, Array]]:
-        """Number, values of the correct [C] and values of the incorrect [W] responses of every mixed group."""
+        """Index, values of the correct [C] and values of the incorrect [W] responses of every mixed group."""
         rows_P = rows_of(self.index_B)
         for group in np.flatnonzero(self.mixed_P):
             rows, correct = rows_P[group], self.correct_B[rows_P[group]]
@@ -49,7 +49,7 @@ class GroupTable:
 
 
 def group_table(responses: Responses, reward_B: Array | None = None, group_B: Array | None = None) -> GroupTable:
-    """The groups of scored responses: those of the prompts with the verifier's rewards, where none are given."""
+    """The groups of scored responses; by default the prompts, with the verifier's rewards."""
     correct_B = (responses.verified_rewards() if reward_B is None else reward_B) == 1.0
     group_B = responses.group_B if group_B is None else group_B
     return table_of(correct_B, group_B, responses.checkpoint_B, responses.problem_B)
@@ -60,8 +60,8 @@ def table_of(correct_B: Array, group_B: Array, checkpoint_B: Array, problem_B: A
     _, first_P, index_B, size_P = np.unique(group_B, return_index=True, return_inverse=True, return_counts=True)
     if (size_P < 2).any():
         raise DataError(
-            f"{int((size_P < 2).sum())} of {len(size_P)} groups have one response; expected at least 2 responses to "
-            "each prompt of a checkpoint"
+            f"{int((size_P < 2).sum())} of {len(size_P)} groups have one response; expected at least 2 responses per "
+            "prompt and checkpoint"
         )
     correct_P = np.bincount(index_B[correct_B], minlength=len(size_P))
     wrong_P, right_P = correct_P == 0, correct_P == size_P
@@ -78,25 +78,25 @@ def rows_of(group_B: Array) -> list[Array]:
 
 
 def seeded(seed: int, name: str) -> np.random.Generator:
-    """A stream that depends on the seed and a name alone."""
+    """A random stream that depends on the seed and a name alone."""
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:8], "big"))
 
 
-def teacher_rewards(scores: Scores, anchor: str, *, clip: float | None) -> tuple[Array, Array]:
+def teacher_rewards(scores: ScoreFolder, anchor: str, *, clip: float | None) -> tuple[Array, Array]:
     """Token mean of the teacher-to-anchor gap of each response.
 
     ``R^T_i = sum_t clip(log pi_T(y_t) - log pi_anchor(y_t), -c, c) / L_i``
 
-    A token whose gap is not finite has no place in a mean: it is left out and counted.
+    A token with a non-finite gap is left out and counted.
 
     Args:
         scores: the scored responses.
-        anchor: whose log-probability is subtracted.
+        anchor: the policy whose log-probability is subtracted.
         clip: c in nats; None for no clip.
 
     Returns:
-        [B] float64 R^T in nats a token, and [B] how many tokens of each response were left out.
+        [B] float64 R^T in nats per token, and [B] the number of tokens left out of each response.
 
     References:
         eq:unified-reward (no clip), eq:app-puu-audit-reward, eq:app-alpha-audit-teacher-score.
@@ -122,7 +122,7 @@ def teacher_rewards(scores: Scores, anchor: str, *, clip: float | None) -> tuple
 
 
 def checkpoint_counts(responses: Responses, nonfinite_B: Array, step: int) -> dict[str, int]:
-    """Responses of a checkpoint, those that were truncated in generation or cut in scoring, tokens left out."""
+    """Counts of a checkpoint: responses, those truncated in generation or cut in scoring, tokens left out."""
     here_B = responses.checkpoint_B == step
     return {
         "responses": int(here_B.sum()),
@@ -132,8 +132,8 @@ def checkpoint_counts(responses: Responses, nonfinite_B: Array, step: int) -> di
     }
 
 
-def scored_batch(scores: Scores, tokens: Tokens, rows: Array) -> ScoredBatch:
-    """Responses of whole groups, given by their rows among the tokens, as the methods read them, in float64."""
+def scored_batch(scores: ScoreFolder, tokens: Tokens, rows: Array) -> ScoredBatch:
+    """The float64 record of whole groups, given by their rows in ``tokens``."""
     spans = [tokens.span(int(row)) for row in rows]
     own = tokens.rows[rows]
 

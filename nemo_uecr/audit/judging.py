@@ -1,16 +1,16 @@
-r"""What a blinded judge reads and writes: pairs of responses for `audit signal`, steps for `audit localization`.
+r"""Input and output of a blinded judge: pairs of responses for `audit signal`, steps for `audit localization`.
 
-The judge sees problem, reference answer and responses under names that tell nothing. Which responses they are stands in
-``key.jsonl``, which the judge does not get. The judge writes one JSON object a line::
+The judge sees problem, reference answer and responses under random names; ``key.jsonl``, which the judge does not get,
+identifies the responses. The judge writes one JSON object per line::
 
     {"pair": "9c0f...", "preferred": "first"}                                   # or second, tie, unjudgeable
     {"item": "41d2...", "labels": ["valid", "invalid", "uncertain", "not_reasoning"], "first_error": 2}
 
-with one label a step, and the number of the first substantive error (from 1) or null.
+with one label per step, and the number of the first substantive error (from 1) or null.
 
-A step begins at a new line, at an enumeration mark (``2.``, ``(3)``, ``- ``, ``Step 4:``) and at a new sentence. What
-stands in mathematics (``$...$``, ``\(...\)``, ``\[...\]``) is never cut, nor are decimals and common abbreviations.
-The steps tile the text: white space belongs to the step before it.
+A step begins at a new line, at an enumeration mark (``2.``, ``(3)``, ``- ``, ``Step 4:``) and at a new sentence.
+Mathematics (``$...$``, ``\(...\)``, ``\[...\]``), decimals and common abbreviations are never split. The steps tile the
+text: white space belongs to the step before it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_uecr.audit.groups import group_table
-from nemo_uecr.audit.store import Array, Scores
+from nemo_uecr.audit.store import Array, ScoreFolder
 from nemo_uecr.data.problems import checked_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import replace_file
@@ -35,10 +35,12 @@ from nemo_uecr.files import replace_file
 PAIRS, STEPS, KEY = "pairs.jsonl", "steps.jsonl", "key.jsonl"
 VALID, INVALID = "valid", "invalid"
 Row = dict[str, Any]
+#: Names of two responses, and the preference: first, second, tie or unjudgeable.
+JudgedPair = tuple[str, str, str]
 
 
 class Preference(BaseModel):
-    """A judge's word on a pair."""
+    """A judge's verdict on a pair."""
 
     model_config = ConfigDict(strict=True)
 
@@ -47,7 +49,7 @@ class Preference(BaseModel):
 
 
 class Labels(BaseModel):
-    """A judge's word on one response: a label a step, and the first error's number from 1, None without one."""
+    """A judge's labels of one response: one per step, and the number of the first error (from 1; None without one)."""
 
     model_config = ConfigDict(strict=True)
 
@@ -60,39 +62,39 @@ Verdict = TypeVar("Verdict", Preference, Labels)
 
 
 def _verdicts(verdicts: Path, key: Path, kind: type[Verdict]) -> Iterator[tuple[str, Verdict, Row]]:
-    """Place, verdict and key of each line of a judge's file; the judge may leave out some of what the key names."""
+    """Location, verdict and key row of each line of a judge's file; items without a verdict are left out."""
     known = {next(iter(row.values())): row for row in map(json.loads, key.read_text(encoding="utf-8").splitlines())}
     for place, row in checked_lines(verdicts, kind):
         if row.name not in known:
-            raise DataError(f"{place}: {row.name!r} is not in {key}, or has a verdict above; expected one verdict each")
+            raise DataError(f"{place}: {row.name!r} is not in {key} or has a verdict above; expected one each")
         yield place, row, known.pop(row.name)
 
 
 def _write(folder: Path, name: str, shown: Sequence[Row], key: Sequence[Row]) -> None:
-    """Write what the judge gets and the key, never over another judgement: its verdicts would be lost."""
+    """Write the judge's items and the key, but never over another key: its verdicts would be lost."""
     files = {
         folder / file: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
         for file, rows in ((KEY, key), (name, shown))
     }
     for path, content in files.items():
         if path.exists() and path.read_bytes() != content:
-            raise DataError(f"{path} holds the items of another judgement; choose another folder")
+            raise DataError(f"{path} has the items of another judgement; choose another folder")
     for path, content in files.items():
         replace_file(path, content)
 
 
 def _blind_name(seed: int, *responses: str) -> str:
-    """A name that tells the judge nothing; the same for the same seed and responses."""
+    """An uninformative name, the same for the same seed and responses."""
     return hashlib.sha256(":".join((str(seed), *responses)).encode()).hexdigest()[:16]
 
 
 # Pairs
 
 
-def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
-    """Write pairs to judge, and their key: two different texts of each of randomly chosen degenerate groups.
+def write_pairs(scores: ScoreFolder, folder: Path, *, pairs: int, seed: int) -> int:
+    """Write pairs to judge and their key: two different texts from each of up to ``pairs`` random degenerate groups.
 
-    Returns how many there are: fewer than asked where there are fewer such groups.
+    Returns the number of pairs.
     """
     table, generator = group_table(scores.responses), np.random.default_rng(seed)
     question, answer, text = (scores.column(name) for name in ("question", "answer", "response"))
@@ -112,17 +114,16 @@ def write_pairs(scores: Scores, folder: Path, *, pairs: int, seed: int) -> int:
     return len(shown)
 
 
-def read_pairs(verdicts: Path, key: Path) -> list[tuple[str, str, str]]:
-    """Two responses and which one is preferred: first, second, tie or unjudgeable."""
-    found = _verdicts(verdicts, key, Preference)
-    return [(pair["first"], pair["second"], row.preferred) for _, row, pair in found]
+def read_pairs(verdicts: Path, key: Path) -> list[JudgedPair]:
+    """The judged pairs of a verdict file."""
+    return [(pair["first"], pair["second"], row.preferred) for _, row, pair in _verdicts(verdicts, key, Preference)]
 
 
 # Steps
 
 
-def write_steps(scores: Scores, rows: Array, folder: Path, *, seed: int) -> int:
-    """Write the numbered steps of some responses in random order, and their key; return how many steps there are."""
+def write_steps(scores: ScoreFolder, rows: Array, folder: Path, *, seed: int) -> int:
+    """Write the numbered steps of some responses in random order, and their key; return the number of steps."""
     question, answer, text = (scores.column(name) for name in ("question", "answer", "response"))
     shown: list[Row] = []
     key: list[Row] = []
@@ -137,20 +138,20 @@ def write_steps(scores: Scores, rows: Array, folder: Path, *, seed: int) -> int:
 
 
 def read_labels(verdicts: Path, key: Path) -> dict[str, Labels]:
-    """The judge's labels by response; an item that the judge left out has none."""
-    found: dict[str, Labels] = {}
+    """The judge's labels by response."""
+    labels: dict[str, Labels] = {}
     for place, row, item in _verdicts(verdicts, key, Labels):
         first = row.labels.index(INVALID) + 1 if INVALID in row.labels else None
         if len(row.labels) != item["steps"] or row.first_error not in (None, first):
             raise DataError(
                 f"{place}: {len(row.labels)} labels, first_error {row.first_error}; expected {item['steps']} labels, "
-                f"one a step, and as first_error null or the first step labelled {INVALID!r}"
+                f"one per step, and as first_error null or the first step labelled {INVALID!r}"
             )
-        found[item["response"]] = row
-    return found
+        labels[item["response"]] = row
+    return labels
 
 
-# Cutting a response into steps
+# Segmentation
 
 NO_STEP = -1
 _MATH = re.compile(r"\$\$.*?\$\$|\$[^$\n]+\$|\\\(.*?\\\)|\\\[.*?\\\]", re.DOTALL)
@@ -158,24 +159,24 @@ _LINE = re.compile(r"\n\s*")
 _MARK = re.compile(r"(?:(?<=[.!?:;,])\s+(?=(?:\(\d{1,2}\)|\d{1,2}[.)]|[-*•])\s))|(?<!\S)(?=Step\s+\d{1,3}\s*[:.])")
 _SENTENCE = re.compile(r"[.!?][\"')\]*]*\s+(?=[A-Z\\$(\[\"'*])")
 _ABBREVIATION = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|resp|Fig|Eq|Eqs|Dr|Mr|Mrs|No|approx)|\b[A-Z])\.$")
-#: A sentence that is an enumeration mark alone: the step goes on behind it.
+#: An enumeration mark alone is no sentence: its step continues after it.
 _ONLY_MARK = re.compile(r"\s*(?:[-*•]\s*)?(?:\(?\d{1,2}[.)]|Step\s+\d{1,3}\s*[.:])\s*")
 _BOXED = re.compile(r"\\boxed\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 
 
 def segment(response: str) -> list[tuple[int, int]]:
     """Start and end of each step of a response, in order; none for a response of white space."""
-    shielded = [found.span() for found in _MATH.finditer(response)]
+    shielded = [match.span() for match in _MATH.finditer(response)]
 
     def free(cut: int) -> bool:
         index = bisect.bisect_left(shielded, (cut, 0)) - 1
         return index < 0 or cut >= shielded[index][1]
 
-    cuts = {found.end() for mark in (_LINE, _MARK) for found in mark.finditer(response) if free(found.end())}
-    for found in _SENTENCE.finditer(response):
-        cut = found.end()
+    cuts = {match.end() for mark in (_LINE, _MARK) for match in mark.finditer(response) if free(match.end())}
+    for match in _SENTENCE.finditer(response):
+        cut = match.end()
         begin = max((other for other in cuts if other < cut), default=0)
-        abbreviated = _ABBREVIATION.search(response[max(0, found.start() - 8) : found.start() + 1])
+        abbreviated = _ABBREVIATION.search(response[max(0, match.start() - 8) : match.start() + 1])
         if not abbreviated and free(cut) and not _ONLY_MARK.fullmatch(response[begin:cut]):
             cuts.add(cut)
     steps: list[tuple[int, int]] = []
@@ -184,24 +185,22 @@ def segment(response: str) -> list[tuple[int, int]]:
         if response[start:end].strip():
             steps.append((start, end))
             start = end
-        elif steps:  # a blank step is added to the one before it, or to the first
+        elif steps:  # blank text joins the step before it
             steps[-1] = (steps[-1][0], end)
             start = end
     return steps
 
 
 def is_reasoning_free(response: str) -> bool:
-    """Whether nothing but boxed answers, signs and white space is there."""
+    """Whether the response has no words or numbers outside its boxed answers."""
     return not re.search(r"[^\W_]", _BOXED.sub("", response))
 
 
 def token_steps(response: str, steps: Sequence[tuple[int, int]], token_ids: Sequence[int], tokenizer: Any) -> Array:
-    """[N] number of each token's step, counted from 0; `NO_STEP` for a token without text, such as the end token.
+    """[N] step of each token, from 0; `NO_STEP` for a token without text, such as the end token.
 
-    A token across a boundary belongs to the step of its first character that is no white space; a token of white space
-    alone belongs to the step before it.
-
-    ``token_ids`` are those that were scored, from the first on, and spell the ``response`` without special tokens.
+    A token across a boundary belongs to the step of its first non-blank character; a blank token belongs to the step
+    before it. ``token_ids`` are the scored tokens, whose text without special tokens is a prefix of ``response``.
     """
     from tokenizers.decoders import DecodeStream
 
@@ -215,8 +214,8 @@ def token_steps(response: str, steps: Sequence[tuple[int, int]], token_ids: Sequ
             continue
         if not response.startswith(piece, at):
             raise DataError(
-                f"token {place} spells {piece!r} where the response has {response[at : at + 20]!r}; expected the "
-                "tokenizer that the response was sampled with"
+                f"token {place} is {piece!r} where the response has {response[at : at + 20]!r}; expected the tokenizer "
+                "that the response was sampled with"
             )
         if piece and steps:
             lead = len(piece) - len(piece.lstrip())

@@ -1,4 +1,4 @@
-"""Where ECR puts the blame inside a failed response: token weights on steps that a judge calls invalid and valid.
+"""Credit localization of ECR: token weights on the steps of failed responses that a judge labels invalid and valid.
 
 Shape legend: I = responses with both kinds of steps, N = tokens of one response, S = shuffles.
 """
@@ -17,27 +17,27 @@ import torch
 from nemo_uecr.audit.groups import rows_of, scored_batch, seeded
 from nemo_uecr.audit.judging import INVALID, VALID, Labels, is_reasoning_free, segment, token_steps, write_steps
 from nemo_uecr.audit.output import Audit, Numbers, shown, tracked
-from nemo_uecr.audit.store import STUDENT, Array, Scores, Tokens
+from nemo_uecr.audit.store import STUDENT, Array, ScoreFolder, Tokens
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.core.record import Groups, ScoredBatch
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap
 
-#: Responses to a prompt in a group of the audit.
+#: Responses per group of the audit.
 GROUP_SIZE = 8
 NOTE = (
     "Failed responses of mixed groups of eight; a judge who saw only problem, answer and steps labelled each step. "
     "Gap: mean token weight of invalid steps minus that of valid steps, averaged over responses. Their task advantage "
-    "is negative, so a gap above 0 puts more of the blame on the invalid steps. (a) the entropies of each response "
-    "permuted over its tokens; (b) 95% bootstrap intervals over prompts, with the share of responses whose gap is "
-    "above 0. The audit says where weights lie, not what training with them would gain."
+    "is negative, so a gap above 0 puts more blame on the invalid steps. (a) the entropies of each response permuted "
+    "over its tokens; (b) 95% bootstrap intervals over prompts, with the share of responses whose gap is above 0. The "
+    "audit measures weights, not the effect of training with them."
 )
-HEADS = ("variant", "gap D", "95% interval", "D > 0 %", "first error", "95% interval", "largest |mean w - 1|")
+COLUMNS = ("variant", "gap D", "95% interval", "D > 0 %", "first error", "95% interval", "largest |mean w - 1|")
 
 
 def localization_audit(
-    scores: Scores,
+    scores: ScoreFolder,
     labels: Mapping[str, Labels],
     uecr: Uecr,
     tokenizer: Any,
@@ -51,7 +51,7 @@ def localization_audit(
 
     ``D_i = mean of w over tokens of invalid steps - mean of w over tokens of valid steps``
 
-    ``scores`` are of responses in groups of eight by the policy at ``checkpoint``, whose ``tokenizer`` it is. Each of
+    ``scores`` has groups of eight responses by the policy at ``checkpoint``, and ``tokenizer`` is that policy's. Each of
     the ``shuffles`` permutes the teacher's entropies within every response.
 
     References:
@@ -74,9 +74,9 @@ def localization_audit(
     for _ in tracked(range(shuffles), "shuffles"):
         shuffled.append(_gaps(judged, _weights(_permuted(batch, streams), "uecr", uecr)))
     shuffled_SI = np.stack(shuffled)
-    variants = {name: _variant(judged, found, sampler, problem_B[own]) for name, found in weights.items()}
+    variants = {name: _variant(judged, weight, sampler, problem_B[own]) for name, weight in weights.items()}
     variants["shuffled, mean"] = _summary(shuffled_SI.mean(axis=0), sampler, problem_B[own])
-    gaps = {name: _gaps(judged, found).tolist() for name, found in weights.items()}
+    gaps = {name: _gaps(judged, weight).tolist() for name, weight in weights.items()}
     numbers: Numbers = {
         "settings": {
             **{name: getattr(uecr, name) for name in ("alpha", "rho", "tau_delta", "tau_entropy")},
@@ -91,24 +91,24 @@ def localization_audit(
                 "response": name,
                 "invalid_tokens": int(each.invalid_N.sum()),
                 "valid_tokens": int(each.valid_N.sum()),
-                "gap": {label: found[place] for label, found in gaps.items()},
+                "gap": {variant: gap[place] for variant, gap in gaps.items()},
             }
             for place, (name, each) in enumerate(zip(names, judged, strict=True))
         ],
     }  # fmt: skip
-    return Audit("localization", "ECR credit localization", NOTE, numbers, HEADS, _rows(variants))
+    return Audit("localization", "ECR credit localization", NOTE, numbers, COLUMNS, _rows(variants))
 
 
 def _weights(batch: ScoredBatch, method: str, uecr: Uecr) -> list[Array]:
-    """Token weights of every response by the training code; A^task|U is negative on all of them."""
-    of = method_of(method, uecr.settings())
-    assert isinstance(of, Uecr)
-    weight_BT = 1.0 + of.rho * of.residual(batch, batch.column(-torch.ones(batch.responses))).q_BT
+    """Token weights of every response by the training code; A^task|U is negative for all of them."""
+    variant = method_of(method, uecr.settings())
+    assert isinstance(variant, Uecr)
+    weight_BT = 1.0 + variant.rho * variant.residual(batch, batch.column(-torch.ones(batch.responses))).q_BT
     return [weight_T[mask_T].numpy() for weight_T, mask_T in zip(weight_BT, batch.mask_BT, strict=True)]
 
 
 def _permuted(batch: ScoredBatch, streams: Sequence[np.random.Generator]) -> ScoredBatch:
-    """Each response's entropies permuted by a stream of its own: seed and name alone decide it."""
+    """Each response's entropies permuted by its own random stream."""
     assert batch.teacher_entropy_BT is not None
     mixed_BT = batch.teacher_entropy_BT.clone()
     for entropy_T, mask_T, stream in zip(mixed_BT, batch.mask_BT, streams, strict=True):
@@ -118,7 +118,7 @@ def _permuted(batch: ScoredBatch, streams: Sequence[np.random.Generator]) -> Sco
 
 
 def _gap(weight_N: Array, above_N: Array, below_N: Array) -> float:
-    """Mean weight of some tokens minus that of others; NaN where one of the two is missing."""
+    """Mean weight of some tokens minus that of others; NaN if either set is empty."""
     if not (above_N.any() and below_N.any()):
         return float("nan")
     return float(weight_N[above_N].mean() - weight_N[below_N].mean())
@@ -128,12 +128,12 @@ def _gaps(judged: Sequence[Judged], weights: Sequence[Array]) -> Array:
     return np.asarray([_gap(w_N, each.invalid_N, each.valid_N) for each, w_N in zip(judged, weights, strict=True)])
 
 
-def _variant(judged: Sequence[Judged], found: Sequence[Array], sampler: ClusterBootstrap, problem_I: Array) -> Numbers:
-    pairs = zip(judged, found, strict=True)
+def _variant(judged: Sequence[Judged], weight: Sequence[Array], sampler: ClusterBootstrap, problem_I: Array) -> Numbers:
+    pairs = zip(judged, weight, strict=True)
     first_I = np.asarray([_gap(w_N, each.first_error_N, each.valid_before_N) for each, w_N in pairs])
-    return _summary(_gaps(judged, found), sampler, problem_I) | {
+    return _summary(_gaps(judged, weight), sampler, problem_I) | {
         "first_error": sampler.mean(first_I, np.isfinite(first_I), problem_I),
-        "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in found),
+        "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in weight),
     }
 
 
@@ -146,17 +146,17 @@ def _summary(gap_I: Array, sampler: ClusterBootstrap, problem_I: Array) -> Numbe
 
 
 def position(gap_S: Array, full: float) -> Numbers:
-    """Where the original positions lie among the shuffled ones."""
+    """The rank of the original positions among the shuffles, and its permutation p-value."""
     above = int((gap_S >= full).sum())
     return {"gap": gap_S, "mean": gap_S.mean(), "at_least_full": above, "p": (above + 1) / (len(gap_S) + 1)}
 
 
-# Which responses are judged, and the tokens of their steps
+# The judged responses
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One response with both kinds of steps: its row among the tokens, and which tokens are in each."""
+    """One response with both kinds of steps: its row in `Tokens`, and the tokens of each kind."""
 
     row: int
     invalid_N: Array
@@ -165,12 +165,12 @@ class Judged:
     valid_before_N: Array
 
 
-def candidates(scores: Scores, tokens: Tokens) -> tuple[Array, dict[str, int]]:
-    """Incorrect responses with A^task|U < 0 of mixed groups of eight, without empty or reasoning-free ones.
+def candidates(scores: ScoreFolder, tokens: Tokens) -> tuple[Array, dict[str, int]]:
+    """Incorrect responses with A^task|U < 0 in mixed groups of eight, except reasoning-free ones.
 
-    Nothing of the teacher decides: the sign of ``A^task|U = (R - mean R) / (Std(R^U) + eps)`` is the numerator's.
+    The teacher has no influence: the sign of ``A^task|U = (R - mean R) / (Std(R^U) + eps)`` is the numerator's.
 
-    Returns their rows among the tokens, and how many responses were left out for each reason.
+    Returns their rows in ``tokens``, and the counts of the selection.
     """
     texts = scores.column("response")
     reward_B, group_B = scores.responses.verified_rewards()[tokens.rows], scores.responses.group_B[tokens.rows]
@@ -186,27 +186,27 @@ def candidates(scores: Scores, tokens: Tokens) -> tuple[Array, dict[str, int]]:
     return np.asarray(sorted(kept), dtype=np.int64), counts
 
 
-def write_candidates(scores: Scores, folder: Path, *, checkpoint: int, limit: int, seed: int) -> tuple[int, int]:
-    """Write the steps of at most ``limit`` candidates, drawn by the seed; returns how many responses and steps."""
+def write_candidates(scores: ScoreFolder, folder: Path, *, checkpoint: int, limit: int, seed: int) -> tuple[int, int]:
+    """Write the steps of at most ``limit`` random candidates; return the numbers of responses and of steps."""
     tokens = scores.tokens(STUDENT, checkpoint)
     rows, _ = candidates(scores, tokens)
     if not len(rows):
         raise DataError(
             f"{scores.folder} has no failed response in a mixed group of {GROUP_SIZE} at checkpoint {checkpoint}; "
-            "expected eight responses a prompt, for example `nemo-uecr score RUN --take batches --steps 1`"
+            "expected eight responses per prompt, for example `nemo-uecr score RUN --take batches --steps 1`"
         )
     chosen = tokens.rows[np.sort(np.random.default_rng(seed).permutation(rows)[:limit])]
     return len(chosen), write_steps(scores, chosen, folder, seed=seed)
 
 
 def _judged_responses(
-    scores: Scores, tokens: Tokens, rows: Array, labels: Mapping[str, Labels], tokenizer: Any
+    scores: ScoreFolder, tokens: Tokens, rows: Array, labels: Mapping[str, Labels], tokenizer: Any
 ) -> tuple[list[Judged], dict[str, int]]:
-    """The labelled candidates that have tokens in both kinds of steps, and how many were judged and left out."""
+    """The labelled candidates with tokens in both kinds of steps, and the counts of judged and excluded ones."""
     texts = scores.column("response")
     known = {scores.responses.ids[tokens.rows[row]]: int(row) for row in rows}
     judged, nonfinite = [], 0
-    for name, found in labels.items():
+    for name, judgement in labels.items():
         if name not in known:
             raise DataError(
                 f"response {name!r} of the key is no candidate in these scores; expected the key written from them"
@@ -214,15 +214,16 @@ def _judged_responses(
         row = known[name]
         span, text = tokens.span(row), texts[tokens.rows[row]]
         scored = torch.stack([tokens.teacher_logp[span], tokens.teacher_entropy[span], tokens.anchor_logp[span]])
-        if not scored.isfinite().all():  # the projection's mean runs over every token: one spoils all weights
+        if not scored.isfinite().all():  # the projection's mean runs over every token
             nonfinite += 1
             continue
         steps = segment(text)
-        if len(steps) != len(found.labels):  # another run's response may have the same name
-            raise DataError(f"response {name!r} has {len(steps)} steps but {len(found.labels)} labels; judge it again")
+        if len(steps) != len(judgement.labels):  # another run's response may have the same name
+            count = len(judgement.labels)
+            raise DataError(f"response {name!r} has {len(steps)} steps but {count} labels; judge it again")
         step_N = token_steps(text, steps, tokens.token_ids[span].tolist(), tokenizer)
-        label_N = np.asarray([*found.labels, ""])[step_N]  # the last for tokens without a step
-        invalid_N, valid_N, first = label_N == INVALID, label_N == VALID, (found.first_error or -1) - 1
+        label_N = np.asarray([*judgement.labels, ""])[step_N]  # "" for tokens without a step
+        invalid_N, valid_N, first = label_N == INVALID, label_N == VALID, (judgement.first_error or -1) - 1
         if invalid_N.any() and valid_N.any():
             judged.append(Judged(row, invalid_N, valid_N, step_N == first, valid_N & (step_N < first)))
     if not judged:
@@ -230,7 +231,7 @@ def _judged_responses(
             "no judged response has tokens in a valid and in an invalid step; expected at least one"
             f" ({nonfinite} have a token without finite scores)"
         )
-    steps_of = Counter(f"steps_{label}" for found in labels.values() for label in found.labels)
+    steps_of = Counter(f"steps_{label}" for judgement in labels.values() for label in judgement.labels)
     return judged, {"judged": len(labels), "left_out_nonfinite": nonfinite, "steps": steps_of.total(), **steps_of}
 
 

@@ -1,4 +1,4 @@
-"""What every audit ends in: numbers, a figure drawn from those numbers alone, and a section of the report."""
+"""The output of an audit: numbers, a figure drawn from them, and a section of the report."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Audit:
-    """The outcome of one audit: ``numbers`` has everything that the figure and the table show."""
+    """The result of one audit; the figure and the table show nothing that is not in ``numbers``."""
 
     name: str  # as in `nemo-uecr audit NAME`
     title: str
     note: str  # what the figure shows and what it does not
     numbers: Numbers
-    heads: Sequence[str]
+    columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     drawn: bool = True  # whether it has a figure
 
 
 def write_audit(out: Path, audit: Audit) -> None:
-    """Write the files of an audit into a folder that is complete or absent."""
+    """Write an audit's folder, complete or not at all."""
     if out.exists() and not (out / NUMBERS).is_file():
         raise DataError(f"{out} exists and holds no audit; choose another --out")
     numbers = plain(audit.numbers)
-    section = {"title": audit.title, "note": audit.note, "heads": audit.heads, "rows": audit.rows}
+    section = {"title": audit.title, "note": audit.note, "heads": audit.columns, "rows": audit.rows}
     record = {"format": FORMAT, "audit": audit.name, "title": audit.title, "numbers": numbers}
     with new_folder(out) as folder:
         for name, content in ((NUMBERS, record), ("section.json", section)):
@@ -54,9 +54,9 @@ def write_audit(out: Path, audit: Audit) -> None:
 
 
 def plain(value: Any) -> Any:
-    """The same content as JSON can say it: arrays as lists, infinities as "inf" and "-inf", NaN as null.
+    """JSON form of the numbers: arrays as lists, NaN as null, infinities as "inf" and "-inf".
 
-    An infinity is a result, such as a tie point that no alpha reaches; null is kept for what does not exist.
+    An infinity is a result, such as a tie point that no alpha reaches; null means that there is no value.
     """
     if isinstance(value, dict):
         return {str(key): plain(each) for key, each in value.items()}
@@ -69,15 +69,15 @@ def plain(value: Any) -> Any:
     return value
 
 
-def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table for a terminal."""
-    lines = [heads, *rows]
+    lines = [columns, *rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
 
 
 def shown(value: float | None, form: str = ".1f") -> str:
-    """A number for a table; a dash where there is none."""
+    """A number for a table; a dash for a missing one."""
     return "-" if value is None or math.isnan(value) else format(value, form)
 
 
@@ -88,7 +88,7 @@ def percent(share: Mapping[str, float]) -> str:
 
 
 def tracked(items: Sequence[Item], what: str) -> Iterable[Item]:
-    """The items, with a progress bar on a terminal while a person waits for the work on them."""
+    """The items, with a progress bar if standard error is a terminal."""
     from rich.console import Console
     from rich.progress import track
 

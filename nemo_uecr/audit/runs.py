@@ -1,7 +1,7 @@
-"""Audits of a run's own records: its batch facts against the configuration, and what it costs.
+"""Audits of a run's own records: its batch facts against the configuration, and its costs.
 
-A run that changes the intended batch, draws a prompt twice, drops trajectories, or counts micro-batches as steps has
-faults here. The facts come from the step records; where batches were saved, their tensors and texts must agree.
+Batch faults are a changed batch size, a prompt drawn twice, dropped trajectories, or micro-batches counted as steps.
+The facts come from the step records; saved batches must agree with them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Record = Mapping[str, Any]
 
 def _check_metrics(steps: Sequence[Record], names: Sequence[str], run: str) -> None:
     if not steps:
-        raise DataError(f"{run} has no step; expected the metrics of a run that has trained")
+        raise DataError(f"{run} has no step; expected a run that has trained")
     for step in steps:
         if missing := next((name for name in names if name not in step), None):
             raise DataError(f"step {step['step']} of {run} has no {missing}; expected a run of the back end `local`")
@@ -40,7 +40,7 @@ def _check_metrics(steps: Sequence[Record], names: Sequence[str], run: str) -> N
 
 # Batch facts
 
-#: What is shown a step, and how it is called.
+#: Metrics per step, with their names on the page.
 FACTS = {
     "count/prompts": "prompts",
     "count/unique_prompts": "problems",
@@ -54,24 +54,23 @@ FACTS = {
 TOTALS = ("count/prompts", "count/trajectories", "count/rewarded", "count/trained", "count/valid_tokens")
 BATCH_NOTE = (
     "What each step drew, judged and trained on, against the configuration (dashed). A fault is a step whose counts "
-    "are not the configured ones, prompts that are not those of seed and data, a trajectory that was generated and not "
+    "are not the configured ones, prompts that are not those of seed and data, a trajectory that was generated but not "
     "trained on, a step that is missing or counted twice, or a saved batch that disagrees with its record."
 )
 
 
 def batch_audit(run: Path, train: Path) -> Audit:
-    """Facts and faults of a run's folder, its prompts too where the training data is on this machine.
+    """Facts and faults of a run; its prompts are checked if the training data is on this machine.
 
     References:
         The paper's appendix on efficiency and batch-fact auditing.
     """
     config, problems = written_config(run / "config.yaml"), None
-    steps, cut_off = read_records(run / STEPS)  # in their order, a step that stands twice included
+    steps, cut_off = read_records(run / STEPS)  # in their order, with repeated steps
     batches = {saved.step: saved.tensors for saved in read_run(run).batches}
     data = config.data
-    with suppress(DataError, OSError):  # the run came from another machine: the rest is still checked
-        found = problems_of(data, training_file(train, "data.train"), "data.train")
-        problems = [problem.id for problem in found]
+    with suppress(DataError, OSError):  # a run from another machine: the rest is still checked
+        problems = [each.id for each in problems_of(data, training_file(train, "data.train"), "data.train")]
     rollout, every = config.rollout, config.telemetry.save_batch_every
     filtered = ("response/truncated_share",) if rollout.overlong_filter else ()
     _check_metrics(steps, (*FACTS, "response/length_mean", "reward/task_mean", *filtered), str(run))
@@ -186,7 +185,7 @@ def _prompt_faults(
 
 
 def _drawn(number: int, config: Config, problems: Sequence[str]) -> list[str]:
-    """A step's problems by seed and data; one stands twice where a pass over the file ends and the next begins."""
+    """A step's problems by seed and data; one may repeat where a pass over the file ends and the next begins."""
     shape = {"problems": len(problems), "per_step": config.rollout.prompts_per_step, "step": number}
     return [problems[index] for index in step_indices(**shape, seed=config.run.seed, shuffle=config.data.shuffle)]
 
@@ -195,9 +194,9 @@ def _count(value: float) -> str:
     return f"{value:g}" if abs(value) < 1e6 else f"{value:.0f}"
 
 
-# What a run costs
+# Costs
 
-#: Phases of a step in order, and how they are called.
+#: Phases of a step in order, with their names on the page.
 PHASES = {
     "time/rollout_s": "rollout",
     "time/verify_s": "verifier",
@@ -207,23 +206,23 @@ PHASES = {
     "time/advantage_s": "advantages",
     "time/update_s": "update",
 }
-#: What every step must say.
+#: Metrics that every step needs.
 NEEDED = ("time/step_s", "time/rollout_s", "response/length_mean", "count/trajectories", "memory/peak_rss_mb")
 QUANTILES = (0.25, 0.5, 0.75)
 COST_NOTE = (
-    "Training time without evaluation and checkpoints. Scorer overhead inside the run: time of the teacher's scoring "
-    "over all other training time. Overhead against the baseline: training time for each token over the baseline's, "
-    "minus 1; per token, because two methods write responses of different lengths. Memory is the process's own peak "
-    "and the peak on its GPU, where it has one."
+    "Training time without evaluation and checkpoints. Scorer overhead within the run: time of the teacher's scoring "
+    "over all other training time. Overhead against the baseline: training time per token over the baseline's, minus "
+    "1; per token, because methods write responses of different lengths. Memory is the process's own peak and, if it "
+    "has a GPU, the peak on it."
 )
-COST_HEADS = (
+COST_COLUMNS = (
     "run", "method", "steps", "training s", "rollout s", "scorer s", "tokens/s", "scorer overhead %",
     "against baseline, per token %", "peak memory MiB", "peak GPU MiB",
 )  # fmt: skip
 
 
 def efficiency_audit(runs: Sequence[RunFolder], baseline: str | None) -> Audit:
-    """Costs of one or several runs, compared with the run of a label where one is given.
+    """Costs of runs, compared with the run labelled ``baseline`` if one is given.
 
     References:
         The paper's appendix on efficiency and batch-fact auditing.
@@ -240,7 +239,7 @@ def efficiency_audit(runs: Sequence[RunFolder], baseline: str | None) -> Audit:
                 "per_step": cost["training_s"] / cost["steps"] / (base["training_s"] / base["steps"]) - 1.0,
             }
     numbers: Numbers = {"baseline": baseline, "runs": costs}
-    return Audit("efficiency", "Efficiency", COST_NOTE, numbers, COST_HEADS, _cost_rows(costs))
+    return Audit("efficiency", "Efficiency", COST_NOTE, numbers, COST_COLUMNS, _cost_rows(costs))
 
 
 def _costs(run: RunFolder) -> Numbers:

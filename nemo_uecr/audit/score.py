@@ -1,4 +1,4 @@
-"""Scores responses with a teacher and the anchors, a part at a time, so that a kill loses one part at most.
+"""Score responses with a teacher and anchors, part by part: a kill loses one part at most.
 
 Shape legend: B = responses, T = tokens (padded), N = tokens in a flat list, V = vocabulary.
 """
@@ -19,7 +19,7 @@ from torch import Tensor
 from nemo_uecr.audit import store
 from nemo_uecr.audit.output import tracked
 from nemo_uecr.audit.sources import Rollout
-from nemo_uecr.audit.store import ANCHOR, STUDENT, Scores
+from nemo_uecr.audit.store import ANCHOR, STUDENT, ScoreFolder
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import model_digest
@@ -40,21 +40,20 @@ class Scoring:
     anchors: Mapping[str, str]  # further anchors by name, the same for every checkpoint
     dtype: str  # "float32" or "bfloat16"
     device: torch.device
-    max_length: int | None  # longest prompt and response together; a longer response keeps its head
-    batch: int  # responses of one forward pass
-    part: int  # responses written at once
+    max_length: int | None  # limit of prompt and response together; a longer response loses its end
+    batch: int  # responses per forward pass
+    part: int  # responses per part
 
     def load(self, model: str, role: str) -> TokenModel:
-        """A model for forward passes alone."""
+        """A model for inference."""
         return load_model(model, role=role, dtype=self.dtype, device=self.device, master_weights=False)
 
 
-def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) -> Scores:
-    """Score what the folder does not hold yet.
+def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) -> ScoreFolder:
+    """Score the rollouts that the folder does not have yet, and return the whole folder.
 
-    Log-probabilities and entropy are those of temperature 1, from float32 logits. Prompt and padding have none.
-
-    Returns everything that the folder now holds. The hashes of ``files``, where the responses come from, are kept.
+    Log-probabilities and entropies are at temperature 1, from float32 logits; prompts and padding are not scored.
+    The plan records the hashes of ``files``, the sources of the rollouts.
     """
     name, count = Counter(rollout.id for rollout in rollouts).most_common(1)[0]
     if count > 1:
@@ -91,7 +90,7 @@ def _plan(rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) 
 
 
 def _score(folder: Path, missing: Sequence[Rollout], plan: Mapping[str, Any], scoring: Scoring) -> None:
-    """Score what is missing, checkpoint by checkpoint, so that one student is in memory at a time."""
+    """Score checkpoint by checkpoint, with one student in memory at a time."""
     teacher = scoring.load(scoring.teacher, "teacher")
     fixed = {name: scoring.load(model, f"anchor {name}") for name, model in scoring.anchors.items()}
     for step, own in groupby(missing, key=lambda each: each.checkpoint):
@@ -103,10 +102,10 @@ def _score(folder: Path, missing: Sequence[Rollout], plan: Mapping[str, Any], sc
         encoded = [_encode(each, student, scoring.max_length) for each in own]
         if from_text := sum(row["ids_from"] == "text" for row, _ in encoded):
             log.warning(
-                "%d of %d responses of step %d were kept as text only: their tokens are the tokenizer's, which may "
-                "differ from those that were sampled (column ids_from)", from_text, len(encoded), step,
+                "%d of %d responses of step %d have no token ids: their text is tokenized again, which may differ from "
+                "the sampled tokens (column ids_from)", from_text, len(encoded), step,
             )  # fmt: skip
-        store.write_plan(folder, plan)  # now that models and responses fit: a refused call leaves the folder as is
+        store.write_plan(folder, plan)  # after the checks: a rejected call changes nothing
         encoded.sort(key=lambda each: len(each[0]["prompt_ids"]) + len(each[1]))
         for start in tracked(range(0, len(encoded), scoring.part), f"step {step}"):
             part = encoded[start : start + scoring.part]
@@ -117,7 +116,7 @@ def _score(folder: Path, missing: Sequence[Rollout], plan: Mapping[str, Any], sc
 
 
 def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """The row of a part, and the tokens: those that were sampled, or those of the text, cut to the length limit."""
+    """The row of a part, and the response's token ids (sampled, or those of the text), cut to the length limit."""
     tokenizer = student.tokenizer
     prompt_ids, ids = tuple(rollout.prompt(tokenizer)), rollout.token_ids
     if ids is None:
@@ -127,8 +126,8 @@ def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tu
             ids += (int(end) if end in student.tokens.end_ids else min(student.tokens.end_ids),)
     if not ids or not prompt_ids or max(*ids, *prompt_ids) >= student.vocabulary:
         raise DataError(
-            f"response {rollout.id!r} or its prompt has no token, or one that the student does not know; expected ids "
-            f"below {student.vocabulary}. Give the student that generated it"
+            f"response {rollout.id!r} or its prompt is empty or has a token outside the student's vocabulary; expected "
+            f"ids below {student.vocabulary}. Give the student that generated it"
         )
     room = len(ids) if max_length is None else max_length - len(prompt_ids)
     if room < 1:
@@ -149,7 +148,7 @@ def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tu
 
 
 def sequences_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sequences:
-    """Prompts and responses of which nothing but the token ids is asked."""
+    """Sequences of (prompt ids, response ids), without texts."""
     prompts = [Prompt(Problem("", "", ""), tuple(prompt)) for prompt, _ in pairs]
     return Sequences(prompts, [Response(tuple(ids), False, "") for _, ids in pairs])
 
@@ -157,23 +156,21 @@ def sequences_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sequen
 def token_scores(
     sequences: Sequences, teacher: TokenModel, anchors: Mapping[str, TokenModel], *, batch: int
 ) -> tuple[dict[str, Tensor], list[int]]:
-    """The packed tokens of a part, and how many of each response have a score that is not finite."""
+    """ScoreFolder of the response tokens in flat lists, and the number of non-finite scores of each response."""
     mask_BT = sequences.mask_BT
-    rows = torch.split(torch.arange(len(mask_BT)), batch)  # those of a part are sorted by length
-    found = score(teacher, sequences, rows, temperatures=(1.0,), entropy=True, rank=True)
-    assert found.entropy_BT is not None
-    assert found.rank_BT is not None
-    if found.dropped_BT is not None:
-        cut_N = found.dropped_BT[mask_BT]
-        mean, most = float(cut_N.mean()), float(cut_N.max())
+    rows = torch.split(torch.arange(len(mask_BT)), batch)  # a part is sorted by length
+    by_teacher = score(teacher, sequences, rows, temperatures=(1.0,), entropy=True, rank=True)
+    assert by_teacher.entropy_BT is not None
+    assert by_teacher.rank_BT is not None
+    if by_teacher.dropped_BT is not None:
+        dropped_N = by_teacher.dropped_BT[mask_BT]
         log.info(
-            "the columns that the student lacks held %.2g of the teacher's probability on average, %.2g at most",
-            mean,
-            most,
-        )
-    scores = {"teacher_logp": found.logp[0], "teacher_entropy": found.entropy_BT}
+            "teacher probability outside the student's vocabulary: mean %.2g, largest %.2g",
+            float(dropped_N.mean()), float(dropped_N.max()),
+        )  # fmt: skip
+    scores = {"teacher_logp": by_teacher.logp[0], "teacher_entropy": by_teacher.entropy_BT}
     for name, model in anchors.items():
         scores[ANCHOR + name] = score(model, sequences, rows, temperatures=(1.0,), entropy=False).logp[0]
     bad_BT = ~torch.stack([value_BT.isfinite() for value_BT in scores.values()]).all(dim=0) & mask_BT
-    tokens = {"token_ids": sequences.token_ids().int(), "teacher_rank": found.rank_BT, **scores}
+    tokens = {"token_ids": sequences.token_ids().int(), "teacher_rank": by_teacher.rank_BT, **scores}
     return {name: value_BT[mask_BT] for name, value_BT in tokens.items()}, bad_BT.sum(dim=1).tolist()

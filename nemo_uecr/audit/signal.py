@@ -1,4 +1,4 @@
-"""Signal complementarity: what the teacher's score adds to the verifier's verdict, and how often it contradicts it.
+"""Signal complementarity: where the teacher's score adds to the verifier's verdict, and where it contradicts it.
 
 Shape legend: B = responses, P = groups, C = correct and W = incorrect responses of a group.
 """
@@ -10,27 +10,28 @@ from collections.abc import Sequence
 import numpy as np
 
 from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, checkpoint_counts, group_table, teacher_rewards
+from nemo_uecr.audit.judging import JudgedPair
 from nemo_uecr.audit.output import Audit, Numbers, percent
-from nemo_uecr.audit.store import STUDENT, Array, Responses, Scores
+from nemo_uecr.audit.store import STUDENT, Array, Responses, ScoreFolder
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap, Share
 
 NOTE = (
     "Teacher score: token mean of the unclipped gap between the teacher and the checkpoint that generated the "
-    "response. A degenerate group is all wrong or all right. Distinguished groups are a share of the degenerate ones. "
-    "The conflict rate is the share of correct-incorrect pairs that the teacher score orders the wrong way, ties "
-    "counting half, each mixed group with equal weight. Bands: 95% bootstrap intervals over problems."
+    "response. A degenerate group is all wrong or all right; distinguished groups are a share of the degenerate ones. "
+    "The conflict rate is the share of correct-incorrect pairs that the teacher score orders the wrong way, with ties "
+    "counting half and equal weight per mixed group. Bands: 95% bootstrap intervals over problems."
 )
-HEADS = (
+COLUMNS = (
     "checkpoint", "groups", "degenerate %", "of these distinguished %", "pairs", "conflict %", "judged",
     "judge agrees %",
 )  # fmt: skip
 
 
-def signal_audit(scores: Scores, judged: Sequence[tuple[str, str, str]] | None, *, replicates: int, seed: int) -> Audit:
+def signal_audit(scores: ScoreFolder, judged: Sequence[JudgedPair] | None, *, replicates: int, seed: int) -> Audit:
     """Degenerate groups, teacher-distinguished groups, conflicts and the agreement with a judge, by checkpoint.
 
-    A judge's word on pairs of equally verified responses is as `judging.read_pairs` gives it.
+    ``judged`` has a judge's preferences on pairs of equally verified responses, from `judging.read_pairs`.
 
     References:
         fig:signal-complementarity, app:signal-diagnosis.
@@ -49,7 +50,7 @@ def signal_audit(scores: Scores, judged: Sequence[tuple[str, str, str]] | None, 
         "checkpoints": checkpoints,
         "judge": judge,
     }
-    return Audit("signal", "Signal complementarity", NOTE, numbers, HEADS, _rows(checkpoints, judge))
+    return Audit("signal", "Signal complementarity", NOTE, numbers, COLUMNS, _rows(checkpoints, judge))
 
 
 def _checkpoint(step: int, table: GroupTable, reward_B: Array, sampler: ClusterBootstrap) -> Numbers:
@@ -82,18 +83,18 @@ def conflicts(table: GroupTable, reward_B: Array) -> Array:
 
 
 def agreement(
-    judged: Sequence[tuple[str, str, str]], responses: Responses, reward_B: Array, sampler: ClusterBootstrap
+    judged: Sequence[JudgedPair], responses: Responses, reward_B: Array, sampler: ClusterBootstrap
 ) -> Numbers:
-    """Share of judgeable pairs on which the teacher's score prefers what the judge prefers; equal scores count half."""
-    place = {name: row for row, name in enumerate(responses.ids)}
+    """Share of judgeable pairs on which teacher score and judge prefer the same response; equal scores count half."""
+    row_of = {name: row for row, name in enumerate(responses.ids)}
     agrees, rows = [], []
     for one, other, preferred in judged:
-        first, second = place.get(one, -1), place.get(other, -1)
+        first, second = row_of.get(one, -1), row_of.get(other, -1)
         same_group = responses.group_B[first] == responses.group_B[second]
         if -1 in (first, second) or not same_group or responses.reward_B[first] != responses.reward_B[second]:
             raise DataError(
-                f"{one!r} and {other!r} are no responses to one prompt with equal verdicts here; expected the key that "
-                "was written from these scores"
+                f"{one!r} and {other!r} are not responses to one prompt with equal verdicts in these scores; expected "
+                "the key that was written from them"
             )
         if preferred in ("first", "second"):
             lead = (reward_B[first] - reward_B[second]) * (1 if preferred == "first" else -1)
@@ -110,7 +111,7 @@ def agreement(
 
 
 def _rows(checkpoints: Sequence[Numbers], judge: Numbers | None) -> list[tuple[str, ...]]:
-    def words(share: Share | None) -> tuple[str, str]:
+    def cells(share: Share | None) -> tuple[str, str]:
         return ("-", "-") if share is None else (str(share["of"]), percent(share))
 
     judged = {row["checkpoint"]: row for row in judge["checkpoints"]} if judge else {}
@@ -118,8 +119,8 @@ def _rows(checkpoints: Sequence[Numbers], judge: Numbers | None) -> list[tuple[s
         (
             str(row["checkpoint"]), str(row["groups"]), percent(row["degenerate"]),
             percent(row["distinguished_of_degenerate"]), str(row["pairs"]), percent(row["conflict"]),
-            *words(judged.get(row["checkpoint"])),
+            *cells(judged.get(row["checkpoint"])),
         )
         for row in checkpoints
     ]  # fmt: skip
-    return [*rows, ("all", *[""] * 5, *words(judge["all"]))] if judge else rows
+    return [*rows, ("all", *[""] * 5, *cells(judge["all"]))] if judge else rows

@@ -1,14 +1,11 @@
-"""Responses to score, from wherever they were kept: a run of `local`, an evaluation, or a JSONL file.
-
-Each comes with the token ids that were sampled, where they were kept.
-"""
+"""Responses to score: from a run of `local`, an evaluation, or a JSONL file."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -36,24 +33,24 @@ Take = Literal["evaluations", "batches"]
 class Rollout:
     """One response."""
 
-    id: str  # unique among everything that is scored together
-    checkpoint: int  # training steps that the generating policy had behind it
-    benchmark: str  # set of problems that the problem belongs to
+    id: str  # unique among the responses scored together
+    checkpoint: int  # training step of the policy that generated it
+    benchmark: str
     problem: str
     sample: int  # number among the responses to one prompt
-    group: str  # the prompt, of one problem and one checkpoint; responses of one group are compared
+    group: str  # one prompt at one checkpoint; responses of a group are compared
     question: str | None
     answer: str | None
     response: str  # without special tokens
-    reward: float | None  # 1 or 0; None where it was never verified
+    reward: float | None  # 1 or 0; None if not verified
     prompt: Encode
-    token_ids: tuple[int, ...] | None  # as sampled, the end token included; None where only the text was kept
-    truncated: bool | None  # whether generation ended at its limit; None: the last token says it
+    token_ids: tuple[int, ...] | None  # as sampled, with the end token; None if only the text was kept
+    truncated: bool | None  # generation ended at its limit; None: derived from the last token
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where responses come from and which models they name; None where the source does not say."""
+    """Responses with the models that generated and guided them, if the source names them."""
 
     rollouts: list[Rollout]
     student_of: Callable[[int], str] | None  # the model that generated the responses of a checkpoint
@@ -62,13 +59,13 @@ class Source:
 
 
 def _step_of(name: str) -> int | None:
-    """The step in ``step-000030`` or ``checkpoints/step_30/hf``; None where a name has none."""
-    found = re.findall(r"step[-_](\d+)", name)
-    return int(found[-1]) if found else None
+    """The step in ``step-000030`` or ``checkpoints/step_30/hf``; None if there is none."""
+    steps = re.findall(r"step[-_](\d+)", name)
+    return int(steps[-1]) if steps else None
 
 
 def _rollout(step: int, prompt: Encode, *, part: str | None = None, **row: Any) -> Rollout:
-    """A response after ``step`` training steps; ``part`` tells prompts of one problem apart."""
+    """A response after ``step`` training steps; ``part`` distinguishes prompts of one problem."""
     group = "/".join([str(step), row["benchmark"], row["problem"], *([] if part is None else [part])])
     row["id"] = row.get("id") or f"step {group}/{row['sample']}"
     return Rollout(checkpoint=step, group=group, prompt=prompt, **row)
@@ -78,7 +75,7 @@ def _rollout(step: int, prompt: Encode, *, part: str | None = None, **row: Any) 
 
 
 def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source:
-    """Responses of a run of `local`: of its evaluations, or of the saved training batches, at these steps or all."""
+    """Responses of a run of `local`: of its evaluations or its saved training batches, at ``steps`` or at all."""
     config = written_config(run / "config.yaml")
     pattern = {"evaluations": "evaluations/step-*.jsonl", "batches": "batches/step-*.safetensors"}[take]
     files = [path for path in sorted(run.glob(pattern)) if steps is None or _step_of(path.stem) in steps]
@@ -89,12 +86,10 @@ def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source
     for path in files:
         number = _step_of(path.stem) or 0
         if take == "batches":
-            rollouts += _batch_of_run(path, number - 1, config)  # that of step 1 was sampled before any update
-            continue
-        for each in read_samples(path):
-            rollouts.append(
-                _evaluated(each, number, _as_in_training(_problem(each.problem, each.question, each.context), config))
-            )
+            rollouts += _batch_of_run(path, number - 1, config)  # the batch of step 1 precedes the first update
+        else:
+            samples = read_samples(path)
+            rollouts += [_evaluated(each, number, _training_prompt(vars(each), config)) for each in samples]
 
     def student_of(step: int) -> str:
         if step == 0:
@@ -102,8 +97,8 @@ def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source
         path = run / "checkpoints" / f"step-{step:06d}"
         if not path.is_dir():
             raise DataError(
-                f"{path} was not kept (checkpoint.keep_last={config.checkpoint.keep_last}), so the policy that wrote "
-                "its responses cannot score them; choose other --steps, or keep more checkpoints in the next run"
+                f"{path} was not kept (checkpoint.keep_last={config.checkpoint.keep_last}), so the responses of this "
+                "policy cannot be scored; choose other --steps, or keep more checkpoints in the next run"
             )
         return str(path)
 
@@ -116,11 +111,11 @@ def _batch_of_run(path: Path, step: int, config: Config) -> list[Rollout]:
     seen: Counter[int] = Counter()
     rollouts = []
     for row, text in enumerate(saved_texts(path)):
-        prompt = int(tensors["group"][row])  # a problem may be drawn for several prompts
+        prompt = int(tensors["group"][row])  # several prompts may have the same problem
         rollouts.append(
             _rollout(
                 step,
-                _as_in_training(_problem(text["problem"], text["question"], text.get("context", ())), config),
+                _training_prompt(text, config),
                 part=f"prompt {prompt}",
                 benchmark="batch",
                 sample=seen[prompt],
@@ -135,24 +130,24 @@ def _batch_of_run(path: Path, step: int, config: Config) -> list[Rollout]:
 
 
 def saved_texts(batch: Path) -> list[dict[str, Any]]:
-    """The texts beside a saved batch: one object a response, in the order of its tensors."""
+    """The texts of a saved batch: one object per response, in the order of its tensors."""
     rows: list[dict[str, Any]] = read_object(batch.with_suffix(".json"))["responses"]
     return rows
 
 
-def _as_in_training(problem: Problem, config: Config) -> Encode:
-    return lambda tokenizer: fitting_prompts(tokenizer, [problem], config.data)[0]
+def _problem(text: Mapping[str, Any]) -> Problem:
+    return Problem(text["problem"], text["question"], "", context=tuple(text.get("context", ())))
 
 
-def _problem(name: str, question: str, context: Sequence[dict[str, str]]) -> Problem:
-    return Problem(name, question, "", context=tuple(context))
+def _training_prompt(text: Mapping[str, Any], config: Config) -> Encode:
+    return lambda tokenizer: fitting_prompts(tokenizer, [_problem(text)], config.data)[0]
 
 
 # An evaluation
 
 
 def evaluation_source(folder: Path, *, step: int | None) -> Source:
-    """Responses of one model's folder of `nemo-uecr evaluate`; without a step, the model's name says it."""
+    """Responses of one model's folder of `nemo-uecr evaluate`; the default step is the one in the model's name."""
     settings = read_object(folder / SETTINGS)
     model, chat = str(settings["model"]["name"]), ChatSettings(**settings["chat"])
     checkpoint = _step_of(model) if step is None else step
@@ -162,11 +157,9 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
         )
 
     def prompt(sample: Sample) -> Encode:
-        problem = _problem(sample.problem, sample.question, sample.context)
-        return lambda tokenizer: Tokens(tokenizer, frozenset()).prompt(problem, chat)
+        return lambda tokenizer: Tokens(tokenizer, frozenset()).prompt(_problem(vars(sample)), chat)
 
-    samples = read_samples(folder / SAMPLES)
-    rollouts = [_evaluated(each, checkpoint, prompt(each)) for each in samples]
+    rollouts = [_evaluated(each, checkpoint, prompt(each)) for each in read_samples(folder / SAMPLES)]
     return Source(rollouts, lambda _: model, None, [folder / SAMPLES])
 
 
@@ -178,13 +171,13 @@ def _evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
 
 # A JSONL file
 
-#: As the scores keep them: int32.
+#: Stored as int32.
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[tuple[TokenId, ...], Field(min_length=1)]
 
 
 class _Row(BaseModel):
-    """A line of a JSONL file of anyone's making; other keys are ignored."""
+    """A line of a JSONL file; other keys are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -206,9 +199,9 @@ class _Row(BaseModel):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.prompt is None and self.prompt_ids is None:
-            raise ValueError("expected 'prompt' (the whole text that the model read) or 'prompt_ids'")
+            raise ValueError("expected 'prompt' (the model's whole input text) or 'prompt_ids'")
         if self.token_ids is None and self.truncated is None:
-            raise ValueError("expected 'token_ids' or 'truncated': only then it is known whether an end token follows")
+            raise ValueError("expected 'token_ids' or 'truncated', to know whether an end token follows")
         return self
 
     def encode(self, tokenizer: Any) -> Sequence[int]:
@@ -217,9 +210,9 @@ class _Row(BaseModel):
 
 
 def jsonl_source(path: Path, *, step: int | None) -> Source:
-    """Responses of a JSONL file: ``problem``, ``response`` and ``prompt`` (the text the model read) or ``prompt_ids``.
+    """Responses of a JSONL file with ``problem``, ``response``, ``prompt`` (the input text) or ``prompt_ids``.
 
-    ``checkpoint`` must stand in each row unless ``step`` is given. A row with ``answer`` and no ``reward`` is verified.
+    Each row needs ``checkpoint`` unless ``step`` is given. A row with ``answer`` and no ``reward`` is verified.
     """
     counts: Counter[Any] = Counter()
     rollouts = []
@@ -238,26 +231,26 @@ def jsonl_source(path: Path, *, step: int | None) -> Source:
     return Source(rollouts, None, None, [path])
 
 
-# Any of them, as the command line names it
+# Sources on the command line
 
 
 def source_of(text: str, *, take: Take, steps: frozenset[int] | None) -> Source:
-    """Responses of a run, an evaluation or a JSONL file by its path, the latter two also as ``STEP=PATH``."""
+    """Responses of a run, an evaluation or a JSONL file by its path; the latter two also as ``STEP=PATH``."""
     number, equals, name = text.partition("=")
     step, path = (int(number), Path(name)) if equals and number.isdecimal() else (None, Path(text))
     if (path / "config.yaml").is_file() and (path / "provenance.json").is_file():
         if step is not None:
-            raise DataError(f"{text}: a run folder knows its steps; expected it without {step}=. Choose with --steps")
+            raise DataError(f"{text}: a run has its own steps; leave out {step}=, and choose with --steps")
         return run_source(path, take=take, steps=steps)
     if (path / SETTINGS).is_file():
         return evaluation_source(path, step=step)
     if path.is_file():
         return jsonl_source(path, step=step)
-    raise DataError(f"{path} is no run folder, no evaluation folder and no file; expected responses to score")
+    raise DataError(f"{path} is no run folder, evaluation folder or file; expected responses to score")
 
 
 def students_of(sources: Sequence[Source], given: str | None, resolve: Callable[[str], str]) -> Callable[[int], str]:
-    """The model that generated the responses of a checkpoint: ``given``, with its step in it, or the sources' own."""
+    """The model that generated the responses of a checkpoint: ``given`` with its step, or the sources' own."""
     if given is not None:
         try:
             given.format(step=0)
@@ -273,6 +266,6 @@ def students_of(sources: Sequence[Source], given: str | None, resolve: Callable[
             if os.path.realpath(by_step.setdefault(step, model)) != os.path.realpath(model):
                 raise DataError(
                     f"the responses of step {step} come from two students, {by_step[step]} and {model}; score each "
-                    "student's responses into a folder of its own"
+                    "student's responses into its own folder"
                 )
     return by_step.__getitem__

@@ -1,10 +1,10 @@
-"""A folder of scores: what `nemo-uecr score` writes and every audit reads.
+"""A folder of scores: written by `nemo-uecr score`, read by every audit.
 
-``scores.json`` says how everything was scored and names every response that was asked for. A part,
-``part-000000.parquet``, has one row a response, with the scores of its tokens as lists. It is written whole or not at
-all, and its pages hold checksums, which are verified when they are read.
+``scores.json`` records how the responses were scored and lists every requested response. Each part,
+``part-000000.parquet``, has one row per response, with the scores of its tokens as lists. A part is written whole or
+not at all, and the checksums of its pages are verified on reading.
 
-Shape legend: B = responses, P = groups, K = problems, b = responses of one part, N = tokens in a flat list.
+Shape legend: B = responses, P = groups, K = problems, b = responses of one checkpoint, N = tokens in a flat list.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ Array = np.ndarray
 
 FORMAT = "nemo_uecr.scores/4"
 PLAN = "scores.json"
-#: Key of the plan with the names of all responses that were asked for, by any call.
-ASKED = "asked"
-#: Keys that grow with every checkpoint scored; the first call fixes all others.
-GROWING = ("students", "sources")
-#: Columns that every audit reads, one value a response; texts and prompt ids stand beside them.
+#: Key of the plan with the names of all requested responses.
+REQUESTED = "asked"
+#: Keys of the plan that later calls extend; the first call fixes all others.
+APPEND_ONLY = ("students", "sources")
+#: Columns with one value per response that every audit reads.
 TABLE = {
     "id": "string", "checkpoint": "int64", "benchmark": "string", "problem": "string", "sample": "int64",
     "group": "string", "reward": "float64", "sampled_tokens": "int64", "scored_tokens": "int64", "truncated": "bool",
     "cut": "bool", "ids_from": "string", "nonfinite_tokens": "int64",
 }  # fmt: skip
 TEXTS = {"question": "string", "answer": "string", "response": "string"}
-#: Columns with one value a token: nats at temperature 1 in float32, and the token's rank among the teacher's logits, 1
-#: the largest. Each anchor adds one of its log-probabilities.
+#: Columns with one value per token: float32 nats at temperature 1, and the token's rank among the teacher's logits (1:
+#: the largest). Each anchor adds a column of its log-probabilities.
 TOKENS = ("token_ids", "teacher_logp", "teacher_entropy", "teacher_rank")
 ANCHOR = "anchor_"
 #: The anchor that generated the responses.
@@ -51,19 +51,19 @@ STUDENT = "student"
 
 @dataclass(frozen=True)
 class Responses:
-    """One entry a response, in the order of the parts."""
+    """One entry per response, in the order of the parts."""
 
     ids: tuple[str, ...]  # unique
-    checkpoint_B: Array  # training steps that the generating policy had behind it
-    problems: tuple[str, ...]  # names, with the benchmark's
+    checkpoint_B: Array  # training step of the policy that generated the response
+    problems: tuple[str, ...]  # BENCHMARK/PROBLEM
     problem_B: Array  # in [0, K), the cluster of the bootstrap
     sample_B: Array  # number among the responses to one prompt
     group_B: Array  # in [0, P): responses to one prompt by one checkpoint
-    reward_B: Array  # the verifier's; NaN where it was never verified
-    scored_B: Array  # tokens; fewer than were sampled where the response was cut
+    reward_B: Array  # the verifier's; NaN if not verified
+    scored_B: Array  # scored tokens; fewer than sampled if the response was cut
     truncated_B: Array  # generation ended at its token limit
     cut_B: Array  # scoring ended at its length limit
-    from_text_B: Array  # token ids come from the response's text and not from the sampler
+    from_text_B: Array  # token ids were recomputed from the text
 
     @property
     def checkpoints(self) -> list[int]:
@@ -71,21 +71,21 @@ class Responses:
         return [int(step) for step in np.unique(self.checkpoint_B)]
 
     def verified_rewards(self) -> Array:
-        """[B] rewards, where every response was verified."""
+        """[B] rewards; an error if a response was not verified."""
         missing = np.flatnonzero(np.isnan(self.reward_B))
         if missing.size:
             raise DataError(
-                f"{missing.size} responses have no verdict, {self.ids[missing[0]]!r} first; score rollouts with a "
-                "reward, or with a reference answer to verify against"
+                f"{missing.size} responses have no reward, {self.ids[missing[0]]!r} first; score rollouts that have a "
+                "reward or a reference answer"
             )
         return self.reward_B
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token scores of some responses in flat lists, with the log-probabilities of one anchor."""
+    """Token scores of one checkpoint's responses in flat lists, with the log-probabilities of one anchor."""
 
-    rows: Array  # [b] which responses
+    rows: Array  # [b] index of each response in `Responses`
     offsets: Array  # [b + 1] first token of each
     token_ids: Tensor
     teacher_logp: Tensor
@@ -99,7 +99,7 @@ class Tokens:
 
     @property
     def row_N(self) -> Array:
-        """[N] response of each token, counted here."""
+        """[N] response of each token, in [0, b)."""
         return np.repeat(np.arange(len(self.rows)), np.diff(self.offsets))
 
     @property
@@ -110,15 +110,15 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """A folder that ``nemo-uecr score`` wrote: how everything in it was scored, and the responses."""
+class ScoreFolder:
+    """A folder written by ``nemo-uecr score``: how the responses were scored, and the responses."""
 
     folder: Path
     plan: dict[str, Any]
     responses: Responses
 
     def tokens(self, anchor: str, checkpoint: int) -> Tokens:
-        """The tokens of one checkpoint's responses with the log-probabilities of one anchor."""
+        """The tokens of one checkpoint's responses, with the log-probabilities of one anchor."""
         anchors, steps = self.plan["anchors"], self.responses.checkpoints
         if anchor not in anchors:
             raise DataError(
@@ -142,27 +142,27 @@ class Scores:
 
     def provenance(self) -> dict[str, Any]:
         """What was scored and how, for the numbers of an audit."""
-        found = self.responses
+        responses = self.responses
         return {
-            "plan": {key: value for key, value in self.plan.items() if key not in ("format", ASKED)},
-            "responses": len(found.ids),
-            "groups": int(found.group_B.max()) + 1,
-            "problems": int(found.problem_B.max()) + 1,
-            "checkpoints": found.checkpoints,
-            "scored_tokens": int(found.scored_B.sum()),
-            "responses_truncated_in_generation": int(found.truncated_B.sum()),
-            "responses_cut_in_scoring": int(found.cut_B.sum()),
-            "responses_with_token_ids_from_text": int(found.from_text_B.sum()),
+            "plan": {key: value for key, value in self.plan.items() if key not in ("format", REQUESTED)},
+            "responses": len(responses.ids),
+            "groups": int(responses.group_B.max()) + 1,
+            "problems": int(responses.problem_B.max()) + 1,
+            "checkpoints": responses.checkpoints,
+            "scored_tokens": int(responses.scored_B.sum()),
+            "responses_truncated_in_generation": int(responses.truncated_B.sum()),
+            "responses_cut_in_scoring": int(responses.cut_B.sum()),
+            "responses_with_token_ids_from_text": int(responses.from_text_B.sum()),
         }
 
 
-def read_scores(folder: Path) -> Scores:
-    """Read the responses of a finished folder of scores; tokens are read when asked for."""
+def read_scores(folder: Path) -> ScoreFolder:
+    """Read a finished folder of scores; its tokens are read on demand."""
     plan, paths = _read_plan(folder), part_paths(folder)
     column = _read(paths, list(TABLE)).to_pydict() if paths else {"id": []}
-    if sorted(column["id"]) != plan[ASKED]:  # numbers of some look like those of all
+    if sorted(column["id"]) != plan[REQUESTED]:  # the numbers of some would look like those of all
         raise DataError(
-            f"{folder} holds {len(column['id'])} of {len(plan[ASKED])} responses: `nemo-uecr score` was interrupted, "
+            f"{folder} has {len(column['id'])} of {len(plan[REQUESTED])} responses: `nemo-uecr score` was interrupted, "
             "or a part is gone; run the same command again to finish it"
         )
     problems = tuple(map("/".join, zip(column["benchmark"], column["problem"], strict=True)))
@@ -170,22 +170,22 @@ def read_scores(folder: Path) -> Scores:
         ids=tuple(column["id"]),
         checkpoint_B=np.asarray(column["checkpoint"]),
         problems=problems,
-        problem_B=numbered(problems),
+        problem_B=group_ids(problems),
         sample_B=np.asarray(column["sample"]),
-        group_B=numbered(column["group"]),
+        group_B=group_ids(column["group"]),
         reward_B=np.asarray(column["reward"], dtype=np.float64),  # None becomes NaN
         scored_B=np.asarray(column["scored_tokens"]),
         truncated_B=np.asarray(column["truncated"]),
         cut_B=np.asarray(column["cut"]),
         from_text_B=np.asarray(column["ids_from"]) == "text",
     )
-    return Scores(folder, plan, responses)
+    return ScoreFolder(folder, plan, responses)
 
 
-def numbered(names: Sequence[str]) -> Array:
-    """[len] int, equal names equal numbers, in the order of first appearance."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return np.asarray([numbers[name] for name in names])
+def group_ids(names: Sequence[str]) -> Array:
+    """An integer for each name, equal for equal names, in the order of first appearance."""
+    ids = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return np.asarray([ids[name] for name in names])
 
 
 def _offsets(length_b: Array) -> Array:
@@ -216,23 +216,23 @@ def _read(parts: Sequence[Path], columns: Sequence[str], checkpoint: int | None 
 
 
 def joined_plan(folder: Path, plan: Mapping[str, Any], ids: Set[str]) -> tuple[dict[str, Any], set[str]]:
-    """The plan of a call for these responses on top of what the folder holds, and what is scored already."""
-    joined = {"format": FORMAT, **plan, ASKED: sorted(ids)}
+    """The folder's plan extended by a call for these responses, and the names of the scored ones."""
+    joined = {"format": FORMAT, **plan, REQUESTED: sorted(ids)}
     paths = part_paths(folder)
     if not paths:
         return joined, set()
     written = _read_plan(folder)
     for key, own in plan.items():
         known = written[key]
-        if key in GROWING:
+        if key in APPEND_ONLY:
             joined[key] = known | own
-        if (joined[key] != own | known) if key in GROWING else own != known:
+        if (joined[key] != own | known) if key in APPEND_ONLY else own != known:
             raise RunFolderError(f"{folder} was scored with {key}={known!r}, not {own!r}; choose another --out")
-    return joined | {ASKED: sorted({*written[ASKED], *ids})}, set(_read(paths, ["id"])["id"].to_pylist())
+    return joined | {REQUESTED: sorted({*written[REQUESTED], *ids})}, set(_read(paths, ["id"])["id"].to_pylist())
 
 
 def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
-    """Write the plan, before the first scores that it is about."""
+    """Write the plan; it precedes the first scores."""
     replace_file(folder / PLAN, (json.dumps(plan, indent=1) + "\n").encode())
 
 

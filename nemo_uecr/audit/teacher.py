@@ -1,4 +1,4 @@
-"""A teacher scored in several ways: by several engines (`audit teacher`), or with and without FP8 (`teacher compare`).
+"""One teacher's scores compared: between engines (`audit teacher`), or with and without FP8 (`teacher compare`).
 
 Shape legend: B = responses, T = tokens (padded), N = scored tokens of all responses in a flat list.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from nemo_uecr.audit.advice import FLOOR
 from nemo_uecr.audit.groups import rows_of
 from nemo_uecr.audit.output import Array, Audit, Numbers, shown, tracked
-from nemo_uecr.audit.store import STUDENT, Scores
+from nemo_uecr.audit.store import STUDENT, ScoreFolder
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.core import GAP_CLIP
 from nemo_uecr.core.record import ScoredBatch
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
     from nemo_uecr.local.sequences import Sequences
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
-#: Probabilities of the drawn quantile function, denser towards 1.
+#: Probabilities of the plotted quantile function, denser towards 1.
 GRID = np.concatenate([np.linspace(0.0, 0.9, 46), 1.0 - np.geomspace(0.1, 1e-4, 31)[1:], [1.0]])
 NOTE = (
-    "The same tokens of the same checkpoint, scored again by each engine and compared with transformers in float32 as "
-    "`nemo-uecr score` wrote it. Curves: the share of tokens (vertical) whose difference is larger than the value "
-    "below; differences under 1e-8 are drawn there. Engines that are not installed here, or need a GPU, are named in "
-    "the table. The standard deviation of R^T's differences is its noise, to be measured by R^T's standard deviation "
-    "within a group; std floor is three times the noise, which then moves an advantage by a third."
+    "The same tokens of the same checkpoint, scored again by each engine and compared with transformers in float32, as "
+    "written by `nemo-uecr score`. Curves: share of tokens (vertical) with a larger difference (horizontal); "
+    "differences below 1e-8 are drawn there. The table names engines that are not installed or need a GPU. The "
+    "standard deviation of R^T's differences is its noise; share of spread divides it by R^T's standard deviation "
+    "within a group. std floor is three times the noise, at which noise moves an advantage by a third."
 )
-#: Columns behind the quantiles, with the format of their numbers; the last two are R^T's alone.
+#: Columns after the quantiles, with their number formats; only R^T has the last two.
 FORMS = {"max": ".1e", "mean": ".1e", "mean_signed": "+.1e", "std": ".1e", "share_of_spread": ".2f", "std_floor": ".1e"}
-HEADS = ("engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), *(name.replace("_", " ") for name in FORMS))
+COLUMNS = ("engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), *(name.replace("_", " ") for name in FORMS))
 
 
 class EngineScores(NamedTuple):
-    """[N] float32 nats; an engine that gives no full distribution has no entropy."""
+    """[N] float32 nats; an engine without the full distribution has no entropy."""
 
     logp: Tensor
     entropy: Tensor | None
 
 
 class Reference(NamedTuple):
-    """What engines are compared with: the scores, the student's nats and the response of each token, the groups."""
+    """Reference scores, with the student's nats and the response of each token, and the group of each response."""
 
     logp: Tensor
     entropy: Tensor
@@ -60,13 +60,13 @@ class Reference(NamedTuple):
     group_B: Array
 
     def teacher_reward(self, logp_N: Tensor) -> Tensor:
-        """R^T with these log-probabilities of the teacher; [B] nats."""
+        """[B] R^T in nats, from these log-probabilities of the teacher."""
         gap_N = (logp_N.double() - self.student_logp.double()).clamp(-GAP_CLIP, GAP_CLIP).numpy()
         return torch.from_numpy(np.bincount(self.response_N, gap_N) / np.bincount(self.response_N))
 
 
 class Engine(NamedTuple):
-    """How an engine scores responses with a checkpoint's folder, and what it needs for that."""
+    """How an engine scores responses with a model folder, and its requirements."""
 
     score: Callable[[str, Sequences], EngineScores]
     package: str = "transformers"
@@ -74,36 +74,37 @@ class Engine(NamedTuple):
 
     @property
     def missing(self) -> str | None:
-        """Why it cannot run here; None where it can."""
+        """Why it cannot run here; None if it can."""
         if self.gpu and not torch.cuda.is_available():
             return "needs a GPU"
-        there = find_spec(self.package.partition(".")[0]) and find_spec(self.package)
-        return None if there else f"{self.package} is not installed"
+        installed = find_spec(self.package.partition(".")[0]) and find_spec(self.package)
+        return None if installed else f"{self.package} is not installed"
 
 
-def teacher_audit(scores: Scores, model: str, engines: Sequence[str], *, responses: int | None) -> Audit:
-    """Largest differences and quantiles of each engine, over the first ``responses`` or all; ``model`` is a folder."""
+def teacher_audit(scores: ScoreFolder, model: str, engines: Sequence[str], *, responses: int | None) -> Audit:
+    """Differences of each engine from the reference, over the first ``responses`` or all; ``model`` is a folder."""
     if scores.plan["dtype"] != "float32":
         raise DataError(f"{scores.folder} was scored in {scores.plan['dtype']}; expected float32, the reference")
     sequences, reference = _reference(scores, responses)
-    found: dict[str, Numbers] = {}
+    differences: dict[str, Numbers] = {}
     for name in tracked(engines, "engines"):
-        engine = ENGINES[name]
-        missing = engine.missing
-        found[name] = {"skipped": missing} if missing else compared(reference, engine.score(model, sequences), name)
+        if missing := ENGINES[name].missing:
+            differences[name] = {"skipped": missing}
+        else:
+            differences[name] = compared(reference, ENGINES[name].score(model, sequences), name)
     numbers: Numbers = {
         "scores": scores.provenance(),
         "reference": "transformers, float32",
         "responses": len(sequences.responses),
         "tokens": len(reference.logp),
         "probabilities": GRID,
-        "engines": found,
+        "engines": differences,
     }
-    return Audit("teacher", "One teacher under several engines", NOTE, numbers, HEADS, _rows(found))
+    return Audit("teacher", "One teacher under several engines", NOTE, numbers, COLUMNS, _rows(differences))
 
 
-def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, Reference]:
-    """The first responses and what was scored of them."""
+def _reference(scores: ScoreFolder, limit: int | None) -> tuple[Sequences, Reference]:
+    """The first responses, and their scores."""
     from nemo_uecr.audit.score import sequences_of
 
     ids: list[list[int]] = scores.column("prompt_ids")
@@ -122,27 +123,27 @@ def _reference(scores: Scores, limit: int | None) -> tuple[Sequences, Reference]
     return sequences_of(chosen), Reference(logp, entropy, student, response_N, scores.responses.group_B[kept])
 
 
-def compared(reference: Reference, found: EngineScores, engine: str) -> Numbers:
-    """Differences of an engine's scores and of R^T: largest, quantiles, mean, and where the largest is."""
-    logp = _differences(reference.logp, found.logp, engine)
+def compared(reference: Reference, scores: EngineScores, engine: str) -> Numbers:
+    """Differences of an engine's scores and of R^T: largest and its position, mean, std, quantiles."""
+    logp = _differences(reference.logp, scores.logp, engine)
     reward_B = reference.teacher_reward(reference.logp)
-    reward = _differences(reward_B, reference.teacher_reward(found.logp), engine)
+    reward = _differences(reward_B, reference.teacher_reward(scores.logp), engine)
     groups = [reward_B[rows].std(correction=0) for rows in rows_of(reference.group_B) if len(rows) > 1]
     spread = float(torch.stack(groups).mean()) if groups else math.nan
     shares = {"spread": spread, "share_of_spread": reward["std"] / spread, "std_floor": FLOOR * reward["std"]}
     return {
         "logp": logp,
-        "entropy": None if found.entropy is None else _differences(reference.entropy, found.entropy, engine),
+        "entropy": None if scores.entropy is None else _differences(reference.entropy, scores.entropy, engine),
         "teacher_reward": reward | shares,
     }
 
 
-def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
-    signed_N = found_N.double().numpy() - reference_N.double().numpy()
+def _differences(reference_N: Tensor, score_N: Tensor, engine: str) -> Numbers:
+    signed_N = score_N.double().numpy() - reference_N.double().numpy()
     if not np.isfinite(signed_N).all():
         at = int(np.isfinite(signed_N).argmin())
-        values = f"{engine} gives {float(found_N[at])}, the reference {float(reference_N[at])}"
-        raise ScoreError(f"{values} at place {at} of the compared scores; expected finite nats")
+        values = f"{engine} gives {float(score_N[at])}, the reference {float(reference_N[at])}"
+        raise ScoreError(f"{values} at index {at} of the compared scores; expected finite nats")
     size_N = np.abs(signed_N)
     return {
         "max": size_N.max(),
@@ -157,12 +158,12 @@ def _differences(reference_N: Tensor, found_N: Tensor, engine: str) -> Numbers:
 
 def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    blank = ("",) * (len(HEADS) - 2)
-    for name, found in engines.items():
-        if "skipped" in found:
-            rows.append((name, found["skipped"], *blank))
+    blank = ("",) * (len(COLUMNS) - 2)
+    for name, differences in engines.items():
+        if "skipped" in differences:
+            rows.append((name, differences["skipped"], *blank))
             continue
-        for quantity, values in found.items():
+        for quantity, values in differences.items():
             if values is None:
                 rows.append((name, f"{quantity}: not available", *blank))
                 continue
@@ -176,7 +177,7 @@ def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
 
 
 def _whole(sequences: Sequences) -> list[tuple[int, list[int]]]:
-    """Length of each prompt, and the token ids of prompt and response."""
+    """The prompt length and all token ids of each sequence."""
     pairs = zip(sequences.prompts, sequences.responses, strict=True)
     return [(len(prompt.token_ids), [*prompt.token_ids, *response.token_ids]) for prompt, response in pairs]
 
@@ -188,9 +189,9 @@ def _transformers(dtype: str, quantize: Quantize) -> Callable[[str, Sequences], 
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         loaded = load_model(model, role="teacher", dtype=dtype, device=device, master_weights=False, quantize=quantize)
-        # One response at a time: another shape than that of the reference, so that its rounding shows as well.
-        found, _ = token_scores(sequences, loaded, {}, batch=1)
-        return EngineScores(found["teacher_logp"], found["teacher_entropy"])
+        # One response at a time: shapes differ from the reference's, so that their rounding shows as well.
+        tokens, _ = token_scores(sequences, loaded, {}, batch=1)
+        return EngineScores(tokens["teacher_logp"], tokens["teacher_entropy"])
 
     return score
 
@@ -209,10 +210,10 @@ def _megatron(model: str, sequences: Sequences) -> EngineScores:
         for start, ids in _whole(sequences):
             whole = torch.tensor(ids)
             logits_NV, target_N = megatron_logits(module, whole[None])[0, start - 1 : -1], whole[start:]
-            found = score_logits(logits_NV, target_N, temperatures=(1.0,), entropy=True)
-            assert found.entropy is not None
-            logp.append(found.logp[0])
-            entropy.append(found.entropy)
+            scores = score_logits(logits_NV, target_N, temperatures=(1.0,), entropy=True)
+            assert scores.entropy is not None
+            logp.append(scores.logp[0])
+            entropy.append(scores.entropy)
     return EngineScores(torch.cat(logp), torch.cat(entropy))
 
 
@@ -223,7 +224,7 @@ def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Sequences], En
         whole = _whole(sequences)
         longest = 1 + max(len(ids) for _, ids in whole)
         engine = start_vllm(model, dtype=dtype, max_length=longest, lora_rank=0, quantization=quantization)
-        # 0: of each position the token that stands there. The whole distribution, for the entropy, vLLM does not give.
+        # prompt_logprobs=0: the token of the prompt alone. vLLM does not return the distribution for an entropy.
         sampling = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
         outputs = engine.generate([{"prompt_token_ids": ids} for _, ids in whole], sampling, use_tqdm=False)
         values = [
@@ -258,15 +259,14 @@ def teacher_effect(
 
         delta_t = log pi_T(y_t) - log pi_old(y_t),   H_t = -sum_v p_T(v) log p_T(v)
 
-    The ``first`` scores count as right (bf16), the ``second`` are in question (FP8); ``advantage`` gives the final
-    advantages [B, T] of a batch. Returns gap and, where both have it, entropy, in nats a token, and advantage.
+    ``first`` is the reference (bf16), ``second`` the one in question (FP8); ``advantage`` computes the final advantages
+    [B, T] of a batch. Returns the effect on gap and, if both have it, entropy, in nats per token, and on the advantage.
     """
     mask_BT = first.mask_BT
     for name in ("mask_BT", "group_B", "task_reward_B", "old_logp_BT"):
-        ours, theirs = getattr(first, name), getattr(second, name)
-        if not torch.equal(ours, theirs):
-            shown = name.rpartition("_")[0]
-            raise DataError(f"{shown} differs between the two; expected one batch, scored by the teacher in two ways")
+        if not torch.equal(getattr(first, name), getattr(second, name)):
+            field = name.rpartition("_")[0]
+            raise DataError(f"{field} differs between the two; expected one batch, scored by the teacher in two ways")
     gaps = [batch.gap_BT[mask_BT] for batch in (first, second)]
     effects = [_effect("gap", "nats", *gaps, signed=True)]
     if first.teacher_entropy_BT is not None and second.teacher_entropy_BT is not None:
@@ -277,17 +277,17 @@ def teacher_effect(
 
 
 def _effect(quantity: str, unit: str, before_N: Tensor, after_N: Tensor, *, signed: bool) -> Numbers:
-    """How a quantity differs, second minus first; ``flipped`` is the share whose sign changed, where it has one."""
+    """Differences of a quantity, second minus first; ``flipped`` is the share of changed signs, if it is signed."""
     before_N, after_N = before_N.double(), after_N.double()
     difference_N = after_N - before_N
     size_N = difference_N.abs().sort().values
     return {
         "quantity": quantity,
         "unit": unit,
-        "spread": float(before_N.std(correction=0)),  # of the first, to measure the differences by
+        "spread": float(before_N.std(correction=0)),  # of the first: the scale of the differences
         "bias": float(difference_N.mean()),
         "mean": float(size_N.mean()),
-        # The smallest magnitude that at least 99% do not exceed; torch.quantile stops at 2^24 values.
+        # The 99% quantile; torch.quantile is limited to 2^24 values.
         "high": float(size_N[-(-99 * size_N.numel() // 100) - 1]),
         "largest": float(size_N[-1]),
         "flipped": float((before_N.sign() != after_N.sign()).double().mean()) if signed else None,

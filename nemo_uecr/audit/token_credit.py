@@ -1,4 +1,4 @@
-"""Token-level teacher signals before training: where they are large, how sure the teacher is there, what weights do.
+"""Token-level teacher signals before training: large gaps, the teacher's entropy at them, and mean token weights.
 
 Shape legend: B = responses, K = problems, M = entropy strata, N = tokens in a flat list.
 """
@@ -13,33 +13,33 @@ import torch
 
 from nemo_uecr.audit.groups import rows_of, scored_batch
 from nemo_uecr.audit.output import Audit, Numbers, percent, tracked
-from nemo_uecr.audit.store import STUDENT, Array, Scores, Tokens
+from nemo_uecr.audit.store import STUDENT, Array, ScoreFolder, Tokens
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percentile_interval
+from nemo_uecr.stats import ClusterBootstrap, Share
 
 STRATA = 10
 #: Shares of the largest absolute gaps.
 TOP = (0.05, 0.10, 0.20)
-#: Method of the weights with and without projection.
+#: The methods whose weights are with and without projection.
 WEIGHTS = {"projected": "uecr", "unprojected": "ecr_no_projection"}
 BINS = 40
 NOTE = (
-    "Tokens by strata of the teacher's entropy (tied quantiles collapse). (a) the teacher's probability of the sampled "
-    "token and how often it is the teacher's first choice, lines token-weighted and points response-balanced; neither "
-    "is the correctness of a token. (b) where the tokens with the largest absolute gap to the policy lie, against the "
-    "stratum's share of all tokens. (c) mean token weight of a response without the projection; with it the mean is 1. "
+    "Tokens in strata of the teacher's entropy (tied quantiles are merged). (a) the teacher's probability of the "
+    "sampled token and how often it is the teacher's first choice, lines token-weighted and points response-balanced; neither "
+    "measures the correctness of a token. (b) distribution over strata of the tokens with the largest absolute gap to "
+    "the policy, and of all tokens. (c) mean token weight of a response without the projection; with it the mean is 1. "
     "Intervals: 95% bootstrap over problems."
 )
-HEADS = ("quantity", "token-weighted", "response-balanced")
+COLUMNS = ("quantity", "token-weighted", "response-balanced")
 
 
-def token_credit_audit(scores: Scores, uecr: Uecr, *, checkpoint: int | None, replicates: int, seed: int) -> Audit:
-    """Entropy strata, the place of large gaps, calibrated magnitude and mean token weights of one checkpoint.
+def token_credit_audit(scores: ScoreFolder, uecr: Uecr, *, checkpoint: int | None, replicates: int, seed: int) -> Audit:
+    """Entropy strata, location and calibrated magnitude of large gaps, and mean token weights of one checkpoint.
 
-    None takes the first checkpoint; the strata are always those of the first.
+    ``checkpoint`` None is the first one, which also defines the strata.
 
     References:
         app:token-credit-diagnosis, fig:token-credit-diagnosis, eq:local-signal, eq:projection-weights.
@@ -58,7 +58,7 @@ def token_credit_audit(scores: Scores, uecr: Uecr, *, checkpoint: int | None, re
     gap_N, rank_N = np.abs(tokens.gap_N), tokens.teacher_rank.numpy()
     own_ranks = [rank_N[stratum_N == each] for each in range(strata.count)]
     weights = {name: _weights(scores, tokens, method, uecr, strata) for name, method in WEIGHTS.items()}
-    _histogram(weights)
+    _add_histograms(weights)
     numbers: Numbers = {
         "settings": {
             "anchor": STUDENT,
@@ -84,21 +84,21 @@ def token_credit_audit(scores: Scores, uecr: Uecr, *, checkpoint: int | None, re
         "large_gaps": _large_gaps(gap_N, entropy_N, strata, quartile, uecr),
         "weights": weights,
     }  # fmt: skip
-    return Audit("token-credit", "Token credit", NOTE, numbers, HEADS, _rows(numbers))
+    return Audit("token-credit", "Token credit", NOTE, numbers, COLUMNS, _rows(numbers))
 
 
-def _entropy(scores: Scores, tokens: Tokens) -> Array:
+def _entropy(scores: ScoreFolder, tokens: Tokens) -> Array:
     """[N] float64 entropies of the teacher."""
     scored = torch.stack([tokens.teacher_entropy, tokens.teacher_logp, tokens.anchor_logp]).isfinite().all(dim=0)
     if not scored.all():
         name = scores.responses.ids[tokens.rows[tokens.row_N[int(scored.int().argmin())]]]
-        raise ScoreError(f"response {name!r} has scores that are not finite; check the models, and score again")
+        raise ScoreError(f"response {name!r} has non-finite scores; check the models, and score again")
     entropy_N: Array = tokens.teacher_entropy.double().numpy()
     return entropy_N
 
 
 def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float, uecr: Uecr) -> list[Numbers]:
-    """For each share of the largest gaps, all ties included: their strata, and how much calibration shrinks them."""
+    """For each share of the largest gaps, with all ties: their strata, and their reduction by calibration."""
     magnitude_N = np.tanh(gap_N / (2.0 * uecr.tau_delta))
     calibrated_N = magnitude_N * np.exp(-entropy_N / uecr.tau_entropy)
     quarters = replace(strata, stratum_N=(entropy_N > quartile).astype(np.int64), count=2)
@@ -124,24 +124,23 @@ def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float,
     return rows
 
 
-def _last(found: Mapping[str, Mapping[str, Array]]) -> Numbers:
+def _last(estimates: Mapping[str, Mapping[str, Array]]) -> Numbers:
     """The last stratum's estimate of each weighting."""
-    return {way: {key: float(value[-1]) for key, value in each.items()} for way, each in found.items()}
+    return {way: {key: float(value[-1]) for key, value in each.items()} for way, each in estimates.items()}
 
 
-def _weights(scores: Scores, tokens: Tokens, method: str, uecr: Uecr, strata: Strata) -> Numbers:
-    """``B_i = sum_t m w / sum_t m`` in float64, over responses whose verifier advantage has a sign."""
+def _weights(scores: ScoreFolder, tokens: Tokens, method: str, uecr: Uecr, strata: Strata) -> Numbers:
+    """``B_i = sum_t m w / sum_t m`` in float64, over responses with a non-zero verifier advantage."""
     scores.responses.verified_rewards()
     budget_B, sign_B = np.ones(len(tokens.rows)), np.zeros(len(tokens.rows))
     groups, length_B = rows_of(scores.responses.group_B[tokens.rows]), np.diff(tokens.offsets)
     for rows in tracked(groups, f"weights of {method}"):
-        found = compute(method_of(method, uecr.settings()), scored_batch(scores, tokens, rows))
-        assert found.weight_BT is not None
-        assert found.advantage_task_B is not None
-        budget_B[rows] = [
-            float(weight_T[:length].mean()) for weight_T, length in zip(found.weight_BT, length_B[rows], strict=True)
-        ]
-        sign_B[rows] = found.advantage_task_B.sign().numpy()
+        advantages = compute(method_of(method, uecr.settings()), scored_batch(scores, tokens, rows))
+        assert advantages.weight_BT is not None
+        assert advantages.advantage_task_B is not None
+        pairs = zip(advantages.weight_BT, length_B[rows], strict=True)
+        budget_B[rows] = [float(weight_T[:length].mean()) for weight_T, length in pairs]
+        sign_B[rows] = advantages.advantage_task_B.sign().numpy()
     signed = sign_B != 0
     own_B, own_length_B = budget_B[signed], length_B[signed].astype(np.float64)
     if not len(own_B):
@@ -162,8 +161,8 @@ def _weights(scores: Scores, tokens: Tokens, method: str, uecr: Uecr, strata: St
     }
 
 
-def _histogram(weights: Numbers) -> None:
-    """Counts of B_i over common bins, in place of the values themselves."""
+def _add_histograms(weights: Numbers) -> None:
+    """Replace the values B_i by their counts over common bins."""
     budgets = {name: each.pop("budgets") for name, each in weights.items() if "budgets" in each}
     if budgets:
         span = max(float(np.abs(each - 1.0).max()) for each in budgets.values()) or 0.01
@@ -176,22 +175,21 @@ def _histogram(weights: Numbers) -> None:
 
 
 def entropy_boundaries(entropy_N: Array, strata: int) -> Array:
-    """Upper boundaries of all strata but the last: quantiles that are values of some token, equal ones collapsed.
+    """Upper boundaries of all strata but the last: quantiles that are some token's entropy, equal ones merged.
 
-    Near-deterministic tokens share one entropy, so that low quantiles may coincide: strata, not strict deciles. No
-    stratum is empty.
+    Near-deterministic tokens share one entropy, so low quantiles may coincide. No stratum is empty.
     """
-    found = np.unique(np.quantile(entropy_N, np.arange(1, strata) / strata, method="inverted_cdf"))
-    below: Array = found[found < entropy_N.max()]
+    quantiles = np.unique(np.quantile(entropy_N, np.arange(1, strata) / strata, method="inverted_cdf"))
+    below: Array = quantiles[quantiles < entropy_N.max()]
     return below
 
 
 @dataclass(frozen=True)
 class Strata:
-    """Where every token belongs, and the draws that the intervals share.
+    """The stratum, response and problem of every token, and the bootstrap draws.
 
-    Each estimate is made twice: ``token_weighted``, every token equal, and ``response_balanced``, within each response
-    first and every response with such a token equal; each with ``value``, ``low`` and ``high`` [M].
+    Each estimate has two weightings: ``token_weighted`` gives every token equal weight, ``response_balanced`` averages
+    within each response first; each has ``value``, ``low`` and ``high`` [M].
     """
 
     stratum_N: Array
@@ -201,25 +199,25 @@ class Strata:
     sampler: ClusterBootstrap  # over the K problems
 
     def mean(self, value_N: Array, among_N: Array | None = None) -> Numbers:
-        """Mean of a value in each stratum, over chosen tokens."""
+        """Mean of a value in each stratum, over all or the selected tokens."""
         return self._both(self._sums(value_N, among_N), self._sums(None, among_N))
 
     def location(self, among_N: Array) -> Numbers:
-        """Share of chosen tokens that lies in each stratum."""
+        """Share of the selected tokens in each stratum."""
         size_BM = self._sums(None, among_N)
         return self._both(size_BM, np.broadcast_to(size_BM.sum(axis=1, keepdims=True), size_BM.shape))
 
     def reduction(self, before_N: Array, after_N: Array, among_N: Array) -> Numbers:
-        """``1 - mean(after) / mean(before)`` over chosen tokens of each stratum."""
+        """``1 - mean(after) / mean(before)`` over the selected tokens of each stratum."""
         before_BM, after_BM = self._sums(before_N, among_N), self._sums(after_N, among_N)
-        length_BM = np.maximum(self._sums(None, among_N), 1)  # a response without such a token has nothing to divide
+        length_BM = np.maximum(self._sums(None, among_N), 1)  # 0 / 1 for a response without such a token
         return {
             "token_weighted": self._estimate(before_BM - after_BM, before_BM),
             "response_balanced": self._estimate((before_BM - after_BM) / length_BM, before_BM / length_BM),
         }
 
     def _sums(self, value_N: Array | None, among_N: Array | None) -> Array:
-        """[B, M] sum of a value over chosen tokens; their number without a value."""
+        """[B, M] sum of a value over the selected tokens; their number if there is no value."""
         cell_N = self.response_N * self.count + self.stratum_N
         if among_N is not None:
             cell_N = cell_N[among_N]
@@ -234,24 +232,19 @@ class Strata:
             "response_balanced": self._estimate(own_BM, (size_BM > 0).astype(np.float64)),
         }
 
-    def _estimate(self, above_BM: Array, below_BM: Array) -> dict[str, Array]:
-        clusters = self.sampler.clusters
-        above_KM, below_KM = (cluster_totals(each, self.problem_B, clusters) for each in (above_BM, below_BM))
-        found = percentile_interval(self.sampler.replicate_ratios(above_KM, below_KM))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            value_M = above_KM.sum(axis=0) / below_KM.sum(axis=0)
-        return {"value": value_M, "low": found["low"], "high": found["high"]}
+    def _estimate(self, above_BM: Array, below_BM: Array) -> Share:
+        return self.sampler.ratio(above_BM, below_BM, self.problem_B)
 
 
 def _rows(numbers: Numbers) -> list[tuple[str, ...]]:
-    """What the paper states of this audit."""
+    """The quantities that the paper reports."""
     ways = ("token_weighted", "response_balanced")
     rows: list[tuple[str, ...]] = []
     for row in numbers["large_gaps"]:
         name = f"top {100 * row['share']:g}% gaps"
         inside, lower = ([percent(row[key][way]) for way in ways] for key in ("in_highest_quartile", "reduction"))
         rows.append((f"{name} in the highest entropy quartile, %", *inside))
-        rows.append((f"{name}: calibration lowers |d| by, %", *lower))
+        rows.append((f"{name}: reduction of |d| by calibration, %", *lower))
     for name, row in numbers["weights"].items():
         if row["responses"]:
             means = ("{value:.4f} [{low:.4f}, {high:.4f}]".format(**row[way]) for way in ways)

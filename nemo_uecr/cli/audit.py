@@ -14,7 +14,7 @@ from nemo_uecr.errors import DataError, require_extra
 
 if TYPE_CHECKING:
     from nemo_uecr.audit.output import Audit
-    from nemo_uecr.audit.store import Scores
+    from nemo_uecr.audit.store import ScoreFolder
     from nemo_uecr.core.methods.uecr import Uecr
 
 app = family("audit", "The paper's audits, of scores or of a run.")
@@ -296,7 +296,7 @@ def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) ->
     _finish(audit, out, run)
 
 
-def _read(scores: Path) -> Scores:
+def _read(scores: Path) -> ScoreFolder:
     require_extra("data", "plots")
     from nemo_uecr.audit.store import read_scores
 
@@ -318,4 +318,4 @@ def _finish(audit: Audit, out: Path | None, source: Path) -> None:
     beside = source.resolve().parent if (source / PLAN).is_file() else source
     folder = beside / "audits" / audit.name if out is None else out
     write_audit(folder, audit)
-    say(audit.title, text_table(audit.heads, audit.rows), f"audit: {folder}")
+    say(audit.title, text_table(audit.columns, audit.rows), f"audit: {folder}")

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from nemo_uecr.audit import alpha_sweep
 from nemo_uecr.audit.alpha_sweep import GRID_A, conflict_rate, grid_mismatches, margin, tie_point
 from nemo_uecr.audit.groups import group_table, teacher_rewards
-from nemo_uecr.audit.store import Scores
-from tests.audit.made import Made, make_scores, write_scores
+from nemo_uecr.audit.store import ScoreFolder
+from tests.audit.made import Made, random_responses, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 
 rewards = st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=5).map(np.asarray)
 
 
-def numbers_of(scores: Scores) -> dict[str, Any]:
+def numbers_of(scores: ScoreFolder) -> dict[str, Any]:
     return alpha_sweep.alpha_sweep_audit(scores, replicates=20, seed=42).numbers
 
 
@@ -38,10 +38,9 @@ def test_a_group_by_hand() -> None:
     assert tie_point(wrong_W + 1, wrong_W) == math.inf
 
 
-def test_a_tie_is_no_inversion_and_no_safety() -> None:
+def test_a_tie_is_no_inversion() -> None:
     correct_C, wrong_W, two = np.asarray([0.0]), np.asarray([0.5]), np.asarray([2.0])  # 0.5 * 2 = 1 + 0 * 2
-    assert (margin(correct_C, wrong_W, two) > 1e-6).tolist() == [False]
-    # beyond the tie by nothing, and by less and by more than the tolerance: U_w - U_c = 0, 5e-7, 2e-6
+    # U_w - U_c = 0, 5e-7 and 2e-6 against the tolerance of 1e-6
     assert [conflict_rate(correct_C, wrong_W, two + more).item() for more in (0, 1e-6, 4e-6)] == [0.0, 0.0, 1.0]
 
 
@@ -56,19 +55,23 @@ def test_tie_points_foretell_the_grid(correct_C: np.ndarray, wrong_W: np.ndarray
         assert grid_mismatches(2 * tie_G + 1, safe_GA, inverted_GA, GRID_A) > 0
 
 
-def test_sign_changes_by_hand(tmp_path: Path) -> None:
-    # Mixed: rewards 1, 0, 0 and R^T 0.0, 0.9, 0.0. Centred at alpha 1: U = 1, 0.9, 0, mean 19/30, so the second
-    # response (centred task -1/3) lies above the mean. Two of the paper's words for it: order kept, sign changed.
+def test_sign_changes_and_inversions_by_hand(tmp_path: Path) -> None:
+    # R^T 0.0, 0.9, 0.0 with rewards 1, 0, 0: at alpha 1, U = 1, 0.9, 0 with mean 19/30. The order is kept, but the sign
+    # of the second response changes.
     made = [Made("a", 1.0, [0.0]), Made("a", 0.0, [0.9]), Made("a", 0.0, [0.0])]
     made += [Made("b", 0.0, [0.9]), Made("b", 0.0, [0.0])]  # degenerate: not counted
+    # At alpha 1 a correct response of R^T 0 has U = 1: both incorrect ones of "c" overtake it.
+    made += [Made("c", 1.0, [0.0]), Made("c", 0.0, [2.0]), Made("c", 0.0, [3.0])]
     scores = write_scores(tmp_path, made)
     reward_B = teacher_rewards(scores, "student", clip=5.0)[0]
     changed = alpha_sweep.sign_changes(group_table(scores.responses), reward_B, np.asarray([0.0, 1.0]))
-    assert changed.tolist() == [[False, False], [False, True], [False, False], [False, False], [False, False]]
+    assert changed[:5].tolist() == [[False, False], [False, True], [False, False], [False, False], [False, False]]
+    whole = numbers_of(scores)["overall"]
+    assert (whole["inverted_groups_at_trained"], whole["inverted_pairs_at_trained"]) == (1, 2)
 
 
 def test_against_a_slow_version(tmp_path: Path) -> None:
-    scores = make_scores(tmp_path / "s", {30: 8, 60: 6}, problems=40, tokens=6, seed=1)
+    scores = write_scores(tmp_path, random_responses({30: 8, 60: 6}, problems=40, tokens=6, seed=1))
     numbers = numbers_of(scores)
     found, reward_B, whole = scores.responses, teacher_rewards(scores, "student", clip=5.0)[0], numbers["overall"]
     for place in (0, 20, 60, len(numbers["alpha"]) - 1):
@@ -112,16 +115,8 @@ def test_where_nothing_inverts(tmp_path: Path) -> None:
     assert (row["truncated"], row["cut"], row["nonfinite_tokens"]) == (2, 1, 1)
 
 
-def test_inverted_groups_and_pairs_at_the_trained_alpha(tmp_path: Path) -> None:
-    # At alpha 1 a right response of R^T 0 has U = 1: both wrong ones (2 and 3) of "a" overtake it, none of "b" does.
-    made = [Made("a", 1.0, [0.0]), Made("a", 0.0, [2.0]), Made("a", 0.0, [3.0])]
-    made += [Made("b", 1.0, [0.0]), Made("b", 0.0, [0.1]), Made("b", 0.0, [0.2])]
-    whole = numbers_of(write_scores(tmp_path, made))["overall"]
-    assert (whole["inverted_groups_at_trained"], whole["inverted_pairs_at_trained"]) == (1, 2)
-
-
 def test_a_replicate_without_a_group_of_a_checkpoint_does_not_count_as_zero(tmp_path: Path) -> None:
-    """Problem "a" has mixed groups at step 0 alone, "b" at step 5 alone; every group is inverted for certain at 8."""
+    """Problem "a" has mixed groups at step 0 alone, "b" at step 5 alone; every group inverts at alpha 8."""
     made = [Made("a", 1.0, [0.0]), Made("a", 0.0, [2.0])]
     made += [Made("b", 1.0, [0.0], checkpoint=5), Made("b", 0.0, [2.0], checkpoint=5)]
     # A replicate draws (a, a), (a, b) or (b, b): each average over the checkpoints that it has is 1.

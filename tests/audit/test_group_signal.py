@@ -11,13 +11,13 @@ import pytest
 
 from nemo_uecr.audit.group_signal import exact_integer_rewards, group_signal_audit, pseudo_groups
 from nemo_uecr.audit.groups import teacher_rewards
-from nemo_uecr.audit.store import Scores
-from tests.audit.made import Made, make_scores, write_scores
+from nemo_uecr.audit.store import ScoreFolder
+from tests.audit.made import Made, random_responses, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 
 
-def numbers_of(scores: Scores, *, integer_verdicts: bool = False) -> dict[str, Any]:
+def numbers_of(scores: ScoreFolder, *, integer_verdicts: bool = False) -> dict[str, Any]:
     return group_signal_audit(
         scores, anchor="base", sizes=(8, 4), integer_verdicts=integer_verdicts, replicates=30, seed=42
     ).numbers
@@ -25,7 +25,8 @@ def numbers_of(scores: Scores, *, integer_verdicts: bool = False) -> dict[str, A
 
 def test_the_seed_alone_decides_the_partition(tmp_path: Path) -> None:
     """A group of eight and one of four of each twelve responses, the same at every checkpoint."""
-    responses = make_scores(tmp_path / "s", {0: 12, 30: 12, 60: 24}, problems=6, tokens=5, seed=4).responses
+    made = random_responses({0: 12, 30: 12, 60: 24}, problems=6, tokens=5, seed=4)
+    responses = write_scores(tmp_path, made).responses
 
     def parts(seed: int) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
         group_B = pseudo_groups(responses, (8, 4), seed=seed)
@@ -46,7 +47,7 @@ def test_the_seed_alone_decides_the_partition(tmp_path: Path) -> None:
 
 
 def test_against_a_slow_version(tmp_path: Path) -> None:
-    scores = make_scores(tmp_path / "s", {0: 12}, problems=30, tokens=5, seed=4)
+    scores = write_scores(tmp_path, random_responses({0: 12}, problems=30, tokens=5, seed=4))
     row = numbers_of(scores)["checkpoints"][0]
     reward_B = teacher_rewards(scores, "base", clip=5.0)[0]
     group_B = pseudo_groups(scores.responses, (8, 4), seed=42)

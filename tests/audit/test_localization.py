@@ -1,4 +1,4 @@
-"""The localization audit against a planted answer and against the paper's formulas written out slowly."""
+"""The localization audit against planted positions and against the paper's formulas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from nemo_uecr.audit.judging import Labels
 from nemo_uecr.audit.localization import candidates, localization_audit, position, write_candidates
-from nemo_uecr.audit.store import Scores
+from nemo_uecr.audit.store import ScoreFolder
 from nemo_uecr.core.methods.uecr import Uecr
 from tests.audit.made import TOKENIZER, Made, encoded, write_scores
 
@@ -40,13 +40,13 @@ def responses(problems: int = 3) -> list[Made]:
     return found
 
 
-def audited(scores: Scores, **changes: int) -> dict[str, Any]:
+def audited(scores: ScoreFolder, **changes: int) -> dict[str, Any]:
     labels = dict.fromkeys(labelled(scores), LABELS)
     arguments = {"checkpoint": 0, "shuffles": 20, "replicates": 200, "seed": 42} | changes
     return localization_audit(scores, labels, UECR, TOKENIZER, **arguments).numbers
 
 
-def labelled(scores: Scores) -> list[str]:
+def labelled(scores: ScoreFolder) -> list[str]:
     tokens = scores.tokens("student", 0)
     return [scores.responses.ids[row] for row in tokens.rows[candidates(scores, tokens)[0]]]
 
@@ -61,12 +61,6 @@ def test_who_is_a_candidate(tmp_path: Path) -> None:
     assert counts == {"groups": 4, "mixed_groups_of_eight": 2, "incorrect_in_them": 12, "reasoning_free": 2}
     assert labelled(scores) == [f"r{8 * problem + number}" for problem in (0, 1) for number in range(5)]
     assert write_candidates(scores, tmp_path / "judging", checkpoint=0, limit=4, seed=1) == (4, 16)
-
-
-def test_a_shuffle_that_equals_the_original_reaches_it() -> None:
-    # 0.3 and 0.2 are at least 0.2, 0.1 is not: 2 of 3, p = (2 + 1) / (3 + 1)
-    found = position(np.asarray([0.1, 0.2, 0.3]), 0.2)
-    assert (found["at_least_full"], found["p"]) == (2, 0.75)
 
 
 def slow_weights(made: Made, *, entropy: bool) -> list[float]:
@@ -113,48 +107,35 @@ def test_problems_of_other_checkpoints_do_not_widen_the_interval(tmp_path: Path)
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> Scores:
-    """The teacher dislikes the invalid step and likes the valid ones, surely; where it is unsure it dislikes both."""
+def planted(tmp_path: Path) -> ScoreFolder:
+    """A certain teacher dislikes the invalid step and likes the valid ones; where it is uncertain it dislikes both."""
     sure = [step == 1 or at % 2 == 0 for at, step in enumerate(STEP)]
     gaps = [2.0 if sure[at] and step != 1 else -2.0 for at, step in enumerate(STEP)]
     entropies = [0.0 if each else 2.0 for each in sure]
-    made = [
-        Made(f"p{problem}", number >= 4, gaps, entropies=entropies, response=TEXT)
-        for problem in range(12)
-        for number in range(8)
-    ]
-    return write_scores(tmp_path, made)
+    eight = [Made("", number >= 4, gaps, entropies=entropies, response=TEXT) for number in range(8)]
+    return write_scores(tmp_path, [replace(each, problem=f"p{problem}") for problem in range(12) for each in eight])
 
 
-def test_planted_positions_are_found(planted: Scores) -> None:
-    """The teacher is sure of its dislike: the invalid step gets more blame than under any permutation."""
+def test_planted_positions_are_found(planted: ScoreFolder) -> None:
+    """The invalid step gets more blame than under any permutation."""
     numbers = audited(planted, shuffles=100)
     full, shuffles = numbers["variants"]["full ECR"], numbers["shuffles"]
     assert full["positive"]["value"] == 1.0
     assert (shuffles["at_least_full"], shuffles["p"]) == (0, 1 / 101)
+    equal = position(np.asarray([0.1, 0.2, 0.3]), 0.2)  # an equal shuffle counts: p = (2 + 1) / (3 + 1)
+    assert (equal["at_least_full"], equal["p"]) == (2, 0.75)
     assert full["gap"]["value"] > max(shuffles["gap"])
     assert len(shuffles["gap"]) == 100
     assert shuffles["mean"] == pytest.approx(numbers["variants"]["shuffled, mean"]["gap"]["value"], abs=1e-15)
 
 
-def test_shuffles_differ_between_responses_and_seeds(planted: Scores) -> None:
+def test_shuffles_differ_between_responses_and_seeds(planted: ScoreFolder) -> None:
     """Twelve equal responses: with one permutation for all of them, every response would have the same gap."""
     one, again, other = (audited(planted, shuffles=1, seed=seed) for seed in (42, 42, 7))
     assert one["shuffles"]["gap"].tolist() == again["shuffles"]["gap"].tolist() != other["shuffles"]["gap"].tolist()
     spread, full = (one["variants"][name]["gap"] for name in ("shuffled, mean", "full ECR"))
     assert spread["high"] - spread["low"] > 0  # equal gaps would have an interval of width 0
     assert full["high"] == pytest.approx(full["low"])
-
-
-def test_the_bootstrap_draws_prompts(tmp_path: Path) -> None:
-    """The interval of a slow bootstrap over prompts, all responses of a prompt together."""
-    numbers = audited(write_scores(tmp_path, responses(12)), replicates=4000)
-    gaps = np.asarray([each["gap"]["full ECR"] for each in numbers["responses"]]).reshape(12, 5)
-    dice = np.random.default_rng(5)
-    means = [gaps[dice.integers(12, size=12)].mean() for _ in range(4000)]
-    found = numbers["variants"]["full ECR"]["gap"]
-    width = found["high"] - found["low"]
-    assert [found["low"], found["high"]] == pytest.approx(np.quantile(means, [0.025, 0.975]), abs=0.06 * width)
 
 
 def test_a_judged_response_without_finite_scores_is_left_out_and_counted(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_scores_made_differently_do_not_mix(tmp_path: Path) -> None:
     write_plan(tmp_path, joined_plan(tmp_path, PLAN | student, {"new"})[0])
     assert joined_plan(tmp_path, PLAN | other, {"newer"})[0]["students"] == other["students"]
     for changes in ({"dtype": "bfloat16"}, {"students": {"10": MODEL | {"sha256": "another"}}}):
-        with pytest.raises(RunFolderError, match="was scored with"):
+        with pytest.raises(RunFolderError, match="|".join(changes)):
             joined_plan(tmp_path, PLAN | changes, {"new"})
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import dump_config, load_config
-from tests.audit.made import TOKENIZER, Made, make_scores, write_scores
+from tests.audit.made import TOKENIZER, Made, random_responses, write_scores
 from tests.audit.test_localization import responses
 from tests.config.shipped import DEMO
 from tests.reliability.commands import refused
@@ -35,7 +35,7 @@ def numbers_of(name: str, scores: Path, *words: object) -> dict[str, Any]:
 def test_audits_of_scores_and_the_report_with_them(tmp_path: Path) -> None:
     run = tmp_path / "run"
     write_run(run, Story(steps=3, planned=3, evaluations=(0,), batches=()))
-    made = make_scores(run / "scores", {0: 12, 30: 12}, problems=6, tokens=4, seed=0)
+    made = write_scores(run / "scores", random_responses({0: 12, 30: 12}, problems=6, tokens=4, seed=0))
     for name, words in {"signal": (), "token-credit": SETTINGS, "group-signal": (), "alpha-sweep": ()}.items():
         found = numbers_of(name, made.folder, *words, "--replicates", 100)
         assert found["scores"]["responses"] == 144
@@ -64,7 +64,7 @@ def test_the_settings_are_those_of_a_run(tmp_path: Path) -> None:
     run.mkdir()
     config = load_config(DEMO, ("method.alpha=0.75", "method.rho=0.25", "method.tau_delta=2", "method.sample_std=true"))
     (run / "config.yaml").write_text(dump_config(config.config))
-    make_scores(scores, {0: 4}, problems=6, tokens=4, seed=0)
+    write_scores(scores, random_responses({0: 4}, problems=6, tokens=4, seed=0))
     words = ("--run", run, "--replicates", 20)
     used = numbers_of("token-credit", scores, *words)["settings"]
     assert [used[name] for name in ("alpha", "rho", "tau_delta", "tau_entropy", "std_floor")] == [0.75, 0.25, 2, 1, 0]
