@@ -177,7 +177,7 @@ def cluster() -> str:
     said = {
         r"(estimates\s)[\d,]+(\ss\sper\sstep)": f"{step:,.0f}", r"(: )\d+(\shours\sfor\s160)": f"{hours:.0f}",
         r"(160\ssteps,\sor\s)\d+(\sattempts)": str(attempts),
-        r"(takes\s)[\d,]+(\ss\sas\splanned)": f"{_planned('grpo_teacher_qwen3_8b'):,.0f}",
+        r"(takes\s)[\d,]+(\ss\sby\sthe\splan)": f"{_planned('grpo_teacher_qwen3_8b'):,.0f}",
     }  # fmt: skip
     for pattern, value in said.items():
         page, count = re.subn(pattern, rf"\g<1>{value}\g<2>", page)
