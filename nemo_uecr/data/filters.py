@@ -8,7 +8,17 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nemo_uecr.data.problems import CARRIED, Fields, UnreadableRow, kind_of, level_of, problem_of, rows_of, usable, value_at
+from nemo_uecr.data.problems import (
+    CARRIED,
+    Fields,
+    UnreadableRow,
+    kind_of,
+    level_of,
+    problem_of,
+    rows_of,
+    usable,
+    value_at,
+)
 from nemo_uecr.data.screening import Finding, Screen, Text
 from nemo_uecr.data.sources import Row, Source
 from nemo_uecr.errors import DataError

@@ -18,7 +18,7 @@ from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DependencyError, RunFolderError
-from nemo_uecr.evaluation.runner import EvaluationSettings, PendingSample, evaluate, judged
+from nemo_uecr.evaluation.runner import EvaluationSettings, PendingSample, evaluate, judge_generations
 from nemo_uecr.evaluation.samples import SAMPLES
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.engines import ChatSettings, Decoding, Generation, Request, load_tokens
@@ -145,5 +145,5 @@ def test_a_thought_that_a_special_token_closes_is_not_judged(tmp_path: Path) -> 
         tokens.tokenizer(text)["input_ids"] for text in ("2 + 3?<think>", r"\boxed{4}</think>\boxed{5}")
     )
     wanted = PendingSample(("b", "p", 0), Problem("p", "2 + 3?", "5"), Request(tuple(prompt), 0))
-    (sample,) = judged([wanted], [Generation((*response, 257), False)], tokens, SHARED)
+    (sample,) = judge_generations([wanted], [Generation((*response, 257), False)], tokens, SHARED)
     assert (sample.verdict, sample.extracted) == ("correct", "5")
