@@ -211,7 +211,7 @@ def _megatron(model: str, sequences: Sequences) -> EngineScores:
             logits_NV, target_N = megatron_logits(module, whole[None])[0, start - 1 : -1], whole[start:]
             found = score_logits(logits_NV, target_N, temperatures=(1.0,), entropy=True)
             assert found.entropy is not None
-            logp.append(found.logp[0])
+            logp.append(found.at(1.0))
             entropy.append(found.entropy)
     return EngineScores(torch.cat(logp), torch.cat(entropy))
 

@@ -21,7 +21,7 @@ from nemo_uecr.local.memory import to_device, to_host
 from nemo_uecr.local.sequences import MicroBatch, Prompt, Sequences
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.records import NonFiniteScoreError, TokenScores
-from nemo_uecr.scoring.statistics import checked_together
+from nemo_uecr.scoring.statistics import deferred_checks
 
 if TYPE_CHECKING:
     from nemo_uecr.local.token_model import TokenModel
@@ -124,7 +124,7 @@ def score(
 
     for rows in micro_rows:
         try:
-            with checked_together():
+            with deferred_checks():
                 found = list(scored(rows, singly=False))
                 values = to_host([value for *_, value in found])  # the one wait for a GPU
         except NonFiniteScoreError:

@@ -21,7 +21,7 @@ from nemo_uecr.local.memory import recomputing, to_device, to_host
 from nemo_uecr.local.scores import training_logp
 from nemo_uecr.local.sequences import Sequences
 from nemo_uecr.local.token_model import TokenModel
-from nemo_uecr.scoring.statistics import checked_together
+from nemo_uecr.scoring.statistics import deferred_checks
 from nemo_uecr.telemetry.metrics import check_first_ratio
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def update(
         optimizer.zero_grad(set_to_none=True)
         losses = torch.zeros(3, dtype=torch.float64, device=model.device)
         step_ratios: list[Tensor] = []  # on the device until the gradient is whole
-        with recomputing(model.recomputed), checked_together():
+        with recomputing(model.recomputed), deferred_checks():
             for rows in minibatch:
                 row_N, column_N = inputs.loss_mask_BT[rows].nonzero(as_tuple=True)
                 if not row_N.numel():

@@ -46,11 +46,11 @@ def test_scores_against_float64(vocab: int) -> None:
         logits = behind(logits.to(dtype), 5)
         for temperatures, entropy in ASKED if vocab < TILE * 3 and dtype == torch.bfloat16 else ASKED[1:2]:
             scores = score_logits(logits, target, temperatures=temperatures, entropy=entropy)
-            for row, temperature in enumerate(temperatures):
+            for temperature in temperatures:
                 logp, _ = float64_scores(logits, target, temperature)
-                assert (scores.logp[row] - logp).abs().max() <= 2e-6, (dtype, temperatures)
+                assert (scores.at(temperature) - logp).abs().max() <= 2e-6, (dtype, temperatures)
                 if dtype == torch.bfloat16:
-                    assert torch.equal(token_logp(logits, target, temperature=temperature), scores.logp[row])
+                    assert torch.equal(token_logp(logits, target, temperature=temperature), scores.at(temperature))
             if scores.entropy is not None:
                 _, exact = float64_scores(logits, target, 1.0)
                 assert (scores.entropy - exact).abs().max() <= 2e-6, (dtype, temperatures)
@@ -93,7 +93,7 @@ def test_masked_columns_weigh_what_they_should(masked: float, temperature: float
     scores = score_logits(logits, target, temperatures=(temperature,), entropy=True)
     logp, _ = float64_scores(logits, target, temperature)
     _, entropy = float64_scores(logits, target, 1.0)
-    assert (scores.logp[0] - logp).abs().max() <= 2e-6
+    assert (scores.at(temperature) - logp).abs().max() <= 2e-6
     assert (scores.entropy - entropy).abs().max() <= 2e-6
 
 
@@ -122,7 +122,7 @@ def test_shards_give_the_scores_of_the_whole() -> None:
     stats = torch.stack([reduce_logits(part, target, BOTH, first) for part, first in parts])
     logp, entropy = torch.empty(2, 6), torch.empty(6)
     finish_with_triton(stats, BOTH, logp, entropy)
-    for row, temperature in enumerate((1.0, 0.7)):
+    for temperature in (1.0, 0.7):
         assert (logp[row] - float64_scores(logits, target, temperature)[0]).abs().max() <= 2e-6
     assert (entropy - float64_scores(logits, target, 1.0)[1]).abs().max() <= 2e-6
 
