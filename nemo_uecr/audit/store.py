@@ -30,7 +30,7 @@ PLAN = "scores.json"
 #: Key of the plan with the names of all responses that were asked for, by any call.
 ASKED = "asked"
 #: Keys that grow with every checkpoint scored; the first call fixes all others.
-GROWING = ("students", "sources")
+APPEND_ONLY = ("students", "sources")
 #: Columns that every audit reads, one value a response; texts and prompt ids stand beside them.
 TABLE = {
     "id": "string", "checkpoint": "int64", "benchmark": "string", "problem": "string", "sample": "int64",
@@ -224,9 +224,9 @@ def joined_plan(folder: Path, plan: Mapping[str, Any], ids: Set[str]) -> tuple[d
     written = _read_plan(folder)
     for key, own in plan.items():
         known = written[key]
-        if key in GROWING:
+        if key in APPEND_ONLY:
             joined[key] = known | own
-        if (joined[key] != own | known) if key in GROWING else own != known:
+        if (joined[key] != own | known) if key in APPEND_ONLY else own != known:
             raise RunFolderError(f"{folder} was scored with {key}={known!r}, not {own!r}; choose another --out")
     return joined | {ASKED: sorted({*written[ASKED], *ids})}, set(_read(paths, ["id"])["id"].to_pylist())
 

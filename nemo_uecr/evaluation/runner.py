@@ -57,7 +57,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PendingSample:
     """One sample that is still to be generated."""
 
     key: Key
@@ -85,7 +85,7 @@ def evaluate(
         done = {sample.key for sample in there}
         tokens = engines.load_tokens(model)
         encoded = {name: tokens.prompts(each.problems, settings.chat) for name, each in benchmarks.items()}
-        every = wanted_samples(encoded, samples=settings.samples, seed=settings.seed)
+        every = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
         wanted = [each for each in every if each.key not in done]
         log.info("%s: %d samples there, %d to generate", label, len(done), len(wanted))
         if wanted:
@@ -99,21 +99,21 @@ def evaluate(
         return samples.write_result(folder, record, samples.read_samples(path))
 
 
-def wanted_samples(
+def pending_samples(
     benchmarks: Mapping[str, Sequence[tuple[Problem, tuple[int, ...]]]], *, samples: int, seed: int
-) -> list[Wanted]:
+) -> list[PendingSample]:
     """Every sample of an evaluation, benchmark by benchmark; of each problem its prompt's token ids are given."""
     found = []
     for name, problems in benchmarks.items():
         for problem, prompt in problems:
             for number in range(samples):
                 key = (name, problem.id, number)
-                found.append(Wanted(key, problem, engines.Request(prompt, derive(seed, *key))))
+                found.append(PendingSample(key, problem, engines.Request(prompt, derive(seed, *key))))
     return found
 
 
 def _generate(
-    wanted: list[Wanted], engine: engines.Engine, settings: Settings, tokens: engines.Tokens, path: Path
+    wanted: list[PendingSample], engine: engines.Engine, settings: Settings, tokens: engines.Tokens, path: Path
 ) -> None:
     began, produced = time.perf_counter(), 0
     with comparison_pool(min(4, os.cpu_count() or 1)) as pool:
@@ -128,7 +128,10 @@ def _generate(
 
 
 def judged(
-    chunk: Sequence[Wanted], generations: Sequence[engines.Generation], tokens: engines.Tokens, pool: ComparisonPool
+    chunk: Sequence[PendingSample],
+    generations: Sequence[engines.Generation],
+    tokens: engines.Tokens,
+    pool: ComparisonPool,
 ) -> list[Sample]:
     """The samples of generations, each with the verifier's verdict."""
     texts = [tokens.text(generation.token_ids) for generation in generations]

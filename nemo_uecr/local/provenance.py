@@ -11,7 +11,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,7 @@ from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.generation.adapter import base_of
 from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest, file_fault
+from nemo_uecr.paths import locate_path
 from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, append_record, read_records
 
@@ -43,10 +44,8 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "omeg
 WATCHED = ("nemo_uecr", "pyproject.toml")
 GIT_SECONDS = 20
 #: Files that grow: a line of the list holds for the part that was there.
-GROWING = (STEPS, EVALUATIONS)
+APPEND_ONLY = (STEPS, EVALUATIONS)
 
-#: Maps a model or data name of the configuration to what is on disk.
-Locate = Callable[[str], str]
 #: A comparison's outcome, and what it is about.
 Finding = tuple[Literal["same", "changed", "unknown"], str]
 
@@ -109,27 +108,27 @@ def _git(*words: str) -> bytes:
 # --- what it reads
 
 
-def input_hashes(config: Config, locate: Locate) -> dict[str, str]:
+def input_hashes(config: Config) -> dict[str, str]:
     """sha256 of every input file that is on this machine.
 
     Names are `train`, `train/manifest.json`, `benchmark NAME`, `reward NAME`, and `student/FILE`, `teacher/FILE` or
     `teachers.NAME/FILE` for each file of a model: weights, configuration, tokenizer, chat template.
     """
-    train = Path(locate(config.data.train))
+    train = Path(locate_path(config.data.train))
     train = train / KEPT if (train / DATA_MANIFEST).is_file() else train
     files = _source_files("train", str(train), "train") | {f"train/{DATA_MANIFEST}": train.with_name(DATA_MANIFEST)}
     for name, given in config.evaluation.benchmarks.items():
-        files |= _source_files(f"benchmark {name}", locate(given), "test")
+        files |= _source_files(f"benchmark {name}", locate_path(given), "test")
     files |= {f"reward {each.label}": Path(each.path) for each in config.reward if isinstance(each, CallReward)}
     models = {"student": config.student.model_name} | teacher_models(config)
     for role, name in models.items():
-        folder = _model_folder(locate(name))
+        folder = _model_folder(locate_path(name))
         files |= {f"{role}/{path.name}": path for path in sorted(folder.iterdir())} if folder else {}
         base = base_of(folder) if folder else None
         if base is not None and (below := _model_folder(base)):
             files |= {f"{role}/base/{path.name}": path for path in sorted(below.iterdir())}
     for role, teacher in url_teachers(config).items():  # its server has the weights, whatever lies beside the tokenizer
-        folder = _model_folder(locate(teacher.tokenizer))
+        folder = _model_folder(locate_path(teacher.tokenizer))
         own = sorted(folder.glob("*token*")) if folder else []
         files |= {f"{role} tokenizer/{path.name}": path for path in own}
     return {name: file_sha256(path) for name, path in files.items() if path.is_file()}
@@ -236,7 +235,7 @@ def _listed(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:
-    if path.name in GROWING and path.is_file():
+    if path.name in APPEND_ONLY and path.is_file():
         digest = hashlib.sha256(path.read_bytes()[: entry["bytes"]]).hexdigest()
         return None if digest == entry["sha256"] else "content changed"
     return file_fault(path, entry["sha256"])
@@ -245,7 +244,7 @@ def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:
 # --- whether it still holds
 
 
-def verify_run(folder: Path, *, locate: Locate) -> dict[str, list[str]]:
+def verify_run(folder: Path) -> dict[str, list[str]]:
     """Check a run folder's files, its inputs and its environment against its record: findings by their kind."""
     if not (folder / PROVENANCE).is_file():
         raise RunFolderError(f"{folder} has no {PROVENANCE}; expected the run folder that `nemo-uecr train` wrote")
@@ -253,7 +252,7 @@ def verify_run(folder: Path, *, locate: Locate) -> dict[str, list[str]]:
     now = _statement(config, package_source()[0])
     findings: Iterable[Finding] = chain(
         _compare_files(folder),
-        compare_inputs(record["sha256"], input_hashes(config, locate)),
+        compare_inputs(record["sha256"], input_hashes(config)),
         _compare_values(flattened({name: record.get(name) for name in now}), flattened(now)),
     )
     found: dict[str, list[str]] = {"same": [], "changed": [], "unknown": []}

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import DataConfig
-from nemo_uecr.core.agreement import Places
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.engines import Generation
@@ -97,6 +96,10 @@ class Sequences:
         length_B = torch.tensor([len(response.token_ids) for response in self.responses])
         return torch.arange(self.width).unsqueeze(0) < length_B.unsqueeze(1)
 
+    def no_scores(self) -> Tensor:
+        """[B, T] of NaN, so that a careless reader of what was not sampled is caught."""
+        return torch.full((len(self.responses), self.width), torch.nan)
+
     def ends_BT(self, end_ids: Collection[int]) -> Tensor:
         """True on the token that ends a response, by one of these ids."""
         last_BT = self.mask_BT & ~self.mask_BT.roll(-1, dims=1)
@@ -130,12 +133,11 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The teachers' side of a step: which of them scores each row, what it reads, where the student is compared."""
+class TeacherInputs:
+    """The teachers' side of a step: which of them scores each row, and what it reads."""
 
     names: Sequence[str]
     sequences: Sequences
-    places: Places | None
     student_ends: frozenset[int]
 
     @cached_property

@@ -22,7 +22,7 @@ from nemo_uecr.local.scores import training_logp
 from nemo_uecr.local.sequences import Sequences
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.scoring.statistics import deferred_checks
-from nemo_uecr.telemetry.metrics import check_first_ratio
+from nemo_uecr.steps.metrics import check_first_ratio
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ class UpdateInputs:
     sample_ids: tuple[str, ...]  # names of the responses for error messages
     micro_rows: list[list[Tensor]]  # rows of each micro-batch, one list for each optimizer step
     loss_mask_BT: Tensor  # tokens in the loss
-    old_logp_BT: Tensor  # log pi_old at T_r
+    rollout_logp_BT: Tensor  # log pi_old at T_r
     surrogates: tuple[tuple[Tensor, float], ...]  # (advantage [B, T], coefficient) of each clipped surrogate
-    ref_logp_BT: Tensor | None  # reference policy at T_r, None without a reference KL
+    reference_rollout_logp_BT: Tensor | None  # reference policy at T_r, None without a reference KL
 
 
 @dataclass(frozen=True)
@@ -171,15 +171,16 @@ def _accumulate(
     def own(values_BT: Tensor) -> Tensor:
         return to_device(values_BT[rows], model.device)
 
+    reference = inputs.reference_rollout_logp_BT
     (advantage, _), *second = ((own(values), coef) for values, coef in inputs.surrogates)
     loss = policy_loss(
         training_logp(model, inputs.sequences.micro_batch(rows), temperature=config.rollout.temperature),
-        own(inputs.old_logp_BT),
+        own(inputs.rollout_logp_BT),
         advantage,
         own(inputs.loss_mask_BT),
         denominator=tokens,
         clip=(config.loss.clip_low, config.loss.clip_high),
-        ref_logp=None if inputs.ref_logp_BT is None else own(inputs.ref_logp_BT),
+        ref_logp=None if reference is None else own(reference),
         kl_coef=config.loss.reference_kl,
         second=second[0] if second else None,
     )

@@ -16,10 +16,11 @@ from nemo_uecr.data.reproducible import installed, statement
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import check_writable, file_sha256
 from nemo_uecr.nemo import preflight, translate, upstream
-from nemo_uecr.nemo.estimator import Routes, StepContext, UecrEstimator
+from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
 from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.policy import PolicyMethods
+from nemo_uecr.nemo.step import Routes, StepContext
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.telemetry import resumed_state
 from nemo_uecr.stopping import RunStopped, StopRequest, listening, seconds_left
