@@ -72,7 +72,7 @@ class TeacherServer:
     columns: int  # V, the student's output columns; the server must not count more
     tokens: int  # ids of the tokenizer
     tolerance: float  # largest mean change of the probe's scores and of a step's bracketed tokens, nats
-    first: dict[str, Any]  # what `look` found when the run began; empty until `check` of a new run
+    first: dict[str, Any]  # what `look` returned when the run began; empty until `check` of a new run
 
     def provenance(self) -> dict[str, str]:
         """URL and reported model; its weights are verified only by the probes."""

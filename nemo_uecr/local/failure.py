@@ -33,12 +33,12 @@ class Evidence:
 
     def responses(self, samples: Sequence[Sample]) -> None:
         """Keep what was drawn."""
-        content = json.dumps([vars(sample) for sample in samples]).encode()
-        self.file("responses.json", content, [sample.id for sample in samples])
+        names = [sample.id for sample in samples]
+        self.file("responses.json", lambda: json.dumps([vars(sample) for sample in samples]).encode(), names)
 
-    def file(self, name: str, content: bytes, sample_ids: Sequence[str]) -> None:
+    def file(self, name: str, content: Callable[[], bytes], sample_ids: Sequence[str]) -> None:
         """Keep this content."""
-        self.name, self.write = name, lambda path: replace_file(path, content)
+        self.name, self.write = name, lambda path: replace_file(path, content())
         self.sample_ids, self.words = sample_ids, ()
 
     def batch(self, record: StepRecord, method: Method) -> None:

@@ -148,7 +148,7 @@ def checkpointed_layers(module: Any) -> list[torch.nn.Module]:
 
 @contextlib.contextmanager
 def recomputing(layers: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Training mode for these layers alone: what lies within keeps its evaluation mode, so no dropout is drawn.
+    """Training mode for these layers alone: their parts keep its evaluation mode, so no dropout is drawn.
 
     Outside of it transformers would not recompute, and inside of it a layer takes no KV cache.
     """

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.local.memory import to_device
+from nemo_uecr.steps.record import ComparedTokens
 
 
 class Span(NamedTuple):
@@ -59,6 +60,19 @@ class TopTokens:
         yield Write(
             self.ids_CK, number_N[own_n], self.sample.top_ids(span.logits_NV[to_device(own_n, span.logits_NV.device)])
         )
+
+
+class Comparison:
+    """The agreement of student and teacher on the next token, at a sample of the tokens: a probe for each."""
+
+    def __init__(self, sample: TokenSample) -> None:
+        self.student, self.teacher = TopTokens(sample), TopTokens(sample)
+
+    def result(self) -> ComparedTokens:
+        """The tokens that a teacher here has scored."""
+        row_C, column_C = self.student.sample.at_BT.nonzero(as_tuple=True)
+        seen_C = self.teacher.seen_C
+        return ComparedTokens(row_C[seen_C], column_C[seen_C], self.student.ids_CK[seen_C], self.teacher.ids_CK[seen_C])
 
 
 class TokenRanks:

@@ -1,6 +1,6 @@
 """What a run is made of, what it reads and what it writes, each with its sha256; and whether all of that still holds.
 
-``provenance.json`` stands before the first step: code, versions, conventions, and the hash of every input file.
+``provenance.json`` is written before the first step: code, versions, conventions, and the hash of every input file.
 ``artifacts.jsonl`` gets a line for every file that the run completes.
 """
 
@@ -25,13 +25,14 @@ from nemo_uecr.config.schema import CallReward, Config, teacher_models, url_teac
 from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.manifest import KEPT
 from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
-from nemo_uecr.data.reproducible import installed, statement
+from nemo_uecr.data.reproducible import installed
 from nemo_uecr.data.sources import Role, find_source
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.generation.adapter import base_of
 from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest, file_fault
 from nemo_uecr.paths import locate_path
+from nemo_uecr.steps.reproducible import run_provenance
 from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, append_record, read_records
 
@@ -59,7 +60,7 @@ def _statement(config: Config, source: Mapping[str, object]) -> dict[str, Any]:
     best = "best: highest mean of avg@k over the benchmarks; the earlier checkpoint of equal ones"
     last = "last: the checkpoint of the last step, whatever it scores"
     versions = {package: installed(package) or "not installed" for package in PACKAGES}
-    return statement(config, versions) | {
+    return run_provenance(config, versions) | {
         "arithmetic": arithmetic(),
         "decoding": {
             "rollout": config.rollout.model_dump(
@@ -137,10 +138,10 @@ def input_hashes(config: Config) -> dict[str, str]:
 def _source_files(name: str, given: str, role: Role) -> dict[str, Path]:
     """The one file of a source of problems under its name, or each of several; none where it is not on this machine."""
     try:
-        found = find_source(given, role).files
+        files = find_source(given, role).files
     except DataError:
         return {}
-    return {name: found[0]} if len(found) == 1 else {f"{name}/{n}-{file.name}": file for n, file in enumerate(found)}
+    return {name: files[0]} if len(files) == 1 else {f"{name}/{n}-{file.name}": file for n, file in enumerate(files)}
 
 
 def _model_folder(name: str) -> Path | None:
@@ -182,7 +183,7 @@ def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
 def write_run_files(
     folder: Path, config: Config, *, origins: Mapping[str, str], inputs: Mapping[str, str], warnings: list[str]
 ) -> None:
-    """Write the files that stand before the first step; an earlier record that differs is kept beside the new one."""
+    """Write the files that come before the first step; an earlier record that differs is kept beside the new one."""
     source, diff = package_source()
     record = _statement(config, source) | {
         "config_sha256": hashlib.sha256(dump_config(config).encode()).hexdigest(),
@@ -218,7 +219,7 @@ def list_files(folder: Path, step: int, *names: str) -> None:
 
 
 def checkpoint_entry(step: int) -> str:
-    """The file that stands for a checkpoint in the list: it has the hashes of the others."""
+    """The file that represents a checkpoint in the list: it has the hashes of the others."""
     return f"checkpoints/step-{step:06d}/{MANIFEST}"
 
 
@@ -255,10 +256,10 @@ def verify_run(folder: Path) -> dict[str, list[str]]:
         compare_inputs(record["sha256"], input_hashes(config)),
         _compare_values(flattened({name: record.get(name) for name in now}), flattened(now)),
     )
-    found: dict[str, list[str]] = {"same": [], "changed": [], "unknown": []}
+    by_kind: dict[str, list[str]] = {"same": [], "changed": [], "unknown": []}
     for kind, text in findings:
-        found[kind].append(text)
-    return found
+        by_kind[kind].append(text)
+    return by_kind
 
 
 def _compare_files(folder: Path) -> Iterator[Finding]:

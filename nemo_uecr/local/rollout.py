@@ -82,7 +82,7 @@ def evaluate(
     started = time.perf_counter()
     settings = config.evaluation
     decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, settings.stop)
-    encoded = {name: [(each.problem, each.token_ids) for each in found] for name, found in benchmarks.items()}
+    encoded = {name: [(each.problem, each.token_ids) for each in prompts] for name, prompts in benchmarks.items()}
     pending = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
     prompts = [Prompt(each.problem, each.request.prompt_ids) for each in pending]
     responses, nonfinite = sample(prompts, [each.request.seed for each in pending], decoding)
@@ -91,7 +91,7 @@ def evaluate(
         name, problem, number = pending[nonfinite.row].key
         where = f"step {step}, benchmark {name}, problem {problem}, sample {number}"
         with evidence_of_failure(folder, step) as evidence:
-            evidence.file(SAMPLES, sample_lines(samples), [where])
+            evidence.file(SAMPLES, lambda: sample_lines(samples), [where])
             raise nonfinite.error(model, where)
     write_samples(folder, step, samples)
     seconds = round(time.perf_counter() - started, 3)

@@ -113,7 +113,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
 
 
 def _retire_failure(folder: Path) -> None:
-    """Keep what an earlier attempt left behind, under a name that no longer says that this run has failed."""
+    """Keep what an earlier attempt left behind, under a name that no longer marks this run as failed."""
     failure = folder / FAILURE
     if failure.exists():
         number = 1 + sum(1 for _ in folder.glob(f"{FAILURE}-*"))

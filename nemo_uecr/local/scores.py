@@ -69,7 +69,7 @@ def _score(
         with deferred_checks():
             for tokens, logits_NV, target_N in token_logits(model, micro):
                 span = Span(logits_NV, target_N, rows[row_N[tokens]], column_N[tokens])
-                found = score_logits(
+                scores = score_logits(
                     logits_NV,
                     target_N,
                     temperatures=tuple(temperature for temperature, _ in logp),
@@ -78,8 +78,8 @@ def _score(
                     valid_vocab=model.scored_vocab_size,
                     keep_nan=True,
                 )
-                writes += [Write(logp_BT, span.place, found.at(temperature)) for temperature, logp_BT in logp]
-                for table_BT, values_N in ((entropy_BT, found.entropy), (dropped_BT, found.dropped)):
+                writes += [Write(logp_BT, span.place, scores.at(temperature)) for temperature, logp_BT in logp]
+                for table_BT, values_N in ((entropy_BT, scores.entropy), (dropped_BT, scores.dropped)):
                     if table_BT is not None and values_N is not None:
                         writes.append(Write(table_BT, span.place, values_N))
                 writes += [write for probe in model.probes for write in probe(span)]

@@ -45,8 +45,8 @@ def encode_prompts(
     problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, data: DataConfig, benchmark: str = ""
 ) -> list[Prompt]:
     """Encode every problem, training's or a benchmark's, through the chat template; without one as plain text."""
-    found = fitting_prompts(tokenizer, problems, data, benchmark)
-    return [Prompt(problems[place], tuple(ids)) for place, ids in found.items()]
+    encoded = fitting_prompts(tokenizer, problems, data, benchmark)
+    return [Prompt(problems[place], tuple(ids)) for place, ids in encoded.items()]
 
 
 def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, response: int) -> None:
@@ -68,7 +68,7 @@ class MicroBatch:
     ids_bS: Tensor  # right-padded prompt and response; no sampled token attends to the padding
     position_N: Tensor  # index into the flattened [b * S] features from which each response token is predicted
     target_N: Tensor  # the response tokens
-    mask_bT: Tensor  # where each of them stands in the [B, T] layout
+    mask_bT: Tensor  # where each of them is in the [B, T] layout
 
 
 @dataclass(frozen=True)

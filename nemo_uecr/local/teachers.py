@@ -18,7 +18,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.schema import Config, DataConfig, RoutingConfig, TeacherConfig, UrlTeacherConfig
+from nemo_uecr.config.schema import (
+    Config,
+    DataConfig,
+    RoutingConfig,
+    SelfTeacherConfig,
+    TeacherConfig,
+    UrlTeacherConfig,
+)
 from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.data.problems import check_routing, filled, teacher_name
 from nemo_uecr.files import read_object, replace_file
@@ -26,7 +33,7 @@ from nemo_uecr.generation.engines import difference_of_ends, load_tokens
 from nemo_uecr.generation.models import check_same_tokenizer, prompt_ids
 from nemo_uecr.hosted_teacher.client import TeacherServer
 from nemo_uecr.local.memory import Placement
-from nemo_uecr.local.probes import OwnEnds, Probe
+from nemo_uecr.local.probes import Comparison, OwnEnds, Probe
 from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.sequences import Prompt, Sequences, TeacherInputs, check_context
 from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
@@ -66,7 +73,7 @@ class Teacher:
         raise NotImplementedError
 
     def provenance(self, step: int) -> dict[str, str]:
-        """What stands behind its scores of a step, for the record."""
+        """Where its scores of a step come from, for the record."""
         raise NotImplementedError
 
 
@@ -161,11 +168,11 @@ class Teachers:
     left_out: frozenset[str]  # names of those whose gap at the student's end token is 0
     unreported_ends: dict[str, str]  # by teacher; reported with its first scores
 
-    def compared(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> TokenSample | None:
-        """Where the student is compared with them; None where every teacher is behind a URL."""
+    def comparison(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Comparison | None:
+        """Probes that compare the student with them; None where every teacher is behind a URL."""
         models = [model for teacher in self.by_name.values() for model in teacher.members.values()]
         columns = min(model.vocabulary for model in (student, *models))
-        return TokenSample.of(mask_BT, columns=columns, seed=seed) if models else None
+        return Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed)) if models else None
 
     def inputs(self, sequences: Sequences) -> TeacherInputs:
         """What the teachers read in place of these prompts, each behind its own problem's."""
@@ -194,7 +201,7 @@ class Teachers:
         student: PolicyScores,
         *,
         entropy: bool,
-        probes: Sequence[Probe],
+        probe: Probe | None,
     ) -> TeacherScores:
         """Scores of every row by its own teacher; the teachers take turns on the device, each loads once.
 
@@ -205,9 +212,8 @@ class Teachers:
             if teacher.members:
                 placement.move_to_device(*teacher.members)
             own = [mine for rows in micro_rows if len(mine := rows[torch.isin(rows, rows_n)])]
-            for probe in probes:
-                teacher = teacher.with_probe(probe)
-            return teacher.score(inputs.sequences, own, entropy=entropy).select(rows_n)
+            probed = teacher if probe is None else teacher.with_probe(probe)
+            return probed.score(inputs.sequences, own, entropy=entropy).select(rows_n)
 
         scores = score_by_turns(self.by_name, inputs.names, score)
         left_out_B1 = torch.tensor([[name in self.left_out] for name in inputs.names])
@@ -221,23 +227,17 @@ class Teachers:
         return replace(scores, logp_BT=logp_BT)
 
     def provenance(self, step: int) -> dict[str, dict[str, str]]:
-        """What stands behind each teacher's scores of a step."""
+        """Where each teacher's scores of a step come from."""
         return {name: teacher.provenance(step) for name, teacher in self.by_name.items()}
 
 
 def load_teachers(
-    config: Config,
-    student: TokenModel,
-    initial: Callable[[], TokenModel],
-    *,
-    device: Callable[[str], torch.device],
+    config: Config, student: TokenModel, initial: Callable[[], TokenModel], *, device: Callable[[str], torch.device]
 ) -> Teachers | None:
     """The teachers that the method reads; None where it reads none.
 
-    ``initial`` gives the student as it was before training, ``device`` says where a member of `Placement` waits.
+    ``initial`` gives the student as it was before training, ``device`` where a member of `Placement` waits.
     """
-    loaded: dict[object, Teacher] = {}
-    by_name: dict[str, Teacher] = {}
     ends, unreported_ends = student.tokens.end_ids, dict[str, str]()
 
     def compare_ends(key: str, theirs: frozenset[int], asked: str | None) -> None:
@@ -245,37 +245,45 @@ def load_teachers(
             unreported_ends[key.removeprefix("teachers.")] = difference = f"{key}: {difference}"
             log.warning("%s; %s.end_token says what that token counts", difference, key)
 
+    def model_teacher(key: str, section: TeacherConfig) -> ModelTeacher:
+        name, dtype = resolve_path(str(section.model_name)), str(section.dtype)
+        model = load_model(
+            name, role=key, dtype=dtype, device=device(key), master_weights=False, quantize=section.quantize
+        )
+        model.module.requires_grad_(False)
+        check_same_tokens(student, model)
+        compare_ends(key, model.tokens.end_ids, section.end_token)
+        replaced = ends if section.end_token == "own" else frozenset[int]()
+        return ModelTeacher(model.restrict_to_student_vocab(student.vocabulary), key, replaced_ends=replaced)
+
+    def url_teacher(key: str, section: UrlTeacherConfig) -> UrlTeacher:
+        tokens = load_tokens(resolve_path(section.tokenizer))
+        check_same_tokenizer(student.tokenizer, tokens.tokenizer, (student.vocabulary, student.vocabulary))
+        compare_ends(key, tokens.end_ids, section.end_token)
+        kept = Path(config.run.folder) / PROBES  # of a run that is continued
+        first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else {}
+        tolerance = config.tolerances.teacher_probe
+        return UrlTeacher(TeacherServer(section, student.vocabulary, len(tokens.tokenizer), tolerance, first))
+
+    def self_teacher(section: SelfTeacherConfig) -> SelfTeacher:
+        model = initial() if section.self == "initial" else student
+        member = "student" if model.module is student.module else "reference"
+        return SelfTeacher(model, member, section.prompt_template, config.data, section.self == "initial")
+
+    loaded: dict[object, Teacher] = {}
+    by_name: dict[str, Teacher] = {}
     for key, section in config.active_teachers.items():
         source: object = section
-        if isinstance(section, TeacherConfig):
-            name, dtype = resolve_path(str(section.model_name)), str(section.dtype)
-            source = section.model_copy(update={"model_name": os.path.realpath(name)})
-            if source not in loaded:
-                model = load_model(
-                    name, role=key, dtype=dtype, device=device(key), master_weights=False, quantize=section.quantize
-                )
-                model.module.requires_grad_(False)
-                check_same_tokens(student, model)
-                compare_ends(key, model.tokens.end_ids, section.end_token)
-                replaced = ends if section.end_token == "own" else frozenset[int]()
-                loaded[source] = ModelTeacher(
-                    model.restrict_to_student_vocab(student.vocabulary), key, replaced_ends=replaced
-                )
-        elif source in loaded:
-            pass
-        elif isinstance(section, UrlTeacherConfig):
-            tokens = load_tokens(resolve_path(section.tokenizer))
-            theirs = tokens.tokenizer
-            check_same_tokenizer(student.tokenizer, theirs, (student.vocabulary, student.vocabulary))
-            compare_ends(key, tokens.end_ids, section.end_token)
-            kept = Path(config.run.folder) / PROBES  # of a run that is continued
-            first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else {}
-            tolerance = config.tolerances.teacher_probe
-            loaded[source] = UrlTeacher(TeacherServer(section, student.vocabulary, len(theirs), tolerance, first))
-        else:
-            model = initial() if section.self == "initial" else student
-            member = "student" if model.module is student.module else "reference"
-            loaded[source] = SelfTeacher(model, member, section.prompt_template, config.data, section.self == "initial")
+        if isinstance(section, TeacherConfig):  # two names of one folder are one teacher
+            place = os.path.realpath(resolve_path(str(section.model_name)))
+            source = section.model_copy(update={"model_name": place})
+        if source not in loaded:
+            if isinstance(section, TeacherConfig):
+                loaded[source] = model_teacher(key, section)
+            elif isinstance(section, UrlTeacherConfig):
+                loaded[source] = url_teacher(key, section)
+            else:
+                loaded[source] = self_teacher(section)
         by_name[key.removeprefix("teachers.")] = loaded[source]
     asked = {key: getattr(section, "end_token", None) for key, section in config.active_teachers.items()}
     left_out = frozenset(key.removeprefix("teachers.") for key, choice in asked.items() if choice == "left_out")

@@ -86,7 +86,7 @@ class TokenModel:
 
     @property
     def context(self) -> int | None:
-        """Longest sequence in tokens, a stretched RoPE included; None where the configuration says none."""
+        """Longest sequence in tokens, a stretched RoPE included; None where the configuration has none."""
         return context_of(self.module.config)
 
     @contextlib.contextmanager

@@ -5,24 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import Advantages
 from nemo_uecr.data.batch_file import turn_labels
-from nemo_uecr.data.reproducible import derive, step_indices
+from nemo_uecr.data.reproducible import derive
 from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.batch import StepBatch, samples_of
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
-from nemo_uecr.local.probes import Probe, TopTokens
 from nemo_uecr.local.provenance import APPEND_ONLY, checkpoint_entry, list_files
 from nemo_uecr.local.rollout import Sampler, evaluate
 from nemo_uecr.local.scores import score_policy
@@ -32,8 +31,8 @@ from nemo_uecr.local.teachers import Teachers
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
 from nemo_uecr.local.vllm_sampler import VllmSampler
-from nemo_uecr.steps.record import ComparedTokens, StepRecord, run_state
-from nemo_uecr.steps.scores import PolicyScores
+from nemo_uecr.steps.record import StepRecord
+from nemo_uecr.steps.reproducible import run_state, step_indices
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import StepLog
 from nemo_uecr.verifier.rewards import Outcome, Rewards
@@ -93,13 +92,13 @@ class Rollouts:
         with watch.phase("verify"):
             outcomes = self.rewards.judge(samples, step=step)
         with deterministic(config.train.deterministic):
-            batch = self._scored(step, state, sequences, outcomes, watch, evidence)
+            batch = self._score(step, state, sequences, outcomes, watch, evidence)
         if nonfinite is not None:  # only now, so that the batch is left with its scores
             raise nonfinite.error(self.models.student, batch.record.sample_ids[nonfinite.row])
         batch.check_scores()
         return batch
 
-    def _scored(
+    def _score(
         self,
         step: int,
         state: Mapping[str, float],
@@ -108,74 +107,53 @@ class Rollouts:
         watch: Stopwatch,
         evidence: Evidence,
     ) -> StepBatch:
-        config, models, teachers = self.config, self.models, self.models.teachers
-        minibatches = sequences.micro_rows(
-            minibatch=config.train.minibatch_responses, microbatch=config.train.microbatch_responses
-        )
+        config, models, ids_BT, mask_BT = self.config, self.models, sequences.token_ids(), sequences.mask_BT
+        train, rollout, method = config.train, config.rollout, config.method
+        minibatches = sequences.micro_rows(minibatch=train.minibatch_responses, microbatch=train.microbatch_responses)
         micro_rows = [rows for minibatch in minibatches for rows in minibatch]
-        inputs = None if teachers is None else teachers.inputs(sequences)
-        seed = derive(config.run.seed, "agreement", step)
-        sample = None if teachers is None else teachers.compared(sequences.mask_BT, models.student, seed=seed)
-        ours, theirs = ([] if sample is None else [TopTokens(sample)] for _ in range(2))
+        score = partial(score_policy, micro_rows=micro_rows, rollout_temperature=rollout.temperature)
+        inputs = comparison = None
+        if models.teachers is not None:
+            inputs = models.teachers.inputs(sequences)
+            seed = derive(config.run.seed, "agreement", step)
+            comparison = models.teachers.comparison(mask_BT, models.student, seed=seed)
         with watch.phase("score_student"):
-            student = self._policy_scores(models.student, sequences, micro_rows, ours, entropy=True)
-        record = self._record(step, state, sequences, outcomes, student)
-        evidence.batch(record, config.method)
-        if teachers is not None and inputs is not None:
-            with watch.phase("score_teacher"):
-                entropy = "teacher_entropy" in config.method.reads
-                teacher = teachers.score(
-                    inputs, micro_rows, self.placement, student, entropy=entropy, probes=theirs
-                )  # fmt: skip
-            names = inputs.names if config.teachers else ()
-            record = replace(record, teacher=teacher, teachers=names, compared=_compared(*ours, *theirs))
-        if models.reference is not None:
-            with watch.phase("score_reference"):
-                reference = self._policy_scores(models.reference, sequences, micro_rows, [], entropy=False)
-            initial = reference.logp_BT if "initial_logp" in config.method.reads else None
-            record = replace(record, reference_rollout_logp_BT=reference.rollout_logp_BT, initial_logp_BT=initial)
-        evidence.batch(record, config.method)
-        return StepBatch(sequences, minibatches, outcomes, inputs, record)
-
-    def _policy_scores(
-        self,
-        model: TokenModel,
-        sequences: Sequences,
-        micro_rows: Sequence[Tensor],
-        probes: Sequence[Probe],
-        *,
-        entropy: bool,
-    ) -> PolicyScores:
-        own = model.module is self.models.student.module  # with an adapter the reference is, too
-        self.placement.move_to_device("student" if own else "reference")
-        for probe in probes:
-            model = model.with_probe(probe)
-        temperature = self.config.rollout.temperature
-        return score_policy(model, sequences, micro_rows, rollout_temperature=temperature, entropy=entropy)
-
-    def _record(
-        self,
-        step: int,
-        state: Mapping[str, float],
-        sequences: Sequences,
-        outcomes: list[Outcome],
-        student: PolicyScores,
-    ) -> StepRecord:
-        config, ids_BT = self.config, sequences.token_ids()
-        prompts, per_prompt = config.rollout.prompts_per_step, config.rollout.responses_per_prompt
-        return StepRecord(
+            self.placement.move_to_device("student")
+            model = models.student if comparison is None else models.student.with_probe(comparison.student)
+            student = score(model, sequences, entropy=True)
+        record = StepRecord(
             step=step,
             problems=[prompt.problem.id for prompt in sequences.prompts],
             task_reward_B=torch.tensor([outcome.reward for outcome in outcomes]),
-            group_B=torch.arange(prompts).repeat_interleave(per_prompt),  # two draws of one problem stay apart
-            mask_BT=sequences.mask_BT,
+            # Two draws of one problem stay apart.
+            group_B=torch.arange(rollout.prompts_per_step).repeat_interleave(rollout.responses_per_prompt),
+            mask_BT=mask_BT,
             token_ids_BT=ids_BT,
             correct_B=torch.tensor([outcome.correct for outcome in outcomes]),
             truncated_B=torch.tensor([response.truncated for response in sequences.responses]),
             student=student,
             run=run_state(config, step=step, state=state),
-            segments_BT=turn_labels(ids_BT, sequences.mask_BT, config.method, self.models.student.tokenizer),
+            segments_BT=turn_labels(ids_BT, mask_BT, method, models.student.tokenizer),
         )
+        evidence.batch(record, method)
+        if models.teachers is not None and inputs is not None:
+            with watch.phase("score_teacher"):
+                entropy, probe = "teacher_entropy" in method.reads, None if comparison is None else comparison.teacher
+                teacher = models.teachers.score(
+                    inputs, micro_rows, self.placement, student, entropy=entropy, probe=probe
+                )  # fmt: skip
+            compared = None if comparison is None else comparison.result()
+            names = inputs.names if config.teachers else ()
+            record = replace(record, teacher=teacher, teachers=names, compared=compared)
+        if models.reference is not None:
+            with watch.phase("score_reference"):
+                own = models.reference.module is models.student.module  # with an adapter
+                self.placement.move_to_device("student" if own else "reference")
+                reference = score(models.reference, sequences, entropy=False)
+            initial_BT = reference.logp_BT if "initial_logp" in method.reads else None
+            record = replace(record, reference_rollout_logp_BT=reference.rollout_logp_BT, initial_logp_BT=initial_BT)
+        evidence.batch(record, method)
+        return StepBatch(sequences, minibatches, outcomes, inputs, record)
 
 
 @dataclass
@@ -296,13 +274,3 @@ class Trainer(Rollouts):
     def _due(self, step: int, every: int) -> bool:
         """Whether something that is done every so often, and at the end, is done now."""
         return step == self.config.train.steps or (every > 0 and step % every == 0)
-
-
-def _compared(*tops: TopTokens) -> ComparedTokens | None:
-    """The compared tokens of both models, of those that a teacher here has scored."""
-    if not tops:
-        return None
-    student, teacher = tops
-    row_N, column_N = student.sample.at_BT.nonzero(as_tuple=True)
-    seen_N = teacher.seen_C
-    return ComparedTokens(row_N[seen_N], column_N[seen_N], student.ids_CK[seen_N], teacher.ids_CK[seen_N])

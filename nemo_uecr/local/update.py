@@ -64,19 +64,19 @@ def build_optimizer(model: TokenModel, config: Config) -> torch.optim.Optimizer:
         how = {"fused": True} if config.device != "cpu" and torch.cuda.is_available() else {"foreach": False}
         return torch.optim.AdamW(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay, **how)
     require_extra("lowbit")
-    found: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     if train.optimizer == "adamw8bit":
         from bitsandbytes.optim import AdamW8bit
 
-        found = AdamW8bit(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay)
+        optimizer = AdamW8bit(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay)
     else:
         from torchao.optim import AdamW8bit as RoundedAtRandom
 
         log.info("adamw8bit_sr is compiled in its first step, which takes a minute more")
-        found = RoundedAtRandom(
+        optimizer = RoundedAtRandom(
             model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay, bf16_stochastic_round=True
         )
-    return found
+    return optimizer
 
 
 def warmed_rate(config: Config, done: int) -> float:
@@ -115,8 +115,8 @@ def update(
                 step_ratios.append(ratio_N)
                 places.append(torch.stack((rows[row_N], column_N), dim=1))
         total_norm = torch.nn.utils.clip_grad_norm_(model.trained, config.train.max_grad_norm)
-        sums, norm_, *found = to_host([losses, total_norm, *step_ratios])
-        ratios += found
+        sums, norm_, *own_ratios = to_host([losses, total_norm, *step_ratios])
+        ratios += own_ratios
         norm = float(norm_)
         if not (math.isfinite(float(sums[0])) and math.isfinite(norm)):
             raise InvariantError(

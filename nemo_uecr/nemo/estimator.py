@@ -38,7 +38,7 @@ class UecrEstimator:
         """[B, S] advantages of the first surrogate, 0 outside the sampled tokens.
 
         The prompts are read only where groups are formed NeMo-RL's way, the reference not at all: the KL is in the
-        loss. ``valid_mask`` [B], of later versions, says which responses count in their group's mean and deviation.
+        loss. ``valid_mask`` [B], of later versions, marks the responses that count in their group's mean and deviation.
         """
         context, config, scores = self._context, self._context.config, self._context.scores
         check_same(logprobs_policy, scores.student.rollout_logp_BT, what="prev_logprobs")

@@ -59,7 +59,7 @@ def answers_of(
     *,
     seconds: float,
 ) -> list[Generation]:
-    """One generation a request, in order; request i goes to worker i modulo their number.
+    """One generation per request, in order; request i goes to worker i modulo their number.
 
     ``workers`` are the name and Ray actor of each vLLM engine's first worker; they have so many seconds for it all.
     """

@@ -1,7 +1,7 @@
 """All scores of a batch from one forward of a Megatron worker: at T_r for the PPO ratio, at 1 for the method.
 
 The logits at position t predict the token at t + 1. That shift is made here and nowhere else: every score that leaves
-this module stands at the token it scores, so that column t of a [B, S] score belongs to ``ids[t]``, and column 0 is 0,
+this module is at the token it scores, so that column t of a [B, S] score belongs to ``ids[t]``, and column 0 is 0,
 because nothing predicts the first token.
 
 Each answer carries a row hash and a spot check, which `score_checks` compares where the scores are used. The spot check

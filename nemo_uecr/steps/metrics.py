@@ -102,7 +102,7 @@ def method_metrics(
 
 
 def teacher_metrics(batch: ScoredBatch, advantages: Advantages, names: Sequence[str]) -> dict[str, float]:
-    """What each of several teachers says of the responses that it scores; ``names`` has each response's teacher."""
+    """Scores by each of several teachers, over its own responses; ``names`` has each response's teacher."""
     trained_BT, tokens = advantages.trained(batch.mask_BT), token_values(batch, advantages)
     metrics: dict[str, float] = {}
     for name in sorted(set(names)):
@@ -237,7 +237,7 @@ def _means(split: str, part_N: Tensor, tokens: Mapping[str, Tensor]) -> dict[str
 
 
 def quarter(mask_BT: Tensor) -> Tensor:
-    """[B, T] which quarter of its response a sampled token lies in, 0 to 3: ``floor(4 i / L)``, i counted from 0."""
+    """[B, T] which quarter of its response a sampled token is in, 0 to 3: ``floor(4 i / L)``, i counted from 0."""
     place_BT = mask_BT.long().cumsum(dim=1) - 1
     length_B1 = mask_BT.sum(dim=1, keepdim=True).clamp_min(1)
     return (4 * place_BT // length_B1).clamp_(0, 3)
@@ -263,10 +263,10 @@ def ratio_metrics(
 
 
 def check_first_ratio(metrics: Mapping[str, float], tolerances: TolerancesConfig, where: str = "") -> None:
-    """Refuse a first ratio that rounding does not explain; ``where`` says which token has the largest error.
+    """Refuse a first ratio that rounding does not explain; ``where`` names the token with the largest error.
 
     mean |r - 1| <= `first_ratio`, 99 % quantile of |r - 1| <= `first_ratio_p99`: in bfloat16 the largest of millions of
-    tokens says nothing.
+    tokens proves nothing.
     """
     largest, mean, share = (metrics[f"policy/first_ratio_{name}"] for name in ("error", "mean", "far_share"))
     if not (mean <= tolerances.first_ratio and share <= FAR_SHARE):

@@ -5,7 +5,7 @@ Shape legend: B = responses, T = tokens of the batch's layout, N = compared toke
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import Advantages, Method, RunState
 from nemo_uecr.core.record import SCORE_FIELDS, ScoredBatch
 from nemo_uecr.data.batch_file import OPTIONAL, REQUIRED, arithmetic, save_batch
-from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.steps.scores import PolicyScores, TeacherScores
 
@@ -117,9 +114,3 @@ class StepRecord:
 def sample_ids(step: int, problems: Sequence[object]) -> tuple[str, ...]:
     """Name of each response: step, problem and place in the batch."""
     return tuple(f"step {step}, problem {problem}, row {row}" for row, problem in enumerate(problems))
-
-
-def run_state(config: Config | NemoConfig, *, step: int, state: Mapping[str, float]) -> RunState:
-    """What the run gives the method in one step (steps count from 1; the schedule counts completed ones)."""
-    seed = derive(config.run.seed, "shuffle", step) % 2**31
-    return RunState(step - 1, config.train.steps, seed, state)

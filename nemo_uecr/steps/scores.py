@@ -56,10 +56,10 @@ def score_by_turns(
             out_BT[rows_n] = part_nT
         return out_BT
 
-    entropies = [(rows_n, found.entropy_BT) for rows_n, found in turns if found.entropy_BT is not None]
-    dropped = [(rows_n, found.dropped_BT) for rows_n, found in turns if found.dropped_BT is not None]
+    entropies = [(rows_n, own.entropy_BT) for rows_n, own in turns if own.entropy_BT is not None]
+    dropped = [(rows_n, own.dropped_BT) for rows_n, own in turns if own.dropped_BT is not None]
     return TeacherScores(
-        joined([(rows_n, found.logp_BT) for rows_n, found in turns]),
+        joined([(rows_n, own.logp_BT) for rows_n, own in turns]),
         joined(entropies) if entropies else None,
         joined(dropped) if dropped else None,
     )

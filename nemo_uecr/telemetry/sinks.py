@@ -109,7 +109,7 @@ class Progress:
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Report an evaluation."""
         average = record["average"]
-        sets = "  ".join(f"{name} {100 * found['avg']:.1f}" for name, found in record["sets"].items())
+        sets = "  ".join(f"{name} {100 * each['avg']:.1f}" for name, each in record["sets"].items())
         self._print(
             f"step {record['step']}/{self._total}  avg@{record['samples']} {100 * average['avg']:.1f} "
             f"[{100 * average['low']:.1f}, {100 * average['high']:.1f}]  {sets}  {record['seconds']:.1f} s"
@@ -273,7 +273,7 @@ class Mlflow(_Service):
         self._tell(lambda: self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED"))
 
 
-#: Something besides the metrics file that is told of every step.
+#: What besides the metrics file gets every step.
 Client = TensorBoard | Wandb | Mlflow
 
 
@@ -281,7 +281,7 @@ Client = TensorBoard | Wandb | Mlflow
 
 
 class StepLog:
-    """Writes what a run says of its steps under the names of `telemetry.metric_table`, as a context manager."""
+    """Writes a run's steps under the names of `telemetry.metric_table`, as a context manager."""
 
     def __init__(self, folder: Path, clients: Sequence[Client], progress: Progress) -> None:
         self._folder = folder
@@ -305,7 +305,7 @@ class StepLog:
         self._progress.step(step, metrics)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        """Write an evaluation's record into ``evaluation.jsonl``; the clients are told the average."""
+        """Write an evaluation's record into ``evaluation.jsonl``; the clients get the average."""
         append_record(self._folder / EVALUATIONS, record)
         average = {f"evaluation/{name}": record["average"][name] for name in ("avg", "low", "high")}
         for client in self._clients:

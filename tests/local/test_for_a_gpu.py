@@ -211,7 +211,7 @@ def test_a_deterministic_run_is_the_same_on_a_cpu(
     """Every operation of scoring and update has a deterministic form; drawing and what comes later are left alone."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")  # now it is put back at the end
-    seen: dict[str, set[bool]] = {"score": set(), "update": set()}
+    seen: dict[str, set[bool]] = {"score_policy": set(), "update": set()}
 
     def noted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*read: Any, **asked: Any) -> Any:
@@ -223,7 +223,7 @@ def test_a_deterministic_run_is_the_same_on_a_cpu(
     for name in seen:
         monkeypatch.setattr(trainer, name, noted(name, getattr(trainer, name)))
     folder = tiny.run(tmp_path / "run", *tiny.every(), "train.deterministic=true")
-    assert seen == {"score": {True}, "update": {True}}
+    assert seen == {"score_policy": {True}, "update": {True}}
     assert not torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert tiny.metrics(folder) == tiny.metrics(trained)
@@ -233,14 +233,14 @@ def test_another_temperature_stops_a_run_in_bfloat16(tmp_path: Path, monkeypatch
     """With the bounds of a GPU, which `device=auto` may be."""
     from nemo_uecr.errors import InvariantError
 
-    real = trainer.score
+    real = trainer.score_policy
 
-    def at_one(*read: Any, temperatures: tuple[float, ...], **asked: Any) -> Any:
-        return real(*read, temperatures=tuple(1.0 for _ in temperatures), **asked)
+    def at_one(*read: Any, rollout_temperature: float, **asked: Any) -> Any:
+        return real(*read, rollout_temperature=1.0, **asked)
 
     sharp = ("device=auto", "student.dtype=bfloat16", "rollout.temperature=0.7")
     healthy = tiny.run(tmp_path / "healthy", *sharp)
     assert all(step["policy/first_ratio_mean"] <= 0.05 for step in tiny.metrics(healthy))
-    monkeypatch.setattr(trainer, "score", at_one)
+    monkeypatch.setattr(trainer, "score_policy", at_one)
     with pytest.raises(InvariantError, match=r"tolerances\.first_ratio=0\.05"):
         tiny.run(tmp_path / "run", *sharp)
