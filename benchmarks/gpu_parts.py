@@ -93,7 +93,7 @@ def machine(work: Path, device: str) -> Iterator[Rows]:
     placement = Placement("all", torch.device(device), {"student": lambda: pieces})
     names = ("to the device, first", "back, first", "to the device", "back", "to the device", "back")
     for name, needed in zip(names, (("student",), ()) * 3, strict=True):
-        row[f"{name} GB/s"] = size / 1e9 / seconds_of(lambda needed=needed: placement.need(*needed), device)
+        row[f"{name} GB/s"] = size / 1e9 / seconds_of(lambda needed=needed: placement.move_to_device(*needed), device)
     assert all(bool((piece == 1).all()) for piece in pieces)
     yield {"machine": row}
 

@@ -127,7 +127,7 @@ def plain(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
 
 def _pair(scores: TokenScores) -> tuple[Tensor, Tensor]:
     assert scores.entropy is not None
-    return scores.logp[0], scores.entropy
+    return scores.at(1.0), scores.entropy
 
 
 def _ours(x: Inputs, option: str) -> Run:

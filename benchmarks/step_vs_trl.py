@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.measure import outputs_of
 from nemo_uecr.cli.common import write_json
 
-CONFIG = Path(__file__).resolve().parents[1] / "examples" / "configs" / "local" / "demo.yaml"
+CONFIG = Path(__file__).resolve_path().parents[1] / "examples" / "configs" / "local" / "demo.yaml"
 #: AdamW moves a weight by about its learning rate; this one is below float32's resolution of any weight but zero.
 SETTINGS = (
     "method.name=grpo", "train.learning_rate=1e-30", "train.warmup_steps=0", "data.shuffle=false",
@@ -49,17 +49,17 @@ def our_step(folder: Path) -> tuple[Any, list[Any], Callable[[int], int]]:
     from nemo_uecr.local.token_model import load_model
     from nemo_uecr.local.trainer import Models, Trainer
     from nemo_uecr.local.update import build_optimizer
+    from nemo_uecr.paths import resolve_path
     from nemo_uecr.stopping import StopRequest
-    from nemo_uecr.study.demo import resolve
     from nemo_uecr.telemetry.sinks import Progress, StepLog
     from nemo_uecr.verifier.pool import SHARED
     from nemo_uecr.verifier.rewards import Rewards
 
     config = load_config(CONFIG, [*SETTINGS, f"run.folder={folder}"]).config
-    name, device = resolve(config.student.model_name), torch.device("cpu")
+    name, device = resolve_path(config.student.model_name), torch.device("cpu")
     student = load_model(name, role="student", dtype="float32", device=device, master_weights=True)
     data = config.data
-    problems = problems_of(data, resolve(data.train), "data.train")
+    problems = problems_of(data, resolve_path(data.train), "data.train")
     trainer = Trainer(
         config,
         models=Models(student, None, None),
@@ -90,7 +90,7 @@ def alternate(folder: Path, steps: int, batch: int) -> dict[str, list[dict[str, 
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    from nemo_uecr.study.demo import resolve
+    from nemo_uecr.paths import resolve_path
     from nemo_uecr.verifier.pool import check_response
 
     config, problems, ours = our_step(folder)
@@ -128,7 +128,7 @@ def alternate(folder: Path, steps: int, batch: int) -> dict[str, list[dict[str, 
         "answer": [each.answer for each in problems],
     }
     GRPOTrainer(
-        model=resolve(config.student.model_name),
+        model=resolve_path(config.student.model_name),
         reward_funcs=reward,
         train_dataset=Dataset.from_dict(rows),
         callbacks=[Turns()],

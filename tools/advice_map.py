@@ -42,7 +42,7 @@ def measured(study: Path, results: Mapping[str, Any]) -> dict[str, Places]:
             arm = results["study"]["tables"][cell["table"]]["reference"]
             files = [Path(folders[cell["variant"], arm, pair]) / "config.yaml" for pair in range(PAIRS)]
             configs = [load_config(file, ()).config for file in files]
-            facts = [facts_of_config(config, problems=PROBLEMS, locate=str, noise_stated=False) for config in configs]
+            facts = [facts_of_config(config, problems=PROBLEMS, noise_stated=False) for config in configs]
             found[name] = [dict(each.where) for each in facts]
             kept.write_text(json.dumps(found, indent=1) + "\n")
     return found

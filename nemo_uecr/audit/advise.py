@@ -30,7 +30,7 @@ from nemo_uecr.data.batch_file import load_batch, scored_batch
 from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.batch import samples_of
-from nemo_uecr.local.provenance import Locate
+from nemo_uecr.local.failure import Evidence
 from nemo_uecr.local.rollout import draw
 from nemo_uecr.local.run import encoded_problems, load_models, placement_of, sampler_of
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
@@ -38,7 +38,7 @@ from nemo_uecr.local.step_metrics import Stopwatch
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
 from nemo_uecr.local.trainer import Rollouts
 from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k, score_interval
-from nemo_uecr.telemetry.metrics import agreement_metrics, method_metrics
+from nemo_uecr.steps.metrics import agreement_metrics, method_metrics
 from nemo_uecr.telemetry.run_folder import read_run
 from nemo_uecr.verifier.pool import SHARED
 from nemo_uecr.verifier.rewards import Rewards
@@ -85,7 +85,7 @@ def facts_of_run(folder: Path) -> Facts:
     )
 
 
-def facts_of_config(config: Config, *, problems: int, locate: Locate) -> Facts:
+def facts_of_config(config: Config, *, problems: int) -> Facts:
     """Facts from responses to the first problems that a run would draw; nothing is trained.
 
     The teachers score even where the configured method reads no scores, and give half a group of responses to each
@@ -98,64 +98,60 @@ def facts_of_config(config: Config, *, problems: int, locate: Locate) -> Facts:
     config = config.model_copy(update={"method": scoring, "loss": loss})
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    models = load_models(config, None, locate)
-    prompts, _ = encoded_problems(config, models, locate)
+    models = load_models(config, None)
+    prompts, _ = encoded_problems(config, models)
     count, each = min(problems, len(prompts)), GROUPS * size
     rollout = config.rollout.model_copy(update={"prompts_per_step": count, "responses_per_prompt": each})
     config = config.model_copy(update={"rollout": rollout})
     teacher_B, columns = None, {"student": models.student.vocabulary}
     numbers: dict[str, float | None] = dict.fromkeys(RECORDED)
     with closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)) as rewards:
-        sample, placement = sampler_of(config, models.student, locate, prompts, {}), placement_of(config, models, None)
+        sample, placement = sampler_of(config, models.student, prompts, {}), placement_of(config, models, None)
         rollouts = Rollouts(config, models, placement, sample, rewards, prompts, Path(config.run.folder))
         log.info("advise: %d responses of the student to %d problems", count * each, count)
-        batch, fault = rollouts.rollout(1, Stopwatch(), {})
-        if fault is not None:
-            raise fault.error(models.student, batch.sample_ids[fault.row])
-        batch.check_scores()
-        if models.teachers is not None and batch.teacher is not None:
+        batch = rollouts.rollout(1, Stopwatch(), {}, Evidence())
+        record = batch.record
+        if models.teachers is not None and batch.inputs is not None:
             asks = [prompt for prompt in batch.sequences.prompts[::each] for _ in range(size // 2)]
             own = own_responses(rollouts, models.teachers, asks)
             if own is not None:
                 judged = rewards.judge(samples_of(0, Sequences(asks, own), config, models.student.tokens), step=0)
                 teacher_B = np.asarray([outcome.correct for outcome in judged])
                 numbers["teacher/truncated_share"] = float(np.mean([response.truncated for response in own]))
-            if batch.reading is not None and bool((ends_BT := batch.reading.ends_BT).any()):
-                numbers["teacher/end_gap_mean"] = float(
-                    (batch.teacher.logp[0] - batch.student.logp[-1])[ends_BT].mean()
-                )
-            if batch.student.top_NK is not None and batch.teacher.top_NK is not None:
-                numbers |= agreement_metrics(batch.student.top_NK, batch.teacher.top_NK, [])
+            if bool((ends_BT := batch.inputs.ends_BT).any()):
+                numbers["teacher/end_gap_mean"] = float(record.scored.gap_BT[ends_BT].mean())
+            if record.compared is not None:
+                numbers |= agreement_metrics(record.compared, record.mask_BT, [])
             here = {name: each for name, each in models.teachers.by_name.items() if isinstance(each, ModelTeacher)}
             columns |= {name: teacher.model.vocabulary for name, teacher in here.items()}
     return _facts(
         asked,
-        replace(batch.scored, group_B=torch.arange(count * each) // size),
-        batch.correct().numpy(),
+        replace(record.scored, group_B=torch.arange(count * each) // size),
+        record.correct_B.numpy(),
         problem_B=np.repeat(np.arange(count), each),
         teacher_B=teacher_B,
-        numbers=numbers | {"response/truncated_share": float(batch.truncated().double().mean())},
+        numbers=numbers | {"response/truncated_share": float(record.truncated_B.double().mean())},
         columns=columns,
     )
 
 
 def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prompt]) -> list[Response] | None:
     """Each prompt's own teacher answers the prompt as it reads it; None where a teacher is on a server."""
-    config, reading = rollouts.config, teachers.reading(Sequences(prompts, ()), None)
+    config, inputs = rollouts.config, teachers.inputs(Sequences(prompts, ()))
     responses: dict[int, Response] = {}
-    for name in dict.fromkeys(reading.names):
+    for name in dict.fromkeys(inputs.names):
         teacher = teachers.by_name[name]
         if not isinstance(teacher, ModelTeacher):
             return None
-        rows = [row for row, own in enumerate(reading.names) if own == name]
+        rows = [row for row, own in enumerate(inputs.names) if own == name]
         log.info("advise: %d responses of the %s", len(rows), teacher.model.name)
-        rollouts.placement.need(*teacher.members)
-        views = [reading.sequences.prompts[row] for row in rows]
+        rollouts.placement.move_to_device(*teacher.members)
+        views = [inputs.sequences.prompts[row] for row in rows]
         seeds = [derive(config.run.seed, "advise", row) for row in rows]
         size = config.rollout.microbatch_responses
-        drawn, fault = draw(teacher.model, views, seeds, rollouts.decoding, microbatch=size)
-        if fault is not None:
-            raise fault.error(teacher.model, f"problem {views[fault.row].problem.id}")
+        drawn, nonfinite = draw(teacher.model, views, seeds, rollouts.decoding, microbatch=size)
+        if nonfinite is not None:
+            raise nonfinite.error(teacher.model, f"problem {views[nonfinite.row].problem.id}")
         responses |= zip(rows, drawn, strict=True)
     return [responses[row] for row in range(len(prompts))]
 

@@ -24,7 +24,8 @@ from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import model_digest
 from nemo_uecr.files import file_sha256, locked
-from nemo_uecr.local.scores import score
+from nemo_uecr.local.probes import TokenRanks
+from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
 
@@ -98,7 +99,7 @@ def _score(folder: Path, missing: Sequence[Rollout], plan: Mapping[str, Any], sc
         anchors = {STUDENT: student, **fixed}
         for anchor in anchors.values():
             check_same_tokens(anchor, teacher)
-        teacher = teacher.beside(student.vocabulary)
+        teacher = teacher.restrict_to_student_vocab(student.vocabulary)
         encoded = [_encode(each, student, scoring.max_length) for each in own]
         if from_text := sum(row["ids_from"] == "text" for row, _ in encoded):
             log.warning(
@@ -156,21 +157,27 @@ def sequences_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sequen
 def token_scores(
     sequences: Sequences, teacher: TokenModel, anchors: Mapping[str, TokenModel], *, batch: int
 ) -> tuple[dict[str, Tensor], list[int]]:
-    """ScoreFolder of the response tokens in flat lists, and the number of non-finite scores of each response."""
+    """Scores of the response tokens in flat lists, and the number of non-finite scores of each response."""
     mask_BT = sequences.mask_BT
-    rows = torch.split(torch.arange(len(mask_BT)), batch)  # a part is sorted by length
-    by_teacher = score(teacher, sequences, rows, temperatures=(1.0,), entropy=True, rank=True)
-    assert by_teacher.entropy_BT is not None
-    assert by_teacher.rank_BT is not None
-    if by_teacher.dropped_BT is not None:
-        dropped_N = by_teacher.dropped_BT[mask_BT]
+    rows = torch.split(torch.arange(len(mask_BT)), batch)  # those of a part are sorted by length
+    ranks = TokenRanks(mask_BT.shape, teacher.scored_vocab_size)
+    found = score_teacher(teacher.with_probe(ranks), sequences, rows, entropy=True)
+    assert found.entropy_BT is not None
+    if found.dropped_BT is not None:
+        cut_N = found.dropped_BT[mask_BT]
+        mean, most = float(cut_N.mean()), float(cut_N.max())
         log.info(
-            "teacher probability outside the student's vocabulary: mean %.2g, largest %.2g",
-            float(dropped_N.mean()), float(dropped_N.max()),
-        )  # fmt: skip
-    scores = {"teacher_logp": by_teacher.logp[0], "teacher_entropy": by_teacher.entropy_BT}
+            "the columns that the student lacks held %.2g of the teacher's probability on average, %.2g at most",
+            mean,
+            most,
+        )
+    scores = {"teacher_logp": found.logp_BT, "teacher_entropy": found.entropy_BT}
     for name, model in anchors.items():
-        scores[ANCHOR + name] = score(model, sequences, rows, temperatures=(1.0,), entropy=False).logp[0]
+        scores[ANCHOR + name] = score_teacher(model, sequences, rows, entropy=False).logp_BT
     bad_BT = ~torch.stack([value_BT.isfinite() for value_BT in scores.values()]).all(dim=0) & mask_BT
-    tokens = {"token_ids": sequences.token_ids().int(), "teacher_rank": by_teacher.rank_BT, **scores}
+    tokens = {
+        "token_ids": sequences.token_ids().int(),
+        "teacher_rank": ranks.rank_BT * found.logp_BT.isfinite(),
+        **scores,
+    }
     return {name: value_BT[mask_BT] for name, value_BT in tokens.items()}, bad_BT.sum(dim=1).tolist()

@@ -210,10 +210,10 @@ def _megatron(model: str, sequences: Sequences) -> EngineScores:
         for start, ids in _whole(sequences):
             whole = torch.tensor(ids)
             logits_NV, target_N = megatron_logits(module, whole[None])[0, start - 1 : -1], whole[start:]
-            scores = score_logits(logits_NV, target_N, temperatures=(1.0,), entropy=True)
-            assert scores.entropy is not None
-            logp.append(scores.logp[0])
-            entropy.append(scores.entropy)
+            found = score_logits(logits_NV, target_N, temperatures=(1.0,), entropy=True)
+            assert found.entropy is not None
+            logp.append(found.at(1.0))
+            entropy.append(found.entropy)
     return EngineScores(torch.cat(logp), torch.cat(entropy))
 
 

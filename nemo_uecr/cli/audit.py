@@ -199,7 +199,7 @@ def localization(
     from nemo_uecr.audit.judging import STEPS, read_labels
     from nemo_uecr.audit.localization import localization_audit, write_candidates
     from nemo_uecr.generation.engines import load_tokens
-    from nemo_uecr.study.demo import resolve
+    from nemo_uecr.paths import resolve_path
 
     found = _read(scores)
     if write_steps is not None:
@@ -209,7 +209,7 @@ def localization(
     if judge is None or key is None:
         raise DataError("expected --judge LABELS and --key KEY; write the steps for a judge with --write-steps DIR")
     settings, labels = _uecr(run, words), read_labels(judge, key)
-    spelled = load_tokens(resolve(tokenizer or found.plan["teacher"]["name"])).tokenizer
+    spelled = load_tokens(resolve_path(tokenizer or found.plan["teacher"]["name"])).tokenizer
     counts = {"checkpoint": checkpoint, "shuffles": shuffles, "replicates": replicates, "seed": seed}
     _finish(localization_audit(found, labels, settings, spelled, **counts), out, scores)
 
@@ -242,10 +242,10 @@ def teacher(
     require_extra("local", "data", "plots")
     from nemo_uecr.audit.teacher import teacher_audit
     from nemo_uecr.evaluation.runner import model_digest
-    from nemo_uecr.study.demo import resolve
+    from nemo_uecr.paths import resolve_path
 
     found = _read(scores)
-    model = resolve(teacher or found.plan["teacher"]["name"])
+    model = resolve_path(teacher or found.plan["teacher"]["name"])
     if model_digest(model) != found.plan["teacher"]["sha256"]:
         raise DataError(
             f"the weights of {model} are not those that gave the scores; name the scores' own teacher with --teacher"
@@ -264,9 +264,9 @@ def batch(run: Run, /, *, out: Out = None) -> int:
     require_extra("data", "plots")
     from nemo_uecr.audit.runs import batch_audit
     from nemo_uecr.config.load import written_config
-    from nemo_uecr.study.demo import locate
+    from nemo_uecr.paths import locate_path
 
-    audit = batch_audit(run, Path(locate(written_config(run / "config.yaml").data.train)))
+    audit = batch_audit(run, Path(locate_path(written_config(run / "config.yaml").data.train)))
     _finish(audit, out, run)
     return 1 if audit.numbers["faults"] else 0
 

@@ -79,7 +79,8 @@ def evaluate(
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import check_writable
     from nemo_uecr.generation import engines
-    from nemo_uecr.study.demo import SCHEME, locate, resolve
+    from nemo_uecr.paths import locate_path, resolve_path
+    from nemo_uecr.study.demo import SCHEME
 
     named = dict(map(label_of, models))
     if len(named) < len(models):
@@ -93,10 +94,10 @@ def evaluate(
     decoding = engines.Decoding(temperature, top_p, top_k, max_tokens, stop)
     settings = runner.EvaluationSettings(samples, decoding, seed, chat, engine, dtype or _dtype(named.values()), batch)
     if dry_run:
-        check_benchmarks(_placed(benchmarks, locate))
+        check_benchmarks(_placed(benchmarks, locate_path))
         for label, model in named.items():
-            engines.check_model(locate(model))
-            if not Path(locate(model)).exists() and not model.startswith(SCHEME):
+            engines.check_model(locate_path(model))
+            if not Path(locate_path(model)).exists() and not model.startswith(SCHEME):
                 say(f"{label}: no folder {model} here; taken for a model of the hub, which is not asked")
             check_writable(out / label)
         return say(
@@ -105,10 +106,10 @@ def evaluate(
         )
     # A mistyped file is reported before the demo's models are made.
     check_benchmarks([text for text in benchmarks if SCHEME not in text])
-    named = {label: resolve(model) for label, model in named.items()}
+    named = {label: resolve_path(model) for label, model in named.items()}
     for model in named.values():
         engines.load_tokens(model)  # a mistyped path is reported before a missing package and the first model's hours
-    loaded = load_benchmarks(_placed(benchmarks, resolve))
+    loaded = load_benchmarks(_placed(benchmarks, resolve_path))
     for name, each in loaded.items():
         check_references(name, each.problems)
     averages = []

@@ -273,9 +273,8 @@ def advised(
 def _facts(source: str, overrides: Sequence[str], problems: int) -> Facts:
     from nemo_uecr.audit.advise import facts_of_config, facts_of_run
     from nemo_uecr.config.load import load_config
-    from nemo_uecr.study.demo import resolve
 
     if Path(source).is_dir() and not overrides:
         return facts_of_run(Path(source))
     loaded = load_config(source, overrides)
-    return facts_of_config(loaded.config, problems=problems, locate=resolve)
+    return facts_of_config(loaded.config, problems=problems)

@@ -56,9 +56,8 @@ def report(
 def _verify(folder: Path) -> int:
     require_extra("local")
     from nemo_uecr.local.provenance import verify_run
-    from nemo_uecr.study.demo import locate
 
-    found = verify_run(folder, locate=locate)
+    found = verify_run(folder)
     same, changed, unknown = (found[kind] for kind in ("same", "changed", "unknown"))
     say(
         *(f"changed: {text}" for text in changed),

@@ -64,7 +64,7 @@ def score(
 
     from nemo_uecr.audit.score import Scoring, score_rollouts
     from nemo_uecr.audit.sources import source_of, students_of
-    from nemo_uecr.study.demo import resolve
+    from nemo_uecr.paths import resolve_path
 
     sources = [source_of(text, take=take, steps=None if steps is None else frozenset(steps)) for text in rollouts]
     teachers = {source.teacher for source in sources}
@@ -73,9 +73,9 @@ def score(
         raise DataError("these rollouts name no teacher, or more than one; give --teacher MODEL")
     gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
     scoring = Scoring(
-        teacher=resolve(model),
-        student_of=students_of(sources, student, resolve),
-        anchors={name: resolve(path) for name, path in map(_anchor, anchor)},
+        teacher=resolve_path(model),
+        student_of=students_of(sources, student, resolve_path),
+        anchors={name: resolve_path(path) for name, path in map(_anchor, anchor)},
         dtype=dtype,
         device=torch.device("cuda" if gpu else "cpu"),
         max_length=max_length,

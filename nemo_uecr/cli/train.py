@@ -70,9 +70,8 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
     _try_method(loaded)
     require_extra("local")
     from nemo_uecr.local.run import train as run
-    from nemo_uecr.study.demo import resolve
 
-    work = functools.partial(run, loaded.config, resume=resume, origins=loaded.origins, locate=resolve)
+    work = functools.partial(run, loaded.config, resume=resume, origins=loaded.origins)
     if stop is not None:
         return work(stop=stop)
     try:

@@ -94,7 +94,7 @@ def _scores(logits: Callable[[Tensor], Tensor], sequences: Sequences) -> Scores:
         for sequence in sequences:
             ids = torch.tensor([sequence])
             scores = score_logits(logits(ids)[0, :-1].float(), ids[0, 1:], temperatures=(1.0,), entropy=False)
-            found.append(scores.logp[0].tolist())
+            found.append(scores.at(1.0).tolist())
     return found
 
 

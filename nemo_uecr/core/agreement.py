@@ -18,7 +18,7 @@ COMPARED = 256
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenSample:
     """Where two models are compared.
 
     Attributes:
@@ -30,7 +30,7 @@ class Places:
     columns: int
 
     @classmethod
-    def of(cls, mask_BT: Tensor, *, columns: int, seed: int) -> Places:
+    def of(cls, mask_BT: Tensor, *, columns: int, seed: int) -> TokenSample:
         """At most `COMPARED` of the tokens in ``mask_BT``, each as likely; a function of mask and seed."""
         found_N2 = mask_BT.nonzero()
         chosen = random.Random(seed).sample(range(len(found_N2)), min(COMPARED, len(found_N2)))
@@ -43,13 +43,14 @@ class Places:
         """Bool, the compared tokens."""
         return self.number_BT >= 0
 
-    def no_ids(self) -> Tensor:
-        """[N, K] of -1."""
-        return torch.full((int(self.at_BT.sum()), min(TOP, self.columns)), -1)
+    @property
+    def best(self) -> int:
+        """K."""
+        return min(TOP, self.columns)
 
     def top_ids(self, logits_NV: Tensor) -> Tensor:
         """[N, K] ids of the largest logits among the columns that count."""
-        return logits_NV[:, : self.columns].topk(min(TOP, self.columns)).indices
+        return logits_NV[:, : self.columns].topk(self.best).indices
 
 
 def agreement(student_NK: Tensor, teacher_NK: Tensor) -> tuple[Tensor, Tensor]:

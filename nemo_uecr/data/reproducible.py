@@ -1,36 +1,9 @@
-"""What makes a run repeatable: which problems a step draws, seeds by purpose, and the versions that a record states."""
+"""What makes a run repeatable: seeds by purpose, and the versions that a record states."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import platform
-import random
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from nemo_uecr.config.nemo_schema import NemoConfig
-    from nemo_uecr.config.schema import Config
-
-
-def step_indices(*, problems: int, per_step: int, step: int, seed: int, shuffle: bool) -> list[int]:
-    """Problem indices of one step (steps count from 1): a function of seed and step, so a resumed run draws the same.
-
-    The file is passed over again and again; with ``shuffle`` each pass has its own seeded order. A step that crosses
-    the end of a pass continues in the next one.
-    """
-    first = (step - 1) * per_step
-    orders: dict[int, list[int]] = {}
-    indices = []
-    for position in range(first, first + per_step):
-        epoch, place = divmod(position, problems)
-        if epoch not in orders:
-            orders[epoch] = list(range(problems))
-            if shuffle:
-                random.Random(f"order:{seed}:{epoch}").shuffle(orders[epoch])
-        indices.append(orders[epoch][place])
-    return indices
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -45,30 +18,3 @@ def installed(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def statement(config: Config | NemoConfig, versions: Mapping[str, str]) -> dict[str, Any]:
-    """What the provenance of a run states in either back end: loss, versions, seeds and the numbers' conventions."""
-    import nemo_uecr
-    from nemo_uecr.config.methods import objective
-    from nemo_uecr.config.schema import VerifierReward
-    from nemo_uecr.core import EPSILON, GAP_CLIP
-
-    settings = config.method.settings()
-    own = [] if config.reward == (VerifierReward(),) else [each.label for each in config.reward]
-    return {
-        "objective": objective(config),
-        "versions": {"nemo_uecr": nemo_uecr.__version__, "python": platform.python_version(), **versions},
-        "platform": platform.platform(),
-        "seeds": {"run": config.run.seed, "evaluation": config.evaluation.seed},
-        "conventions": {
-            "reward": f"weighted sum of: {', '.join(own)}" if own else "1 for a correct final answer, 0 otherwise",
-            "answer": "content of the last complete \\boxed{...}, compared symbolically",
-            "advantage": "(R - mean) / (max(std, std_floor) + epsilon) over the responses to one prompt",
-            "group_std": "sample" if settings.get("sample_std") else "population",
-            "std_floor": settings.get("std_floor", 0.0),
-            "epsilon": EPSILON,
-            "gap_clip": GAP_CLIP,
-            "loss": "token mean over the optimizer step's batch",
-        },
-    }

@@ -50,8 +50,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
-        found = (_STEP.fullmatch(path.name) for path in self._folder.glob("step-*"))
-        return sorted(int(match[1]) for match in found if match)
+        matches = (_STEP.fullmatch(path.name) for path in self._folder.glob("step-*"))
+        return sorted(int(match[1]) for match in matches if match)
 
     def path(self, step: int) -> Path:
         """Folder of a step's checkpoint."""
@@ -63,7 +63,7 @@ class Checkpoints:
         try:
             with interrupt_waits(), new_folder(target) as aside:
                 save_pretrained(model.module, model.tokenizer, aside)
-                with (aside / OPTIMIZER).open("wb") as file:  # it says why it cannot be written; torch does not
+                with (aside / OPTIMIZER).open("wb") as file:  # its error has the reason; torch's has not
                     torch.save(optimizer.state_dict(), file)
                 state = {
                     "position": asdict(position),

@@ -20,7 +20,7 @@ Policy = Literal["none", "teacher", "all"]
 TRAINED = frozenset({"student", "optimizer"})
 
 
-def moves(policy: Policy, member: str) -> bool:
+def is_offloaded(policy: Policy, member: str) -> bool:
     """Whether a member waits in host memory: every teacher and the reference under `teacher`."""
     return policy == "all" or (policy == "teacher" and member not in TRAINED)
 
@@ -41,8 +41,8 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
 class Placement:
     """Which weights are on the device; the others wait in pinned host memory, one copy of each.
 
-    Shared by the phases of a step: each says by `need` what it computes with, and everything else that `offload` moves
-    makes room.
+    Shared by the phases of a step: each calls `move_to_device` with what it computes with, and everything else that
+    `offload` moves makes room.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class Placement:
     ) -> None:
         """Name the members; each function gives the tensors as they are when called, since an optimizer's grow."""
         self._device, self._members = device, members
-        self._moved = {name for name in members if moves(policy, name)}
+        self._moved = {name for name in members if is_offloaded(policy, name)}
         self._away = set(self._moved)  # a run loads them into host memory
         self._host: dict[int, Tensor] = {}
 
     @torch.no_grad()
-    def need(self, *names: str) -> None:
+    def move_to_device(self, *names: str) -> None:
         """Make room, then bring these onto the device."""
         leaving = self._moved - self._away - set(names)
         for name in leaving:
@@ -148,7 +148,7 @@ def checkpointed_layers(module: Any) -> list[torch.nn.Module]:
 
 @contextlib.contextmanager
 def recomputing(layers: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Training mode for these layers alone: what lies within keeps its evaluation mode, so no dropout is drawn.
+    """Training mode for these layers alone: their parts keep its evaluation mode, so no dropout is drawn.
 
     Outside of it transformers would not recompute, and inside of it a layer takes no KV cache.
     """

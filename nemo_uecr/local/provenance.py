@@ -1,6 +1,6 @@
 """What a run is made of, what it reads and what it writes, each with its sha256; and whether all of that still holds.
 
-``provenance.json`` stands before the first step: code, versions, conventions, and the hash of every input file.
+``provenance.json`` is written before the first step: code, versions, conventions, and the hash of every input file.
 ``artifacts.jsonl`` gets a line for every file that the run completes.
 """
 
@@ -11,7 +11,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -25,12 +25,14 @@ from nemo_uecr.config.schema import CallReward, Config, teacher_models, url_teac
 from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.manifest import KEPT
 from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
-from nemo_uecr.data.reproducible import installed, statement
+from nemo_uecr.data.reproducible import installed
 from nemo_uecr.data.sources import Role, find_source
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.generation.adapter import base_of
 from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest, file_fault
+from nemo_uecr.paths import locate_path
+from nemo_uecr.steps.reproducible import run_provenance
 from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, append_record, read_records
 
@@ -43,10 +45,8 @@ PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "omeg
 WATCHED = ("nemo_uecr", "pyproject.toml")
 GIT_SECONDS = 20
 #: Files that grow: a line of the list holds for the part that was there.
-GROWING = (STEPS, EVALUATIONS)
+APPEND_ONLY = (STEPS, EVALUATIONS)
 
-#: Maps a model or data name of the configuration to what is on disk.
-Locate = Callable[[str], str]
 #: A comparison's outcome, and what it is about.
 Finding = tuple[Literal["same", "changed", "unknown"], str]
 
@@ -60,7 +60,7 @@ def _statement(config: Config, source: Mapping[str, object]) -> dict[str, Any]:
     best = "best: highest mean of avg@k over the benchmarks; the earlier checkpoint of equal ones"
     last = "last: the checkpoint of the last step, whatever it scores"
     versions = {package: installed(package) or "not installed" for package in PACKAGES}
-    return statement(config, versions) | {
+    return run_provenance(config, versions) | {
         "arithmetic": arithmetic(),
         "decoding": {
             "rollout": config.rollout.model_dump(
@@ -109,27 +109,27 @@ def _git(*words: str) -> bytes:
 # --- what it reads
 
 
-def input_hashes(config: Config, locate: Locate) -> dict[str, str]:
+def input_hashes(config: Config) -> dict[str, str]:
     """sha256 of every input file that is on this machine.
 
     Names are `train`, `train/manifest.json`, `benchmark NAME`, `reward NAME`, and `student/FILE`, `teacher/FILE` or
     `teachers.NAME/FILE` for each file of a model: weights, configuration, tokenizer, chat template.
     """
-    train = Path(locate(config.data.train))
+    train = Path(locate_path(config.data.train))
     train = train / KEPT if (train / DATA_MANIFEST).is_file() else train
     files = _source_files("train", str(train), "train") | {f"train/{DATA_MANIFEST}": train.with_name(DATA_MANIFEST)}
     for name, given in config.evaluation.benchmarks.items():
-        files |= _source_files(f"benchmark {name}", locate(given), "test")
+        files |= _source_files(f"benchmark {name}", locate_path(given), "test")
     files |= {f"reward {each.label}": Path(each.path) for each in config.reward if isinstance(each, CallReward)}
     models = {"student": config.student.model_name} | teacher_models(config)
     for role, name in models.items():
-        folder = _model_folder(locate(name))
+        folder = _model_folder(locate_path(name))
         files |= {f"{role}/{path.name}": path for path in sorted(folder.iterdir())} if folder else {}
         base = base_of(folder) if folder else None
         if base is not None and (below := _model_folder(base)):
             files |= {f"{role}/base/{path.name}": path for path in sorted(below.iterdir())}
     for role, teacher in url_teachers(config).items():  # its server has the weights, whatever lies beside the tokenizer
-        folder = _model_folder(locate(teacher.tokenizer))
+        folder = _model_folder(locate_path(teacher.tokenizer))
         own = sorted(folder.glob("*token*")) if folder else []
         files |= {f"{role} tokenizer/{path.name}": path for path in own}
     return {name: file_sha256(path) for name, path in files.items() if path.is_file()}
@@ -138,10 +138,10 @@ def input_hashes(config: Config, locate: Locate) -> dict[str, str]:
 def _source_files(name: str, given: str, role: Role) -> dict[str, Path]:
     """The one file of a source of problems under its name, or each of several; none where it is not on this machine."""
     try:
-        found = find_source(given, role).files
+        files = find_source(given, role).files
     except DataError:
         return {}
-    return {name: found[0]} if len(found) == 1 else {f"{name}/{n}-{file.name}": file for n, file in enumerate(found)}
+    return {name: files[0]} if len(files) == 1 else {f"{name}/{n}-{file.name}": file for n, file in enumerate(files)}
 
 
 def _model_folder(name: str) -> Path | None:
@@ -183,7 +183,7 @@ def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
 def write_run_files(
     folder: Path, config: Config, *, origins: Mapping[str, str], inputs: Mapping[str, str], warnings: list[str]
 ) -> None:
-    """Write the files that stand before the first step; an earlier record that differs is kept beside the new one."""
+    """Write the files that come before the first step; an earlier record that differs is kept beside the new one."""
     source, diff = package_source()
     record = _statement(config, source) | {
         "config_sha256": hashlib.sha256(dump_config(config).encode()).hexdigest(),
@@ -219,7 +219,7 @@ def list_files(folder: Path, step: int, *names: str) -> None:
 
 
 def checkpoint_entry(step: int) -> str:
-    """The file that stands for a checkpoint in the list: it has the hashes of the others."""
+    """The file that represents a checkpoint in the list: it has the hashes of the others."""
     return f"checkpoints/step-{step:06d}/{MANIFEST}"
 
 
@@ -236,7 +236,7 @@ def _listed(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:
-    if path.name in GROWING and path.is_file():
+    if path.name in APPEND_ONLY and path.is_file():
         digest = hashlib.sha256(path.read_bytes()[: entry["bytes"]]).hexdigest()
         return None if digest == entry["sha256"] else "content changed"
     return file_fault(path, entry["sha256"])
@@ -245,7 +245,7 @@ def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:
 # --- whether it still holds
 
 
-def verify_run(folder: Path, *, locate: Locate) -> dict[str, list[str]]:
+def verify_run(folder: Path) -> dict[str, list[str]]:
     """Check a run folder's files, its inputs and its environment against its record: findings by their kind."""
     if not (folder / PROVENANCE).is_file():
         raise RunFolderError(f"{folder} has no {PROVENANCE}; expected the run folder that `nemo-uecr train` wrote")
@@ -253,13 +253,13 @@ def verify_run(folder: Path, *, locate: Locate) -> dict[str, list[str]]:
     now = _statement(config, package_source()[0])
     findings: Iterable[Finding] = chain(
         _compare_files(folder),
-        compare_inputs(record["sha256"], input_hashes(config, locate)),
+        compare_inputs(record["sha256"], input_hashes(config)),
         _compare_values(flattened({name: record.get(name) for name in now}), flattened(now)),
     )
-    found: dict[str, list[str]] = {"same": [], "changed": [], "unknown": []}
+    by_kind: dict[str, list[str]] = {"same": [], "changed": [], "unknown": []}
     for kind, text in findings:
-        found[kind].append(text)
-    return found
+        by_kind[kind].append(text)
+    return by_kind
 
 
 def _compare_files(folder: Path) -> Iterator[Finding]:

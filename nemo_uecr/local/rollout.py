@@ -15,17 +15,16 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.evaluation.runner import judge_generations, pending_samples
 from nemo_uecr.evaluation.samples import SAMPLES, sample_lines, summarise, write_samples
-from nemo_uecr.files import replace_file
 from nemo_uecr.generation.decode import NOT_FINITE, decode
 from nemo_uecr.generation.engines import Decoding
-from nemo_uecr.local.batch import FAILURE, write_failure
+from nemo_uecr.local.failure import evidence_of_failure
 from nemo_uecr.local.sequences import Prompt, Response
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.verifier.pool import SHARED
 
 
 @dataclass(frozen=True)
-class Fault:
+class NonFiniteToken:
     """A token that could not be drawn: the logits at token ``token`` of response ``row`` were not finite."""
 
     row: int
@@ -41,13 +40,13 @@ class Fault:
 
 def draw(
     model: TokenModel, prompts: Sequence[Prompt], seeds: Sequence[int], decoding: Decoding, *, microbatch: int
-) -> tuple[list[Response], Fault | None]:
-    """One response for each prompt, its draws fixed by its seed, and the first fault.
+) -> tuple[list[Response], NonFiniteToken | None]:
+    """One response for each prompt, its draws fixed by its seed, and the first token that could not be drawn.
 
-    A response with a fault ends there, with an end token that was not drawn. ``microbatch`` are sampled at once.
+    Its response ends there, with an end token that stands for it. ``microbatch`` are sampled at once.
     """
     responses: list[Response] = []
-    fault = None
+    nonfinite = None
     for start in range(0, len(prompts), microbatch):
         rows = slice(start, start + microbatch)
         with model.forward_context(keep_casts=True):
@@ -55,15 +54,15 @@ def draw(
             drawn = decode(model.module, model.tokens, chunk, seeds[rows], decoding)
         for ids in drawn:
             if ids[-1] == NOT_FINITE:
-                fault = fault or Fault(len(responses), len(ids) - 1)
+                nonfinite = nonfinite or NonFiniteToken(len(responses), len(ids) - 1)
                 ids[-1] = min(model.tokens.end_ids)
             finished = model.tokens.finished(ids, decoding.stop)
             responses.append(Response(tuple(ids), not finished, model.tokens.text(ids)))
-    return responses, fault
+    return responses, nonfinite
 
 
-#: One response for each prompt, and the first fault: prompts, seeds, how to draw.
-Sampler = Callable[[Sequence[Prompt], Sequence[int], Decoding], tuple[list[Response], Fault | None]]
+#: One response for each prompt, and the first token that could not be drawn: prompts, seeds, how to draw.
+Sampler = Callable[[Sequence[Prompt], Sequence[int], Decoding], tuple[list[Response], NonFiniteToken | None]]
 
 
 def evaluate(
@@ -83,18 +82,17 @@ def evaluate(
     started = time.perf_counter()
     settings = config.evaluation
     decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, settings.stop)
-    encoded = {name: [(each.problem, each.token_ids) for each in found] for name, found in benchmarks.items()}
-    wanted = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
-    prompts = [Prompt(each.problem, each.request.prompt_ids) for each in wanted]
-    responses, fault = sample(prompts, [each.request.seed for each in wanted], decoding)
-    samples = judge_generations(wanted, responses, model.tokens, SHARED)
-    if fault is not None:
-        name, problem, number = wanted[fault.row].key
+    encoded = {name: [(each.problem, each.token_ids) for each in prompts] for name, prompts in benchmarks.items()}
+    pending = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
+    prompts = [Prompt(each.problem, each.request.prompt_ids) for each in pending]
+    responses, nonfinite = sample(prompts, [each.request.seed for each in pending], decoding)
+    samples = judge_generations(pending, responses, model.tokens, SHARED)
+    if nonfinite is not None:
+        name, problem, number = pending[nonfinite.row].key
         where = f"step {step}, benchmark {name}, problem {problem}, sample {number}"
-        error = fault.error(model, where)
-        replace_file(folder / FAILURE / SAMPLES, sample_lines(samples))
-        write_failure(folder, step, error, sample=where, command=None)
-        raise error
+        with evidence_of_failure(folder, step) as evidence:
+            evidence.file(SAMPLES, lambda: sample_lines(samples), [where])
+            raise nonfinite.error(model, where)
     write_samples(folder, step, samples)
     seconds = round(time.perf_counter() - started, 3)
     return {"step": step} | summarise(samples) | {"seconds": seconds}

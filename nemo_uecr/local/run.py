@@ -22,14 +22,13 @@ from nemo_uecr.files import locked
 from nemo_uecr.generation.adapter import add_adapter, base_of, load_adapter
 from nemo_uecr.generation.decode import check_cache
 from nemo_uecr.generation.engines import check_engine
-from nemo_uecr.local.batch import FAILURE
 from nemo_uecr.local.checkpoint import Checkpoints, Position
-from nemo_uecr.local.memory import Placement, checkpointed_layers, moves, state_of
+from nemo_uecr.local.failure import FAILURE
+from nemo_uecr.local.memory import Placement, checkpointed_layers, is_offloaded, state_of
 from nemo_uecr.local.provenance import (
+    APPEND_ONLY,
     ARTIFACTS,
     DIFF,
-    GROWING,
-    Locate,
     check_same_inputs,
     input_hashes,
     list_files,
@@ -42,6 +41,7 @@ from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
 from nemo_uecr.local.vllm_sampler import VllmSampler
+from nemo_uecr.paths import resolve_path
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.sinks import Progress, StepLog, open_clients, truncate_records
 from nemo_uecr.verifier.pool import SHARED
@@ -50,11 +50,10 @@ from nemo_uecr.verifier.rewards import Rewards
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: Locate, stop: StopRequest) -> Path:
+def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: StopRequest) -> Path:
     """Run a configuration to its last step; returns the run folder. Asked by ``stop`` it saves and raises `RunStopped`.
 
-    ``resume`` continues from the newest checkpoint; ``origins``, where each value came from, are for the run folder;
-    ``locate`` maps model and data names to what is on disk.
+    ``resume`` continues from the newest checkpoint; ``origins``, where each value came from, are for the run folder.
     """
     folder = Path(config.run.folder)
     if config.threads is not None:
@@ -71,10 +70,10 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: L
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
             if resume and start is None:  # no refusal: a job that is requeued early finds none either
                 log.info("%s has no checkpoint to resume from: a new run begins", folder)
-            models = load_models(config, None if start is None else start[0], locate)
-            prompts, benchmarks = encoded_problems(config, models, locate)
+            models = load_models(config, None if start is None else start[0])
+            prompts, benchmarks = encoded_problems(config, models)
             rewards.check_columns(sorted({name for prompt in prompts for name in prompt.problem.columns}))
-            inputs = input_hashes(config, locate)  # after loading: a model of the hub is then on this machine
+            inputs = input_hashes(config)  # after loading: a model of the hub is then on this machine
             check_same_inputs(folder, inputs)
             optimizer = build_optimizer(models.student, config)
             position = Position(0, 0, None, None)
@@ -85,7 +84,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: L
                 state = "resuming" if position.step < config.train.steps else "already complete"
                 log.info("%s after step %d of %d: %s", state, position.step, config.train.steps, start[0])
                 start = (start[0], {}, position)  # the optimizer has it
-            sample = sampler_of(config, models.student, locate, prompts, benchmarks)  # tries a model that is whole yet
+            sample = sampler_of(config, models.student, prompts, benchmarks)  # tries a model that is whole yet
             placement = placement_of(config, models, optimizer)
             clients = open_clients(folder, config.telemetry, flat_values(config))
             progress = Progress(total=config.train.steps, style=config.telemetry.progress)
@@ -96,7 +95,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: L
             if models.teachers is not None:
                 models.teachers.keep_probes(folder)
             _retire_failure(folder)
-            for name in (*GROWING, ARTIFACTS):
+            for name in (*APPEND_ONLY, ARTIFACTS):
                 truncate_records(folder / name, last_step=-1 if start is None else position.step)
             list_files(folder, position.step, "config.yaml", "origins.json", "tolerances.json", DIFF, PROBES)
             trainer = Trainer(
@@ -114,40 +113,40 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], locate: L
 
 
 def _retire_failure(folder: Path) -> None:
-    """Keep what an earlier attempt left behind, under a name that no longer says that this run has failed."""
+    """Keep what an earlier attempt left behind, under a name that no longer marks this run as failed."""
     failure = folder / FAILURE
     if failure.exists():
         number = 1 + sum(1 for _ in folder.glob(f"{FAILURE}-*"))
         failure.rename(folder / f"{FAILURE}-{number}")
 
 
-def load_models(config: Config, checkpoint: Path | None, locate: Locate) -> Models:
+def load_models(config: Config, checkpoint: Path | None) -> Models:
     """The models that the run reads, the student as a checkpoint holds it where one is given."""
 
     def device(member: str) -> torch.device:
         """What is offloaded waits in host memory from the start."""
-        return torch.device("cpu") if moves(config.offload, member) else _device(config.device)
+        return torch.device("cpu") if is_offloaded(config.offload, member) else _device(config.device)
 
-    student = _student(config, checkpoint, locate, device("student"))
+    student = _student(config, checkpoint, device("student"))
 
     @cache
     def initial() -> TokenModel:
         """The student before training, also after a resume."""
         if config.student.lora_rank:
             return student.base()
-        copy = _student(config, None, locate, device("reference"))
+        copy = _student(config, None, device("reference"))
         copy.module.requires_grad_(False)
         return copy
 
-    teachers = load_teachers(config, student, initial, locate=locate, device=device)
+    teachers = load_teachers(config, student, initial, device=device)
     read = config.loss.reference_kl > 0 or "initial_logp" in config.method.reads
     return Models(student, teachers, initial() if read else None)
 
 
-def _student(config: Config, checkpoint: Path | None, locate: Locate, device: torch.device) -> TokenModel:
+def _student(config: Config, checkpoint: Path | None, device: torch.device) -> TokenModel:
     """The student as it starts, or with what a checkpoint holds."""
     asked, training = config.student, config.train
-    initial = locate(asked.model_name)
+    initial = resolve_path(asked.model_name)
     if base_of(initial) is not None:
         raise DataError(f"student.model_name {initial!r} is an adapter; merge it into its base first: nemo-uecr export")
     weights = initial if checkpoint is None or asked.lora_rank else str(checkpoint)
@@ -165,7 +164,6 @@ def _student(config: Config, checkpoint: Path | None, locate: Locate, device: to
 def sampler_of(
     config: Config,
     student: TokenModel,
-    locate: Locate,
     prompts: Sequence[Prompt],
     benchmarks: Mapping[str, Sequence[Prompt]],
 ) -> Sampler | VllmSampler:
@@ -177,8 +175,8 @@ def sampler_of(
         (prompts, config.rollout.max_response_tokens),
         *((p, config.evaluation.max_tokens) for p in benchmarks.values()),
     )
-    longest = max(len(prompt.token_ids) + limit for found, limit in limits for prompt in found)
-    initial = locate(config.student.model_name)
+    longest = max(len(prompt.token_ids) + limit for drawn, limit in limits for prompt in drawn)
+    initial = resolve_path(config.student.model_name)
     return VllmSampler(student, initial, config, device=_device(config.device), max_length=longest)
 
 
@@ -205,7 +203,7 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def encoded_problems(config: Config, models: Models, locate: Locate) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
+def encoded_problems(config: Config, models: Models) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
     """Encoded training problems and those of each benchmark, which every model that is here can read."""
     data = config.data
 
@@ -213,11 +211,11 @@ def encoded_problems(config: Config, models: Models, locate: Locate) -> tuple[li
         problems = problems_of(data, path, f"evaluation.benchmarks.{benchmark}" if benchmark else "data.train")
         return encode_prompts(problems, models.student.tokenizer, data, benchmark)
 
-    benchmarks = {name: prompts(Path(locate(path)), name) for name, path in config.evaluation.benchmarks.items()}
-    training = prompts(training_file(Path(locate(data.train)), "data.train"))
+    benchmarks = {name: prompts(Path(resolve_path(path)), name) for name, path in config.evaluation.benchmarks.items()}
+    training = prompts(training_file(Path(resolve_path(data.train)), "data.train"))
     check_context(training, models.student, "rollout.max_response_tokens", config.rollout.max_response_tokens)
     if models.teachers is not None:
         models.teachers.check(training, config.rollout.max_response_tokens)
-    for found in benchmarks.values():
-        check_context(found, models.student, "evaluation.max_tokens", config.evaluation.max_tokens)
+    for questions in benchmarks.values():
+        check_context(questions, models.student, "evaluation.max_tokens", config.evaluation.max_tokens)
     return training, benchmarks

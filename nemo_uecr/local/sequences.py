@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import DataConfig
-from nemo_uecr.core.agreement import Places
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.engines import Generation
@@ -46,8 +45,8 @@ def encode_prompts(
     problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, data: DataConfig, benchmark: str = ""
 ) -> list[Prompt]:
     """Encode every problem, training's or a benchmark's, through the chat template; without one as plain text."""
-    found = fitting_prompts(tokenizer, problems, data, benchmark)
-    return [Prompt(problems[place], tuple(ids)) for place, ids in found.items()]
+    encoded = fitting_prompts(tokenizer, problems, data, benchmark)
+    return [Prompt(problems[place], tuple(ids)) for place, ids in encoded.items()]
 
 
 def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, response: int) -> None:
@@ -69,7 +68,7 @@ class MicroBatch:
     ids_bS: Tensor  # right-padded prompt and response; no sampled token attends to the padding
     position_N: Tensor  # index into the flattened [b * S] features from which each response token is predicted
     target_N: Tensor  # the response tokens
-    mask_bT: Tensor  # where each of them stands in the [B, T] layout
+    mask_bT: Tensor  # where each of them is in the [B, T] layout
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,10 @@ class Sequences:
         """True on sampled tokens."""
         length_B = torch.tensor([len(response.token_ids) for response in self.responses])
         return torch.arange(self.width).unsqueeze(0) < length_B.unsqueeze(1)
+
+    def no_scores(self) -> Tensor:
+        """[B, T] of NaN, so that a careless reader of what was not sampled is caught."""
+        return torch.full((len(self.responses), self.width), torch.nan)
 
     def ends_BT(self, end_ids: Collection[int]) -> Tensor:
         """True on the token that ends a response, by one of these ids."""
@@ -130,12 +133,11 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The teachers' side of a step: which of them scores each row, what it reads, where the student is compared."""
+class TeacherInputs:
+    """The teachers' side of a step: which of them scores each row, and what it reads."""
 
     names: Sequence[str]
     sequences: Sequences
-    places: Places | None
     student_ends: frozenset[int]
 
     @cached_property

@@ -1,6 +1,8 @@
 """The teachers: sources of scores of the student's tokens, and which of them scores a problem's responses.
 
 A new kind of source is a subclass of `Teacher`, and a line in `load_teachers`.
+
+Shape legend: B = responses, T = response tokens, n = responses of one teacher.
 """
 
 from __future__ import annotations
@@ -8,32 +10,71 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.schema import Config, DataConfig, RoutingConfig, TeacherConfig, UrlTeacherConfig
-from nemo_uecr.core.agreement import Places
+from nemo_uecr.config.schema import (
+    Config,
+    DataConfig,
+    RoutingConfig,
+    SelfTeacherConfig,
+    TeacherConfig,
+    UrlTeacherConfig,
+)
+from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.data.problems import check_routing, filled, teacher_name
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.generation.engines import difference_of_ends, load_tokens
 from nemo_uecr.generation.models import check_same_tokenizer, prompt_ids, turns_before
+from nemo_uecr.hosted_teacher.client import TeacherServer
 from nemo_uecr.local.memory import Placement
-from nemo_uecr.local.provenance import Locate
-from nemo_uecr.local.scores import Scores, Teacher, score
-from nemo_uecr.local.sequences import Prompt, Reading, Sequences, check_context
+from nemo_uecr.local.probes import Comparison, OwnEnds, Probe
+from nemo_uecr.local.scores import score_teacher
+from nemo_uecr.local.sequences import Prompt, Sequences, TeacherInputs, check_context
 from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
-from nemo_uecr.local.url_teacher import UrlTeacher
+from nemo_uecr.paths import resolve_path
+from nemo_uecr.steps.scores import PolicyScores, TeacherScores, by_teacher, score_by_turns
 
 log = logging.getLogger(__name__)
 
-#: Said once, when the first responses are scored: how student and teacher end, and means of the gap in nats.
+#: Reported once, with the first scores: how student and teacher end, and means of the gap in nats.
 END_COST = "%s; its gap is %+.2f nats there, which moves the step's mean gap from %+.3f to %+.3f"
-#: In the run folder: what each server said and scored when the run began.
+#: In the run folder: what each server served and scored when the run began.
 PROBES = "teacher-probes.json"
+
+
+class Teacher:
+    """Scores sampled tokens; the defaults describe a remote teacher that reads the student's own prompts."""
+
+    @property
+    def members(self) -> Mapping[str, TokenModel]:
+        """What of `Placement` it computes with, by name."""
+        return {}
+
+    def view(self, prompt: Prompt) -> Prompt:
+        """What it reads in place of a prompt of the student."""
+        return prompt
+
+    def with_probe(self, probe: Probe) -> Self:
+        """Copy whose logits the probe looks at; a remote teacher shows none."""
+        return self
+
+    def check(self, views: Sequence[Prompt], response: int) -> None:
+        """Refuse, at start, views of training prompts that it cannot read with so many response tokens behind them."""
+        raise NotImplementedError
+
+    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> TeacherScores:
+        """Scores of every response token of these rows; NaN in the others."""
+        raise NotImplementedError
+
+    def provenance(self, step: int) -> dict[str, str]:
+        """Where its scores of a step come from, for the record."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -50,17 +91,23 @@ class ModelTeacher(Teacher):
         """Its own weights."""
         return {self.member: self.model}
 
+    def with_probe(self, probe: Probe) -> Self:
+        """Copy whose logits the probe looks at."""
+        return replace(self, model=self.model.with_probe(probe))
+
     def check(self, views: Sequence[Prompt], response: int) -> None:
         """Refuse sequences longer than its context."""
         check_context(views, self.model, "rollout.max_response_tokens", response)
 
-    def score(self, read: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool, places: Places | None) -> Scores:
+    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> TeacherScores:
         """Its own forward."""
-        own_BT = read.ends_BT(self.replaced_ends) if self.replaced_ends else None
-        one = (1.0,)
-        return score(self.model, read, micro_rows, temperatures=one, entropy=entropy, places=places, own_ends_BT=own_BT)
+        if not self.replaced_ends:
+            return score_teacher(self.model, sequences, micro_rows, entropy=entropy)
+        ends = OwnEnds(sequences.ends_BT(self.replaced_ends), self.model.tokens.end_ids)
+        scores = score_teacher(self.model.with_probe(ends), sequences, micro_rows, entropy=entropy)
+        return replace(scores, logp_BT=scores.logp_BT + ends.difference_BT)
 
-    def terms(self, step: int) -> dict[str, str]:
+    def provenance(self, step: int) -> dict[str, str]:
         """Its name."""
         return {"model": self.model.name}
 
@@ -80,9 +127,33 @@ class SelfTeacher(ModelTeacher):
         ids = prompt_ids(self.model.tokenizer, text, thinking=data.enable_thinking, before=before)
         return replace(prompt, token_ids=tuple(ids))
 
-    def terms(self, step: int) -> dict[str, str]:
+    def provenance(self, step: int) -> dict[str, str]:
         """Whose weights, and the view."""
         return {"weights": "initial" if self.initial else f"step {step - 1}", "prompt_template": self.template}
+
+
+@dataclass(frozen=True)
+class UrlTeacher(Teacher):
+    """A teacher on a server."""
+
+    server: TeacherServer
+
+    def check(self, views: Sequence[Prompt], response: int) -> None:
+        """Refuse a server that is not there, reads too little, counts other columns, or is not the run's own."""
+        self.server.check(longest=max(len(prompt.token_ids) for prompt in views) + response)
+
+    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> TeacherScores:
+        """Scores over HTTP, row by row."""
+        rows = torch.cat(list(micro_rows)).tolist()
+        texts = {row: (sequences.prompts[row].token_ids, sequences.responses[row].token_ids) for row in rows}
+        logp_BT, entropy_BT = sequences.no_scores(), sequences.no_scores()
+        for row, scores_2t in self.server.score(texts).items():
+            logp_BT[row, : scores_2t.shape[1]], entropy_BT[row, : scores_2t.shape[1]] = scores_2t
+        return TeacherScores(logp_BT, entropy_BT if entropy else None)
+
+    def provenance(self, step: int) -> dict[str, str]:
+        """URL and reported model; its weights are verified only by the probes."""
+        return self.server.provenance()
 
 
 @dataclass(frozen=True)
@@ -95,124 +166,122 @@ class Teachers:
     left_out: frozenset[str]  # names of those whose gap at the student's end token is 0
     unreported_ends: dict[str, str]  # by teacher; reported with its first scores
 
-    def places(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Places | None:
-        """Where the student is compared with them; None where every teacher is behind a URL."""
+    def comparison(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Comparison | None:
+        """Probes that compare the student with them; None where every teacher is behind a URL."""
         models = [model for teacher in self.by_name.values() for model in teacher.members.values()]
         columns = min(model.vocabulary for model in (student, *models))
-        return Places.of(mask_BT, columns=columns, seed=seed) if models else None
+        return Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed)) if models else None
 
-    def reading(self, sequences: Sequences, places: Places | None) -> Reading:
+    def inputs(self, sequences: Sequences) -> TeacherInputs:
         """What the teachers read in place of these prompts, each behind its own problem's."""
         names = [teacher_name(prompt.problem, self.routing, self.by_name) for prompt in sequences.prompts]
         views = [self.by_name[name].view(prompt) for name, prompt in zip(names, sequences.prompts, strict=True)]
-        return Reading(names, Sequences(views, sequences.responses), places, self.student_ends)
+        return TeacherInputs(names, Sequences(views, sequences.responses), self.student_ends)
 
     def keep_probes(self, folder: Path) -> None:
         """Write what a run's servers were when it began into its folder, where a resumed run finds it."""
-        first = {name: teacher.first for name, teacher in self.by_name.items() if isinstance(teacher, UrlTeacher)}
+        first = {name: each.server.first for name, each in self.by_name.items() if isinstance(each, UrlTeacher)}
         if first:
             replace_file(folder / PROBES, json.dumps(first).encode())
 
     def check(self, prompts: Sequence[Prompt], response: int) -> None:
         """Refuse, at start, a problem without a teacher, and what its teacher cannot read."""
         check_routing([prompt.problem for prompt in prompts], self.routing, self.by_name)
-        reading = self.reading(Sequences(prompts, ()), None)
-        for teacher, mine_B in self._turns(reading.names):
-            views = [view for view, mine in zip(reading.sequences.prompts, mine_B.tolist(), strict=True) if mine]
-            teacher.check(views, response)
+        inputs = self.inputs(Sequences(prompts, ()))
+        for teacher, rows_n in by_teacher(self.by_name, inputs.names):
+            teacher.check([inputs.sequences.prompts[row] for row in rows_n.tolist()], response)
 
     def score(
-        self, reading: Reading, micro_rows: Sequence[Tensor], placement: Placement, student: Scores, *, entropy: bool
-    ) -> Scores:
+        self,
+        inputs: TeacherInputs,
+        micro_rows: Sequence[Tensor],
+        placement: Placement,
+        student: PolicyScores,
+        *,
+        entropy: bool,
+        probe: Probe | None,
+    ) -> TeacherScores:
         """Scores of every row by its own teacher; the teachers take turns on the device, each loads once.
 
-        Those of the ``student``, at temperature 1 its last, are where an end token is left out of the gap.
+        Where an end token is left out of the gap, its score is the ``student``'s.
         """
-        whole: dict[str, Tensor] = {}
-        top_NK = None if reading.places is None else reading.places.no_ids()
-        for teacher, mine_B in self._turns(reading.names):
+
+        def score(teacher: Teacher, rows_n: Tensor) -> TeacherScores:
             if teacher.members:
-                placement.need(*teacher.members)
-            rows = [own for rows in micro_rows if len(own := rows[mine_B[rows]])]
-            found = teacher.score(reading.sequences, rows, entropy=entropy, places=reading.places)
-            for name, own_BT in (("logp", found.logp[0]), ("H", found.entropy_BT), ("dropped", found.dropped_BT)):
-                if own_BT is not None:
-                    whole.setdefault(name, torch.full(own_BT.shape, torch.nan))[mine_B] = own_BT[mine_B]
-            if top_NK is not None and found.top_NK is not None:  # -1 at the others' tokens
-                top_NK = top_NK.maximum(found.top_NK)
-        out_B = torch.tensor([name in self.left_out for name in reading.names])
-        whole["logp"] = whole["logp"].where(~(reading.ends_BT & out_B.unsqueeze(1)), student.logp[-1])
-        for name in self.unreported_ends.keys() & set(reading.names):
-            own_BT = reading.sequences.mask_BT & torch.tensor([each == name for each in reading.names]).unsqueeze(1)
-            gap_BT = whole["logp"] - student.logp[-1]
-            parts = (own_BT & reading.ends_BT, own_BT & ~reading.ends_BT, own_BT)
+                placement.move_to_device(*teacher.members)
+            own = [mine for rows in micro_rows if len(mine := rows[torch.isin(rows, rows_n)])]
+            probed = teacher if probe is None else teacher.with_probe(probe)
+            return probed.score(inputs.sequences, own, entropy=entropy).select(rows_n)
+
+        scores = score_by_turns(self.by_name, inputs.names, score)
+        left_out_B1 = torch.tensor([[name in self.left_out] for name in inputs.names])
+        logp_BT = scores.logp_BT.where(~(inputs.ends_BT & left_out_B1), student.logp_BT)
+        for name in self.unreported_ends.keys() & set(inputs.names):
+            own_BT = inputs.sequences.mask_BT & torch.tensor([[each == name] for each in inputs.names])
+            parts = (own_BT & inputs.ends_BT, own_BT & ~inputs.ends_BT, own_BT)
             if parts[0].any():
-                end, rest, all_ = (float(gap_BT[part_BT].mean()) for part_BT in parts)
+                end, rest, all_ = (float((logp_BT - student.logp_BT)[part_BT].mean()) for part_BT in parts)
                 log.warning(END_COST, self.unreported_ends.pop(name), end, rest, all_)
-        return Scores((whole["logp"],), whole.get("H"), dropped_BT=whole.get("dropped"), top_NK=top_NK)
+        return replace(scores, logp_BT=logp_BT)
 
-    def terms(self, step: int) -> dict[str, dict[str, str]]:
-        """What stands behind each teacher's scores of a step."""
-        return {name: teacher.terms(step) for name, teacher in self.by_name.items()}
-
-    def _turns(self, names: Sequence[str]) -> Iterator[tuple[Teacher, Tensor]]:
-        """Each source that has rows, with [B] which are its own; names of one source share its turn."""
-        for teacher in {id(each): each for each in self.by_name.values()}.values():
-            mine_B = torch.tensor([self.by_name[name] is teacher for name in names])
-            if bool(mine_B.any()):
-                yield teacher, mine_B
+    def provenance(self, step: int) -> dict[str, dict[str, str]]:
+        """Where each teacher's scores of a step come from."""
+        return {name: teacher.provenance(step) for name, teacher in self.by_name.items()}
 
 
 def load_teachers(
-    config: Config,
-    student: TokenModel,
-    initial: Callable[[], TokenModel],
-    *,
-    locate: Locate,
-    device: Callable[[str], torch.device],
+    config: Config, student: TokenModel, initial: Callable[[], TokenModel], *, device: Callable[[str], torch.device]
 ) -> Teachers | None:
     """The teachers that the method reads; None where it reads none.
 
-    ``initial`` gives the student as it was before training, ``device`` says where a member of `Placement` waits.
+    ``initial`` gives the student as it was before training, ``device`` where a member of `Placement` waits.
     """
-    loaded: dict[object, Teacher] = {}
-    by_name: dict[str, Teacher] = {}
     ends, unreported_ends = student.tokens.end_ids, dict[str, str]()
 
     def compare_ends(key: str, theirs: frozenset[int], asked: str | None) -> None:
-        if (said := difference_of_ends(student.tokenizer, ends, theirs)) and asked is None:
-            unreported_ends[key.removeprefix("teachers.")] = said = f"{key}: {said}"
-            log.warning("%s; %s.end_token says what that token counts", said, key)
+        if (difference := difference_of_ends(student.tokenizer, ends, theirs)) and asked is None:
+            unreported_ends[key.removeprefix("teachers.")] = difference = f"{key}: {difference}"
+            log.warning("%s; %s.end_token says what that token counts", difference, key)
 
+    def model_teacher(key: str, section: TeacherConfig) -> ModelTeacher:
+        name, dtype = resolve_path(str(section.model_name)), str(section.dtype)
+        model = load_model(
+            name, role=key, dtype=dtype, device=device(key), master_weights=False, quantize=section.quantize
+        )
+        model.module.requires_grad_(False)
+        check_same_tokens(student, model)
+        compare_ends(key, model.tokens.end_ids, section.end_token)
+        replaced = ends if section.end_token == "own" else frozenset[int]()
+        return ModelTeacher(model.restrict_to_student_vocab(student.vocabulary), key, replaced_ends=replaced)
+
+    def url_teacher(key: str, section: UrlTeacherConfig) -> UrlTeacher:
+        tokens = load_tokens(resolve_path(section.tokenizer))
+        check_same_tokenizer(student.tokenizer, tokens.tokenizer, (student.vocabulary, student.vocabulary))
+        compare_ends(key, tokens.end_ids, section.end_token)
+        kept = Path(config.run.folder) / PROBES  # of a run that is continued
+        first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else {}
+        tolerance = config.tolerances.teacher_probe
+        return UrlTeacher(TeacherServer(section, student.vocabulary, len(tokens.tokenizer), tolerance, first))
+
+    def self_teacher(section: SelfTeacherConfig) -> SelfTeacher:
+        model = initial() if section.self == "initial" else student
+        member = "student" if model.module is student.module else "reference"
+        return SelfTeacher(model, member, section.prompt_template, config.data, section.self == "initial")
+
+    loaded: dict[object, Teacher] = {}
+    by_name: dict[str, Teacher] = {}
     for key, section in config.active_teachers.items():
         source: object = section
-        if isinstance(section, TeacherConfig):
-            name, dtype = locate(str(section.model_name)), str(section.dtype)
-            source = section.model_copy(update={"model_name": os.path.realpath(name)})
-            if source not in loaded:
-                model = load_model(
-                    name, role=key, dtype=dtype, device=device(key), master_weights=False, quantize=section.quantize
-                )
-                model.module.requires_grad_(False)
-                check_same_tokens(student, model)
-                compare_ends(key, model.tokens.end_ids, section.end_token)
-                replaced = ends if section.end_token == "own" else frozenset[int]()
-                loaded[source] = ModelTeacher(model.beside(student.vocabulary), key, replaced_ends=replaced)
-        elif source in loaded:
-            pass
-        elif isinstance(section, UrlTeacherConfig):
-            tokens = load_tokens(locate(section.tokenizer))
-            theirs = tokens.tokenizer
-            check_same_tokenizer(student.tokenizer, theirs, (student.vocabulary, student.vocabulary))
-            compare_ends(key, tokens.end_ids, section.end_token)
-            kept = Path(config.run.folder) / PROBES  # of a run that is continued
-            first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else {}
-            tolerance = config.tolerances.teacher_probe
-            loaded[source] = UrlTeacher(section, student.vocabulary, len(theirs), tolerance, first)
-        else:
-            model = initial() if section.self == "initial" else student
-            member = "student" if model.module is student.module else "reference"
-            loaded[source] = SelfTeacher(model, member, section.prompt_template, config.data, section.self == "initial")
+        if isinstance(section, TeacherConfig):  # two names of one folder are one teacher
+            place = os.path.realpath(resolve_path(str(section.model_name)))
+            source = section.model_copy(update={"model_name": place})
+        if source not in loaded:
+            if isinstance(section, TeacherConfig):
+                loaded[source] = model_teacher(key, section)
+            elif isinstance(section, UrlTeacherConfig):
+                loaded[source] = url_teacher(key, section)
+            else:
+                loaded[source] = self_teacher(section)
         by_name[key.removeprefix("teachers.")] = loaded[source]
     asked = {key: getattr(section, "end_token", None) for key, section in config.active_teachers.items()}
     left_out = frozenset(key.removeprefix("teachers.") for key, choice in asked.items() if choice == "left_out")

@@ -21,6 +21,7 @@ from nemo_uecr.generation.adapter import without_adapter
 from nemo_uecr.generation.engines import Tokens, check_model, context_of, load_module, load_tokens
 from nemo_uecr.generation.models import check_same_tokenizer
 from nemo_uecr.local.memory import quantize_layers
+from nemo_uecr.local.probes import Probe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -43,7 +44,8 @@ class TokenModel:
     adapter: bool = True  # whether its LoRA adapter counts; without it a student with one is its own initial policy
     recomputed: tuple[torch.nn.Module, ...] = ()  # layers whose activations the backward pass computes again
     # Output columns that count, of a teacher with more or fewer than its student; None: all, as many
-    shared: int | None = None
+    scored_vocab_size: int | None = None
+    probes: tuple[Probe, ...] = ()  # what else looks at the logits that are scored
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
@@ -54,12 +56,16 @@ class TokenModel:
         """The same model without its adapter."""
         return replace(self, adapter=False, name=f"initial {self.name}")
 
-    def beside(self, columns: int) -> TokenModel:
-        """The same model as the teacher of a student with that many output columns: those that both have count.
+    def restrict_to_student_vocab(self, columns: int) -> TokenModel:
+        """Copy that scores over the output columns that it shares with a student of that many.
 
         Further ones of the teacher are cut before its softmax; the student, the policy that samples, stays whole.
         """
-        return replace(self, shared=None if columns == self.vocabulary else min(columns, self.vocabulary))
+        return replace(self, scored_vocab_size=None if columns == self.vocabulary else min(columns, self.vocabulary))
+
+    def with_probe(self, probe: Probe) -> TokenModel:
+        """Copy whose scored logits the probe looks at, too."""
+        return replace(self, probes=(*self.probes, probe))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -80,7 +86,7 @@ class TokenModel:
 
     @property
     def context(self) -> int | None:
-        """Longest sequence in tokens, a stretched RoPE included; None where the configuration says none."""
+        """Longest sequence in tokens, a stretched RoPE included; None where the configuration has none."""
         return context_of(self.module.config)
 
     @contextlib.contextmanager

@@ -21,8 +21,8 @@ from nemo_uecr.local.memory import recomputing, to_device, to_host
 from nemo_uecr.local.scores import training_logp
 from nemo_uecr.local.sequences import Sequences
 from nemo_uecr.local.token_model import TokenModel
-from nemo_uecr.scoring.statistics import checked_together
-from nemo_uecr.telemetry.metrics import check_first_ratio
+from nemo_uecr.scoring.statistics import deferred_checks
+from nemo_uecr.steps.metrics import check_first_ratio
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +35,9 @@ class UpdateInputs:
     sample_ids: tuple[str, ...]  # names of the responses for error messages
     micro_rows: list[list[Tensor]]  # rows of each micro-batch, one list for each optimizer step
     loss_mask_BT: Tensor  # tokens in the loss
-    old_logp_BT: Tensor  # log pi_old at T_r
+    rollout_logp_BT: Tensor  # log pi_old at T_r
     surrogates: tuple[tuple[Tensor, float], ...]  # (advantage [B, T], coefficient) of each clipped surrogate
-    ref_logp_BT: Tensor | None  # reference policy at T_r, None without a reference KL
+    reference_rollout_logp_BT: Tensor | None  # reference policy at T_r, None without a reference KL
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,19 @@ def build_optimizer(model: TokenModel, config: Config) -> torch.optim.Optimizer:
         how = {"fused": True} if config.device != "cpu" and torch.cuda.is_available() else {"foreach": False}
         return torch.optim.AdamW(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay, **how)
     require_extra("lowbit")
-    found: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     if train.optimizer == "adamw8bit":
         from bitsandbytes.optim import AdamW8bit
 
-        found = AdamW8bit(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay)
+        optimizer = AdamW8bit(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay)
     else:
         from torchao.optim import AdamW8bit as RoundedAtRandom
 
         log.info("adamw8bit_sr is compiled in its first step, which takes a minute more")
-        found = RoundedAtRandom(
+        optimizer = RoundedAtRandom(
             model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay, bf16_stochastic_round=True
         )
-    return found
+    return optimizer
 
 
 def warmed_rate(config: Config, done: int) -> float:
@@ -105,7 +105,7 @@ def update(
         optimizer.zero_grad(set_to_none=True)
         losses = torch.zeros(3, dtype=torch.float64, device=model.device)
         step_ratios: list[Tensor] = []  # on the device until the gradient is whole
-        with recomputing(model.recomputed), checked_together():
+        with recomputing(model.recomputed), deferred_checks():
             for rows in minibatch:
                 row_N, column_N = inputs.loss_mask_BT[rows].nonzero(as_tuple=True)
                 if not row_N.numel():
@@ -115,8 +115,8 @@ def update(
                 step_ratios.append(ratio_N)
                 places.append(torch.stack((rows[row_N], column_N), dim=1))
         total_norm = torch.nn.utils.clip_grad_norm_(model.trained, config.train.max_grad_norm)
-        sums, norm_, *found = to_host([losses, total_norm, *step_ratios])
-        ratios += found
+        sums, norm_, *own_ratios = to_host([losses, total_norm, *step_ratios])
+        ratios += own_ratios
         norm = float(norm_)
         if not (math.isfinite(float(sums[0])) and math.isfinite(norm)):
             raise InvariantError(
@@ -171,15 +171,16 @@ def _accumulate(
     def own(values_BT: Tensor) -> Tensor:
         return to_device(values_BT[rows], model.device)
 
+    reference = inputs.reference_rollout_logp_BT
     (advantage, _), *second = ((own(values), coef) for values, coef in inputs.surrogates)
     loss = policy_loss(
         training_logp(model, inputs.sequences.micro_batch(rows), temperature=config.rollout.temperature),
-        own(inputs.old_logp_BT),
+        own(inputs.rollout_logp_BT),
         advantage,
         own(inputs.loss_mask_BT),
         denominator=tokens,
         clip=(config.loss.clip_low, config.loss.clip_high),
-        ref_logp=None if inputs.ref_logp_BT is None else own(inputs.ref_logp_BT),
+        ref_logp=None if reference is None else own(reference),
         kl_coef=config.loss.reference_kl,
         second=second[0] if second else None,
     )

@@ -71,8 +71,8 @@ class VllmSampler:
         for output in outputs:
             drawn = output.outputs[0]
             kept = generation_of(drawn, self._student.tokens.end_ids)
-            found = zip(kept.token_ids, drawn.logprobs, strict=False)
-            self._logp.append([logprobs[token].logprob for token, logprobs in found])
+            tokens = zip(kept.token_ids, drawn.logprobs, strict=False)
+            self._logp.append([logprobs[token].logprob for token, logprobs in tokens])
             responses.append(Response(kept.token_ids, kept.truncated, self._student.tokens.text(kept.token_ids)))
         return responses, None
 
@@ -99,8 +99,8 @@ class VllmSampler:
 
     def gap(self, logp_BT: Tensor, *, tolerance: float) -> float:
         """Mean |log pi - log pi_vLLM| of the last draw's tokens at temperature 1, nats; refused above ``tolerance``."""
-        ours_N = torch.cat([logp_BT[row, : len(found)] for row, found in enumerate(self._logp)])
-        theirs_N = torch.tensor([value for found in self._logp for value in found])
+        ours_N = torch.cat([logp_BT[row, : len(theirs)] for row, theirs in enumerate(self._logp)])
+        theirs_N = torch.tensor([value for theirs in self._logp for value in theirs])
         gap = float((ours_N.double() - theirs_N.double()).abs().mean())
         if not gap <= tolerance:
             raise InvariantError(

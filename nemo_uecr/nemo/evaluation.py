@@ -31,15 +31,15 @@ def training_evaluation(config: NemoConfig) -> upstream.Evaluate | None:
     if not settings.benchmarks:
         return None
     tokens = load_tokens(config.student.model_name)
-    wanted = _wanted(config, tokens)
+    pending = _pending(config, tokens)
     decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, settings.stop)
 
     def evaluate(generation: Any, step: int) -> tuple[dict[str, float], dict[str, float]]:
         started = time.perf_counter()
-        workers, requests = upstream.generation_leaders(generation), [each.request for each in wanted]
-        found = answers_of(workers, requests, decoding, tokens.end_ids, seconds=config.scoring.timeout_s)
+        workers, requests = upstream.generation_leaders(generation), [each.request for each in pending]
+        answers = answers_of(workers, requests, decoding, tokens.end_ids, seconds=config.scoring.timeout_s)
         with comparison_pool(config.data.verifier_workers) as pool:
-            samples = judge_generations(wanted, found, tokens, pool)
+            samples = judge_generations(pending, answers, tokens, pool)
         seconds = round(time.perf_counter() - started, 3)
         write_samples(folder, step, samples)
         made = {"step": step} | summarise(samples) | {"seconds": seconds}
@@ -59,7 +59,7 @@ def answers_of(
     *,
     seconds: float,
 ) -> list[Generation]:
-    """One generation a request, in order; request i goes to worker i modulo their number.
+    """One generation per request, in order; request i goes to worker i modulo their number.
 
     ``workers`` are the name and Ray actor of each vLLM engine's first worker; they have so many seconds for it all.
     """
@@ -78,20 +78,20 @@ def _answer_in_worker(
     return generate_with(worker.llm, requests, decoding, end_ids, lora=None)
 
 
-def _wanted(config: NemoConfig, tokens: Tokens) -> list[PendingSample]:
+def _pending(config: NemoConfig, tokens: Tokens) -> list[PendingSample]:
     settings, data = config.evaluation, config.data
     chat = ChatSettings(data.prompt_template, None, data.enable_thinking)
     named = settings.benchmarks.items()
     problems = {name: problems_of(data, given, f"evaluation.benchmarks.{name}") for name, given in named}
     encoded = {name: tokens.prompts(each, chat) for name, each in problems.items()}
-    found = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
-    for name, problem, length in ((each.key[0], each.problem.id, len(each.request.prompt_ids)) for each in found):
+    pending = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
+    for name, problem, length in ((each.key[0], each.problem.id, len(each.request.prompt_ids)) for each in pending):
         if length > data.max_prompt_tokens:
             raise DataError(
                 f"evaluation.benchmarks.{name}: problem {problem} has {length} prompt tokens; expected at most "
                 f"data.max_prompt_tokens={data.max_prompt_tokens}. Raise it, or leave the problem out"
             )
-    return found
+    return pending
 
 
 def _metrics(made: dict[str, Any]) -> dict[str, float]:

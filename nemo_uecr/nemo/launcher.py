@@ -12,16 +12,18 @@ from typing import Any
 from nemo_uecr.config.load import check_run_folder
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import CallReward
-from nemo_uecr.data.reproducible import installed, statement
+from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import check_writable, file_sha256
 from nemo_uecr.nemo import preflight, translate, upstream
-from nemo_uecr.nemo.estimator import Routes, StepContext, UecrEstimator
+from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
 from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.policy import PolicyMethods
+from nemo_uecr.nemo.step import Routes, StepContext
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.telemetry import resumed_state
+from nemo_uecr.steps.reproducible import run_provenance
 from nemo_uecr.stopping import RunStopped, StopRequest, listening, seconds_left
 from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, truncate_records
@@ -155,7 +157,7 @@ def limit_time(native: Any) -> None:
 
 
 def report_early_end(stop: StopRequest, config: NemoConfig, *, completed: int) -> None:
-    """Raise an error that says how the run ended early; nothing where the last step is done."""
+    """Raise an error that reports how the run ended early; nothing where the last step is done."""
     if not stop.asked or completed >= config.train.steps:
         return
     if config.checkpoint.every == 0:
@@ -188,7 +190,7 @@ def begun_by_a_step(config: NemoConfig, completed_steps: Callable[[], int]) -> I
 def write_run_files(config: NemoConfig, *, origins: Mapping[str, str], version: str) -> None:
     """Configuration, origins, tolerances and provenance, before the first step; ``version`` is NeMo-RL's."""
     versions = {package: installed(package) or "not installed in the driver's environment" for package in PACKAGES}
-    provenance = statement(config, {"nemo_rl": version, **versions}) | {"command": sys.argv}
+    provenance = run_provenance(config, {"nemo_rl": version, **versions}) | {"command": sys.argv}
     provenance["conventions"] |= config.conventions.model_dump()
     calls = [each for each in config.reward if isinstance(each, CallReward)]
     provenance["sha256"] = {f"reward {each.label}": file_sha256(Path(each.path)) for each in calls}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.loss import PolicyLoss, policy_loss
-from nemo_uecr.nemo.contract import ContractError
+from nemo_uecr.nemo.score_checks import ContractError
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import LossConfig
@@ -29,16 +29,16 @@ FIRST_STEP_COLUMN = "uecr_first_step"
 PREFIX = "uecr/"
 
 
-class Largest(float):
+class MaxReducedMetric(float):
     """A float that adds up to the maximum.
 
     NeMo-RL adds every metric over the sequences of a packed micro-batch, starting from 0, except a fixed few.
     """
 
-    def __add__(self, other: float) -> Largest:
+    def __add__(self, other: float) -> MaxReducedMetric:
         """The larger of the two; NaN where either is, which Python's maximum would lose behind a number."""
         values = float(self), float(other)
-        return Largest(math.nan if any(map(math.isnan, values)) else max(values))
+        return MaxReducedMetric(math.nan if any(map(math.isnan, values)) else max(values))
 
     __radd__ = __add__
 
@@ -139,7 +139,7 @@ class UecrLoss:
             f"{PREFIX}clip_low_share": mean(ratio < low),
             f"{PREFIX}clip_high_share": mean(ratio > high),
             f"{PREFIX}approx_kl": mean(ratio - 1.0 - ratio.log()),
-            f"{PREFIX}first_ratio_error_max": Largest(off_first.max()),
+            f"{PREFIX}first_ratio_error_max": MaxReducedMetric(off_first.max()),
             f"{PREFIX}first_ratio_mean": mean(off_first),
             f"{PREFIX}first_ratio_far_share": mean(~(off_first <= self._far)),
             f"{PREFIX}trained_tokens": float(mask.sum()),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nemo_uecr.errors import UecrError
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.two_temperatures import Columns, ModelParallel, ScoreRequest, score_tokens
+from nemo_uecr.nemo.worker_scoring import Columns, ModelParallel, ScoreRequest, score_tokens
 
 MEBI, GIB = 2**20, 2**30
 #: Bytes at whose multiples each parameter of a host copy begins.
@@ -54,8 +54,8 @@ class WorkerMethods:
 
     def forward_micro_batches(self, data: Any, columns: Columns) -> list[dict[str, Tensor]]:
         """NeMo-RL's forward, with raw logits for our columns."""
-        found = upstream.score_forward(self, data, columns)
-        return found if last_stage() else []
+        answers = upstream.score_forward(self, data, columns)
+        return answers if last_stage() else []
 
     def move_model(
         self, model: torch.nn.Module, device: str, move_params: bool = True, move_grads: bool = True

@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,12 +17,15 @@ from torch import Tensor
 
 from nemo_uecr.generation.models import check_sampled
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.contract import ContractError, check_same, score, with_masked_rows
-from nemo_uecr.nemo.estimator import StepContext, StepScores
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
-from nemo_uecr.nemo.teacher import RayTeacher, score_by_turns
-from nemo_uecr.nemo.telemetry import check_facts, save_state, save_step, scored_metrics, step_metrics
-from nemo_uecr.nemo.two_temperatures import ScoreRequest
+from nemo_uecr.nemo.score_checks import ContractError, check_same, score, with_masked_rows
+from nemo_uecr.nemo.step import StepContext, StepScores
+from nemo_uecr.nemo.teacher import RayTeacher, score_by_teachers
+from nemo_uecr.nemo.telemetry import check_step_counts, save_state, save_step, training_metrics
+from nemo_uecr.nemo.worker_scoring import ScoreRequest, spot_checked_token
+from nemo_uecr.steps.metrics import scored_metrics
+from nemo_uecr.steps.record import ComparedTokens
+from nemo_uecr.steps.scores import PolicyScores, TeacherScores
 
 
 class PolicyMethods:
@@ -49,7 +51,9 @@ class PolicyMethods:
 
     def get_logprobs(self, data: Any, timer: Any = None) -> Any:
         """Score with the teachers, then with the student; NeMo-RL gets the column at T_r for its PPO ratio."""
-        context, teacher_scores, names = self._context, None, list[str]()
+        context, names, rows = self._context, list[str](), data["input_ids"].shape[0]
+        teacher: TeacherScores | None = None
+        compared: ComparedTokens | None = None
         if context.routes is not None:
             names = context.routes.names(data["input_ids"], data["token_mask"])
         self.assert_room(waking=False)
@@ -57,24 +61,28 @@ class PolicyMethods:
             if {teacher.columns for teacher in self._teachers.values()} != {context.config.student.vocabulary}:
                 check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
             with self._timed("score_teacher"):
-                of_rows = names or list(self._teachers) * data["input_ids"].shape[0]
-                teacher_scores = score_by_turns(self._teachers, of_rows, data, context.teacher_request)
+                of_rows = names or list(self._teachers) * rows
+                teacher, teacher_BK = score_by_teachers(self._teachers, of_rows, data, context.teacher_request)
         with self._timed("score_student"):
             self._bring_student()
-            student_scores = score(self, data, context.student_request, name="student")
+            columns = score(self, data, context.student_request, name="student")
+            rollout_logp_BS = columns["rollout_logp"]
             if context.config.conventions.filters == "nemo_rl":
                 filtered = super().get_logprobs(self._padded(data), timer=timer)["logprobs"]  # type: ignore[misc]
-                at_rollout = filtered[: data["input_ids"].shape[0]]
-                if outside := int((at_rollout.isinf() & data["token_mask"].bool()).sum()):
+                rollout_logp_BS = filtered[:rows]
+                if outside := int((rollout_logp_BS.isinf() & data["token_mask"].bool()).sum()):
                     raise ContractError(
                         f"NeMo-RL's filtered log-probabilities are -inf at {outside} sampled tokens; expected finite "
                         "ones: take conventions.filters=paper, which does not filter"
                     )
-                student_scores = replace(student_scores, logp=(at_rollout, student_scores.logp[1]))
+        if teacher is not None:
+            spot_B = spot_checked_token(data["input_lengths"])
+            compared = ComparedTokens(torch.arange(rows), spot_B, columns["top_ids"], teacher_BK)
+        student = PolicyScores(rollout_logp_BS, columns["logp"], columns["entropy"])
         context.scores = StepScores(
-            student_scores, teacher_scores, data["token_mask"], data["sample_mask"], data["input_ids"], names
+            student, teacher, data["token_mask"], data["sample_mask"], data["input_ids"], names, compared
         )
-        return type(data)({"logprobs": student_scores.logp[0]})
+        return type(data)({"logprobs": rollout_logp_BS})
 
     def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
         """Columns of the request."""
@@ -120,9 +128,9 @@ class PolicyMethods:
 
     def train(self, data: Any, loss_fn: Any, *args: Any, timer: Any = None, **kwargs: Any) -> Any:
         """Train on the columns that were scored, audit what was trained, and add the step's telemetry."""
-        context = self._context
+        context, outcome = self._context, self._context.outcome
         self._check_columns(data)
-        advantages = context.outcome.advantages
+        advantages = outcome.advantages
         if advantages.loss_mask_BT is not None:  # NeMo-RL counts and masks its tokens by these two columns
             rows_B = advantages.loss_mask_BT.any(dim=1)
             masks = {"token_mask": advantages.loss_mask_BT, "sample_mask": rows_B & data["sample_mask"].bool()}
@@ -133,11 +141,11 @@ class PolicyMethods:
         rounding = self.data_parallel_size * (1 if packed else self.cfg["train_micro_batch_size"])
         batch, padded = padded_minibatches(columns, context.config.train.minibatch_responses, rounding)
         with ThreadPoolExecutor(1) as aside:  # the workers update meanwhile
-            scored = aside.submit(scored_metrics, context, data)
+            scored = aside.submit(scored_metrics, outcome.record, advantages, context.config.method, outcome.residuals)
             with self._timed("update"):
                 result = super().train(type(data)(batch), loss_fn, *args, gbs=padded, timer=timer, **kwargs)  # type: ignore[misc]
-        check_facts(context, data, result)
-        metrics = scored.result() | step_metrics(context, data, result)
+        check_step_counts(context, data, result)
+        metrics = scored.result() | training_metrics(context, data, result)
         named = {name: [value] for name, value in metrics.items()}
         save_step(context, data)
         native = {name: v for name, v in result["all_mb_metrics"].items() if not name.startswith(PREFIX)}
@@ -162,7 +170,7 @@ class PolicyMethods:
     def _check_columns(self, data: Any) -> None:
         scores, outcome = self._context.scores, self._context.outcome
         check_same(data["input_ids"], scores.token_ids_BS, what="input_ids")
-        check_same(data["prev_logprobs"], scores.student.logp[0], what="prev_logprobs")
+        check_same(data["prev_logprobs"], scores.student.rollout_logp_BT, what="prev_logprobs")
         check_same(data["advantages"], outcome.handed_out_BS, what="advantages")
         check_same(data["token_mask"], scores.token_mask_BS, what="token_mask")
         check_same(data["sample_mask"], scores.sample_mask_B, what="sample_mask")

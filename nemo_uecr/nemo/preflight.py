@@ -18,7 +18,7 @@ from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.generation import models
 from nemo_uecr.generation.engines import check_model_place
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.estimator import Routes
+from nemo_uecr.nemo.step import Routes
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse, teacher_alone_faults
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
 from nemo_uecr.verifier.rewards import FunctionReward
@@ -169,12 +169,12 @@ def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) ->
         return
     log.info("%s: hashing the weight files of %s", role, folder)
     files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.bin"))]
-    found = {path.name: file_sha256(path) for path in files}
+    hashes = {path.name: file_sha256(path) for path in files}
     record = converted.with_name(f"{converted.name}.sha256.json")
     if not begun:
         record.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(record, json.dumps(found, indent=1).encode())
-    elif not record.is_file() or json.loads(record.read_bytes()) != found:
+        replace_file(record, json.dumps(hashes, indent=1).encode())
+    elif not record.is_file() or json.loads(record.read_bytes()) != hashes:
         raise DataError(
             f"{role}.model_name: nothing says that NeMo-RL's conversion {converted} was made of the weights that are "
             f"now in {folder}; remove it, and the run makes it again when it starts"

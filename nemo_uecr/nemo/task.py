@@ -1,4 +1,4 @@
-"""The task as NeMo-RL sees it: our problems as a data set and our rewards as an environment, found by dotted names.
+"""The task as NeMo-RL sees it: our problems as a data set and our rewards as an environment, under dotted names.
 
 Imported by NeMo-RL alone, where it and Ray are installed.
 """
@@ -80,7 +80,7 @@ class RewardEnvironmentImpl:
     def step(
         self, message_log_batch: Sequence[Sequence[Mapping[str, object]]], metadata: Sequence[Mapping[str, Any]]
     ) -> Any:
-        """Judge what the assistant says in each conversation; every conversation ends."""
+        """Judge the assistant's turn of each conversation; every conversation ends."""
         samples = [
             Sample(
                 id=f"row {row} of the step's {len(metadata)}, question {about['prompt']!r:.80}",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,11 @@ from nemo_uecr.data.batch_file import SavedBatch, save_batch
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.generation.models import only_here, output_columns
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.contract import Scores, score
 from nemo_uecr.nemo.preflight import check_conversion, check_teacher_alone
+from nemo_uecr.nemo.score_checks import score
 from nemo_uecr.nemo.translate import native_config, teacher_policy
-from nemo_uecr.nemo.two_temperatures import ScoreRequest
+from nemo_uecr.nemo.worker_scoring import ScoreRequest
+from nemo_uecr.steps.scores import TeacherScores, score_by_turns
 
 #: What a batch has from the teacher that scored it: another one's scores leave nothing of it.
 OF_A_TEACHER = {"teacher_logp", "teacher_entropy"} | LOSS_TENSORS
@@ -83,27 +84,26 @@ class RayTeacher:
         return bool(self._policy.shutdown())
 
 
-def score_by_turns(
+def score_by_teachers(
     teachers: Mapping[str, Any], names: Sequence[str], data: Any, request: Callable[[int], ScoreRequest]
-) -> Scores:
-    """Score each row by its own teacher; they take turns on the GPU, and names of one teacher share its turn."""
-    whole: dict[str, Tensor] = {}
-    for teacher in {id(each): each for each in teachers.values()}.values():
-        rows = [row for row, name in enumerate(names) if teachers[name] is teacher]
-        if not rows:
-            continue
+) -> tuple[TeacherScores, Tensor]:
+    """Scores of each row by its own teacher, which is on the GPU for its turn alone, and its most likely token ids."""
+    tops: list[tuple[Tensor, Tensor]] = []
+
+    def score_own(teacher: Any, rows_n: Tensor) -> TeacherScores:
+        rows = rows_n.tolist()
         own = {
             key: part[rows] if isinstance(part, Tensor) else [part[row] for row in rows] for key, part in data.items()
         }
         teacher.load()
-        found = score(teacher, type(data)(own), request(teacher.columns), name=names[rows[0]])
+        columns = score(teacher, type(data)(own), request(teacher.columns), name=names[rows[0]])
         teacher.offload()
-        asked = {"H": found.entropy_BS, "dropped": found.dropped_BS, "top": found.top_BK}
-        for key, part in ({"logp": found.logp[0]} | asked).items():
-            if part is not None:  # NaN stays where nothing is dropped
-                empty = torch.nan if part.is_floating_point() else -1
-                whole.setdefault(key, part.new_full((len(names), *part.shape[1:]), empty))[rows] = part
-    return Scores((whole["logp"],), whole.get("H"), whole.get("dropped"), whole.get("top"))
+        tops.append((rows_n, columns["top_ids"]))
+        return TeacherScores(columns["logp"], columns.get("entropy"), columns.get("dropped"))
+
+    scores = score_by_turns(teachers, names, score_own)
+    order_B = torch.cat([rows_n for rows_n, _ in tops]).argsort()
+    return scores, torch.cat([top_nK for _, top_nK in tops])[order_B]
 
 
 def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
@@ -126,11 +126,11 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     cluster = upstream.teacher_cluster([config.cluster.gpus_per_node] * config.cluster.nodes)
     # It stays where it is: an offload that fails would lose the scores.
     teacher = RayTeacher(config, student=native.policy, cluster=cluster, tokenizer=tokenizer, stays=True)
-    whole = ScoreRequest((1.0,), True, config.student.vocabulary, config.scoring.chunk_tokens)
+    whole = ScoreRequest({"logp": 1.0}, True, config.student.vocabulary, config.scoring.chunk_tokens)
     request = whole.to_teacher(teacher.columns)
-    scores = score(teacher, upstream.native("BatchedDataDict")(rows), request, name="teacher")
+    columns = score(teacher, upstream.native("BatchedDataDict")(rows), request, name="teacher")
     tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in OF_A_TEACHER}
-    tensors |= {"teacher_logp": scores.logp[0], "teacher_entropy": cast(Tensor, scores.entropy_BS)}
+    tensors |= {"teacher_logp": columns["logp"], "teacher_entropy": columns["entropy"]}
     save_batch(out, tensors, method=saved.configured(out), run=saved.run, step=int(saved.header["step"]))
     teacher.shutdown()
 

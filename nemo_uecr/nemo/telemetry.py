@@ -1,128 +1,83 @@
-"""What a trained step leaves behind: an audit of its counts, its metrics, and its batch on disk.
-
-Shape legend: B = responses, S = tokens of prompt and response (padded).
-"""
+"""What a trained step leaves behind: an audit of its counts, its metrics, and its batch on disk."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.data.batch_file import arithmetic, save_batch, tensors_of
-from nemo_uecr.nemo.contract import BatchFactsError
-from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import PREFIX
-from nemo_uecr.nemo.two_temperatures import witnessed_token
-from nemo_uecr.telemetry.metrics import (
-    agreement_metrics,
-    check_first_ratio,
-    described,
-    method_metrics,
-    teacher_metrics,
-)
+from nemo_uecr.nemo.score_checks import BatchFactsError
+from nemo_uecr.nemo.step import StepContext
+from nemo_uecr.steps.metrics import check_first_ratio, count_metrics
 from nemo_uecr.telemetry.sinks import append_record, read_records, truncate_records
 
 #: What a method carries from step to step, in the run folder.
 METHOD_STATE = "method_state.jsonl"
 
 
-def check_facts(context: StepContext, data: Mapping[str, Tensor], result: Any) -> None:
+def check_step_counts(context: StepContext, data: Mapping[str, Tensor], result: Any) -> None:
     """What was drawn, generated and trained must add up with the configuration and the workers' own counts.
 
     ``data`` holds NeMo-RL's training columns with the method's mask, ``result`` what the policy's training returned.
     """
-    config, outcome, metrics = context.config, context.outcome, result["all_mb_metrics"]
-    kept_B = outcome.advantages.trained(outcome.batch.mask_BT).any(dim=1)
+    config, record, metrics = context.config, context.outcome.record, result["all_mb_metrics"]
+    kept_B = context.outcome.advantages.trained(record.mask_BT).any(dim=1)
     if config.rollout.overlong_filter:
-        kept_B = kept_B & ~outcome.truncated_B
+        kept_B = kept_B & ~record.truncated_B
     # NeMo-RL divides every metric by the number of optimizer steps, so that their sum is the mean over steps.
     steps, rows, tokens = context.optimizer_steps, _trained_rows(data), _trained_tokens(data)
     facts = {
-        "responses generated": (outcome.batch.responses, context.responses),
+        "responses generated": (len(record.problems), context.responses),
         "responses trained": (rows, int(kept_B.sum())),
         "responses in the workers' losses": (round(sum(metrics["num_valid_samples"]) * steps), rows),
         "tokens in the workers' losses": (round(sum(metrics[f"{PREFIX}trained_tokens"]) * steps), tokens),
         "optimizer steps": (int(result["loss"].numel()), steps),
         # The data loader draws without replacement, and never over the end of an epoch.
-        "different problems": (len(set(outcome.problems)), config.rollout.prompts_per_step),
-        "responses to one problem": (max(Counter(outcome.problems).values()), config.rollout.responses_per_prompt),
+        "different problems": (len(set(record.problems)), config.rollout.prompts_per_step),
+        "responses to one problem": (max(Counter(record.problems).values()), config.rollout.responses_per_prompt),
     }
     if config.conventions.grouping == "paper":
-        facts["prompt groups"] = (_groups(context), config.rollout.prompts_per_step)
-    for name, (found, expected) in facts.items():
-        if found != expected:
+        facts["prompt groups"] = (int(torch.unique(record.group_B).numel()), config.rollout.prompts_per_step)
+    for name, (counted, expected) in facts.items():
+        if counted != expected:
             raise BatchFactsError(
-                f"step {context.completed_steps + 1}: {found} {name}; expected {expected}. Responses or tokens were "
+                f"step {context.step}: {counted} {name}; expected {expected}. Responses or tokens were "
                 "lost, duplicated or masked between rollout and update"
             )
 
 
-def scored_metrics(context: StepContext, data: Mapping[str, Tensor]) -> dict[str, float]:
-    """The numbers of a step's rewards, scores and advantages, under the names of the local back end."""
-    outcome, batch = context.outcome, context.outcome.batch
-    teacher, dropped = context.scores.teacher, {}
-    if teacher is not None and teacher.dropped_BS is not None:
-        dropped_N = teacher.dropped_BS[outcome.advantages.trained(batch.mask_BT)]
-        dropped["teacher/dropped_mass"] = dropped_N[dropped_N.isfinite()]  # NaN of teachers that were not cut
-    return {
-        **described(dropped),
-        **method_metrics(
-            batch,
-            outcome.advantages,
-            context.config.method,
-            outcome.residuals,
-            correct_B=batch.task_reward_B >= context.config.correct_at,
-            truncated_B=outcome.truncated_B,
-        ),
-        **teacher_metrics(batch, outcome.advantages, context.scores.teachers),
-        **_agreement(context, data["input_lengths"]),
-    }
-
-
-def step_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) -> dict[str, float]:
-    """The step's other numbers, once it is trained; NeMo-RL's logger puts ``train/`` before all of them."""
-    outcome, batch = context.outcome, context.outcome.batch
+def training_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) -> dict[str, float]:
+    """The step's numbers that its training adds; NeMo-RL's logger puts ``train/`` before all of them."""
     return {
         **_policy(context, result),
         **context.components(),
-        "count/prompts": float(_groups(context)),
-        "count/unique_prompts": float(len(set(outcome.problems))),
-        "count/trajectories": float(batch.responses),
-        "count/rewarded": float(batch.task_reward_B.numel()),
-        "count/trained": float(_trained_rows(data)),
-        "count/valid_tokens": float(_trained_tokens(data)),
-        "count/global_steps": float(context.completed_steps + 1),
-        "count/optimizer_steps": float((context.completed_steps + 1) * context.optimizer_steps),
+        **count_metrics(
+            context.outcome.record,
+            trained=_trained_rows(data),
+            tokens=_trained_tokens(data),
+            optimizer_steps=context.step * context.optimizer_steps,
+        ),
         **{f"time/{name}_s": seconds for name, seconds in context.seconds.items()},
     }
 
 
 def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
-    """Write the step's batch when it is due, in the project's one format, for replay and the credit map."""
-    config, step = context.config, context.completed_steps + 1
+    """Write the step's batch when it is due."""
+    config, outcome = context.config, context.outcome
     every = config.telemetry.save_batch_every
-    if every == 0 or step % every:
+    if every == 0 or context.step % every:
         return
-    tensors = tensors_of(context.outcome.batch) | context.outcome.advantages.loss_tensors()
-    tensors |= {"old_logp_rollout": context.scores.student.logp[0], "token_ids": context.scores.token_ids_BS}
-    if config.loss.reference_kl > 0:
-        tensors["ref_logp"] = data["reference_policy_logprobs"]
-    folder = Path(config.run.folder) / "batches"
-    folder.mkdir(parents=True, exist_ok=True)
-    save_batch(
-        folder / f"step-{step:06d}.safetensors",
-        tensors,
-        method=config.method,
-        run=context.outcome.batch.run,
-        step=step,
-        arithmetic=arithmetic(),
-        teachers=context.scores.teachers,
-    )
+    reference_BS = data["reference_policy_logprobs"] if config.loss.reference_kl > 0 else None
+    record = replace(outcome.record, reference_rollout_logp_BT=reference_BS)
+    path = Path(config.run.folder) / "batches" / f"step-{context.step:06d}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record.save(path, config.method, outcome.advantages)
 
 
 def save_state(context: StepContext) -> None:
@@ -137,17 +92,6 @@ def resumed_state(folder: Path, *, step: int) -> dict[str, float]:
     truncate_records(folder / METHOD_STATE, last_step=step)
     records = read_records(folder / METHOD_STATE)[0]
     return {name: value for name, value in records[-1].items() if name != "step"} if records else {}
-
-
-def _agreement(context: StepContext, lengths_B: Tensor) -> dict[str, float]:
-    """At the witnessed tokens that are trained: one a response, in its middle."""
-    scores, outcome = context.scores, context.outcome
-    if scores.teacher is None or scores.teacher.top_BK is None or scores.student.top_BK is None:
-        return {}
-    column_B = witnessed_token(lengths_B)
-    kept_B = outcome.advantages.trained(outcome.batch.mask_BT).gather(1, column_B.unsqueeze(1)).squeeze(1)
-    names = [name for name, kept in zip(scores.teachers, kept_B.tolist(), strict=False) if kept]
-    return agreement_metrics(scores.student.top_BK[kept_B], scores.teacher.top_BK[kept_B], names)
 
 
 def _policy(context: StepContext, result: Any) -> dict[str, float]:
@@ -177,10 +121,6 @@ def _policy(context: StepContext, result: Any) -> dict[str, float]:
     if config.loss.reference_kl > 0:
         values["policy/ref_kl"] = mean(f"{PREFIX}ref_kl" if config.conventions.kl == "paper" else "kl_penalty")
     return values
-
-
-def _groups(context: StepContext) -> int:
-    return int(torch.unique(context.outcome.batch.group_B).numel())
 
 
 def _trained_rows(data: Mapping[str, Tensor]) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from nemo_uecr.errors import DependencyError, UecrError, first_line
-from nemo_uecr.nemo.two_temperatures import Columns, MicroBatch, ScoreRequest
+from nemo_uecr.nemo.worker_scoring import Columns, MicroBatch, ScoreRequest
 from nemo_uecr.stopping import StopRequest
 
 POLICY_CLUSTER = "grpo_policy_cluster"
@@ -80,11 +80,11 @@ def check_signatures(expected: list[tuple[str, str, list[str] | None]], version:
             target = getattr(target, part)
         if parameters is None:
             continue
-        found = [one for one in inspect.signature(target).parameters if f"{one}?" not in parameters]
+        names = [one for one in inspect.signature(target).parameters if f"{one}?" not in parameters]
         wanted = [parameter for parameter in parameters if parameter != "..." and not parameter.endswith("?")]
-        if wanted != (found[: len(wanted)] if "..." in parameters else found):
+        if wanted != (names[: len(wanted)] if "..." in parameters else names):
             raise UpstreamError(
-                f"NeMo-RL {version}: {module}.{name} takes ({', '.join(found)}); expected ({', '.join(parameters)})"
+                f"NeMo-RL {version}: {module}.{name} takes ({', '.join(names)}); expected ({', '.join(parameters)})"
             )
 
 
@@ -359,7 +359,7 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
         straggler_timer=timer,
         delegate_pack_to_model=worker.delegate_pack_to_model,
     )
-    found: list[Any] = native("megatron_forward_backward")(
+    answers: list[Any] = native("megatron_forward_backward")(
         model=worker.model,
         data_iterator=batches,
         seq_length=padded,
@@ -371,7 +371,7 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
         sampling_params=None,
         straggler_timer=timer,
     )
-    return found
+    return answers
 
 
 def temperature_only(temperature: float) -> Any:

@@ -36,8 +36,8 @@ from nemo_uecr.errors import DataError, UecrError, require_extra
 from nemo_uecr.files import check_writable, existing, read_object
 from nemo_uecr.generation import adapter, models
 from nemo_uecr.generation.engines import check_engine, check_model, difference_of_ends, end_ids
+from nemo_uecr.hosted_teacher.client import TeacherServer
 from nemo_uecr.local.sequences import encode_prompts
-from nemo_uecr.local.url_teacher import UrlTeacher
 from nemo_uecr.nemo import preflight, upstream
 from nemo_uecr.plan import faults, network
 from nemo_uecr.plan.contents import ASSUMED, CPU, GIB, Lengths
@@ -410,10 +410,10 @@ def server_finding(run: Config, key: str, asked: UrlTeacherConfig, sizes: Sizes)
     """Whether a teacher's server passes the checks that the run makes at its start."""
     name = run.student.model_name
     tokenizer, columns = _tokenizer(name), sizes(name, "student").vocabulary
-    teacher = UrlTeacher(asked, columns, len(tokenizer), run.tolerances.teacher_probe, {})
-    teacher.check(encode_prompts(_training_problems(run), tokenizer, run.data), run.rollout.max_response_tokens)
-    terms = teacher.terms(0)
-    return ok(f"{key} server", f"{terms['url']} serves {terms['root']}, entropy: {asked.entropy}")
+    server = TeacherServer(asked, columns, len(tokenizer), run.tolerances.teacher_probe, {})
+    prompts = encode_prompts(_training_problems(run), tokenizer, run.data)
+    server.check(longest=max(len(prompt.token_ids) for prompt in prompts) + run.rollout.max_response_tokens)
+    return ok(f"{key} server", f"{asked.url} serves {server.first['root']}, entropy: {asked.entropy}")
 
 
 def _tokenizer(name: str) -> Any:

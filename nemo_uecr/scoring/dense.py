@@ -35,6 +35,7 @@ def score_logits(
     dropped: bool = False,
     valid_vocab: int | None = None,
     shard: VocabShard | None = None,
+    keep_nan: bool = False,
 ) -> TokenScores:
     """Score given tokens at several temperatures, with the entropy, in one pass over the logits.
 
@@ -52,6 +53,7 @@ def score_logits(
             probability. None if all are real.
         shard: this rank's place where a process group shards the vocabulary: one collective a call. None where the
             logits hold all columns.
+        keep_nan: NaN for a token whose logits give no finite score, in place of `NonFiniteScoreError`.
 
     Returns:
         The scores, float32 nats; bitwise equal on all ranks of a group.
@@ -65,7 +67,7 @@ def score_logits(
     """
     layout = StatisticsLayout(temperatures, entropy, dropped)
     check_tokens(logits_NV, target_N)
-    return _scores(logits_NV, target_N, [(0, target_N.shape[0], 0, 0)], layout, valid_vocab, shard, None)
+    return _scores(logits_NV, target_N, [(0, target_N.shape[0], 0, 0)], layout, valid_vocab, shard, None, keep_nan)
 
 
 @torch.no_grad()
@@ -99,9 +101,8 @@ def token_scores(
     layout = StatisticsLayout(temperatures, entropy)
     rows, target_N, runs, place_N = _chosen(logits, tokens, mask)
     found = _scores(rows, target_N, runs, layout, valid_vocab, shard, None)
-    return TokenScores(
-        _placed(found.logp, tokens, place_N), None if found.entropy is None else _placed(found.entropy, tokens, place_N)
-    )
+    entropy_ = None if found.entropy is None else _placed(found.entropy, tokens, place_N)
+    return TokenScores(temperatures, _placed(found.logp, tokens, place_N), entropy_)
 
 
 def token_logp(
@@ -185,6 +186,7 @@ def _scores(
     valid_vocab: int | None,
     shard: VocabShard | None,
     kept_WN: Tensor | None,
+    keep_nan: bool = False,
 ) -> TokenScores:
     logits_STV, columns = _sequences(logits), logits.shape[-1]
     real = real_columns(columns, valid_vocab, shard)
@@ -202,8 +204,9 @@ def _scores(
         return torch.cat(parts, dim=1)
 
     return scores_by_chunk(
-        statistics_of, target_N, layout, columns=columns, valid_vocab=valid_vocab, shard=shard, kept_WN=kept_WN
-    )
+        statistics_of, target_N, layout, columns=columns, valid_vocab=valid_vocab, shard=shard, kept_WN=kept_WN,
+        keep_nan=keep_nan,
+    )  # fmt: skip
 
 
 class _TokenLogp(torch.autograd.Function):
@@ -225,7 +228,7 @@ class _TokenLogp(torch.autograd.Function):
         if kept_WN is not None:
             ctx.save_for_backward(logits, target_N, kept_WN)
         ctx.runs, ctx.layout, ctx.valid_vocab, ctx.shard = runs, layout, valid_vocab, shard
-        return scores.logp[0]
+        return scores.logp.squeeze(0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

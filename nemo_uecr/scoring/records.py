@@ -24,15 +24,21 @@ class TokenScores:
     """Scores of given tokens, of any leading shape `[...]`; `[N]` of the functions that take flat tokens.
 
     Attributes:
-        logp: `[K, ...]` float32 log-probabilities in nats, one row a temperature, in the order asked.
+        temperatures: the K temperatures of the log-probabilities, in the order asked.
+        logp: `[K, ...]` float32 log-probabilities in nats, one row per temperature.
         entropy: `[...]` float32, +H >= 0 in nats, of softmax(logits) at temperature 1; None if not asked.
         dropped: `[...]` float32, share of probability at temperature 1 that the padding columns had before they were
             cut; None if not asked.
     """
 
+    temperatures: tuple[float, ...]
     logp: Tensor
     entropy: Tensor | None
     dropped: Tensor | None = None
+
+    def at(self, temperature: float) -> Tensor:
+        """`[...]` log-probabilities at one of the temperatures that were asked for."""
+        return self.logp[self.temperatures.index(temperature)]
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ CUDA_CHUNK_TOKENS = 1 << 16
 """Tokens reduced and merged at a time: within a few hundred KiB on a CPU, a few MiB on a GPU."""
 #: Up to this many gathered bytes the second buffer that gloo's gather allocates does not matter.
 STAGED_BYTES = 1 << 20
-#: Within `checked_together`: which tokens are sound, and the check that names one that is not.
-_postponed: list[tuple[Tensor, Callable[[], None]]] | None = None
+#: Within `deferred_checks`: which tokens have finite scores, and the check that names one that has not.
+_deferred: list[tuple[Tensor, Callable[[], None]]] | None = None
 
 # torch 2.13 renamed the collective that gathers into one tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -58,6 +58,7 @@ def scores_by_chunk(
     valid_vocab: int | None,
     shard: VocabShard | None,
     kept_WN: Tensor | None = None,
+    keep_nan: bool = False,
 ) -> TokenScores:
     """Scores of all tokens, a chunk of tokens at a time so that the workspace does not grow with N.
 
@@ -65,7 +66,8 @@ def scores_by_chunk(
     dropped mass = sigmoid(l - m - log s(1)), l the log sum of the padding columns.
 
     ``statistics_of`` gives the `[W, n]` statistics of this rank's ``columns``, padding included, for a slice of n
-    tokens. ``kept_WN``, where the backward needs it, receives the merged statistics in float64.
+    tokens. ``kept_WN``, where the backward needs it, receives the merged statistics in float64. With ``keep_nan`` a
+    token whose scores are not finite gets NaN in place of an error.
     """
     tokens, device = target_N.shape[0], target_N.device
     logp_KN = torch.empty(len(layout.temperatures), tokens, dtype=torch.float32, device=device)
@@ -83,20 +85,24 @@ def scores_by_chunk(
             from nemo_uecr.scoring.triton_kernels import finish_with_triton  # noqa: PLC0415 (needs Triton)
 
             with torch.cuda.device_of(stats_RWn):  # type: ignore[no-untyped-call]
-                merged_Wn, sound_n = finish_with_triton(stats_RWn, layout, logp_Kn, entropy_n)
+                merged_Wn, finite_n = finish_with_triton(stats_RWn, layout, logp_Kn, entropy_n)
         else:
-            merged_Wn, sound_n = _finish(stats_RWn, layout, logp_Kn, entropy_n)
+            merged_Wn, finite_n = _finish(stats_RWn, layout, logp_Kn, entropy_n)
         if kept_WN is not None:
             kept_WN[:, chunk] = merged_Wn
         if dropped_N is not None:
             kept_n = merged_Wn[MAX_ROW] + merged_Wn[layout.sum_row(1.0)].log()
             dropped_N[chunk] = (stats_RWn[:, -1].double().logsumexp(0) - kept_n).sigmoid()
-        check = partial(check_statistics, merged_Wn, sound_n, target_N[chunk], chunk.start, vocab)
-        if _postponed is None:  # last, because only this waits for a GPU
+        if keep_nan:
+            for scores_Kn in (logp_KN, entropy_N, dropped_N):
+                if scores_Kn is not None:
+                    scores_Kn[..., chunk].masked_fill_(~finite_n, torch.nan)
+        check = partial(check_statistics, merged_Wn, finite_n, target_N[chunk], chunk.start, vocab, keep_nan)
+        if _deferred is None:  # last, because only this waits for a GPU
             check()
         else:
-            _postponed.append((sound_n, check))
-    return TokenScores(logp_KN, entropy_N, dropped_N)
+            _deferred.append((finite_n, check))
+    return TokenScores(layout.temperatures, logp_KN, entropy_N, dropped_N)
 
 
 def _finish(
@@ -114,19 +120,19 @@ def _finish(
 
 
 @contextmanager
-def checked_together() -> Iterator[None]:
+def deferred_checks() -> Iterator[None]:
     """Check the scores of all calls within at its end: one wait for a GPU in place of one a call.
 
     Until then a call may return scores that are not finite. The error is that of the first call that would raise.
     """
-    global _postponed
-    before, _postponed = _postponed, []
+    global _deferred
+    before, _deferred = _deferred, []
     try:
         yield
-        checks = _postponed
+        checks = _deferred
     finally:
-        _postponed = before
-    if checks and not bool(torch.cat([sound_n for sound_n, _ in checks]).all()):
+        _deferred = before
+    if checks and not bool(torch.cat([finite_n for finite_n, _ in checks]).all()):
         for _, check in checks:
             check()
 
@@ -154,12 +160,14 @@ def merge_shards(stats_RWN: Tensor, layout: StatisticsLayout) -> Tensor:
     return merged
 
 
-def check_statistics(merged_WN: Tensor, sound_N: Tensor, target_N: Tensor, first_token: int, vocab: int | None) -> None:
-    """Refuse targets outside the vocabulary, and tokens with non-finite logits or scores.
+def check_statistics(
+    merged_WN: Tensor, finite_N: Tensor, target_N: Tensor, first_token: int, vocab: int | None, keep_nan: bool
+) -> None:
+    """Refuse targets outside the vocabulary and, unless NaN is kept, tokens with non-finite logits or scores.
 
     ``first_token`` is the number of the first of them in the call; ``vocab`` None where no rank knows it.
     """
-    if bool(sound_N.all()):  # waits for a GPU
+    if bool(finite_N.all()):  # waits for a GPU
         return
     outside_N = (target_N < 0) | (target_N >= (torch.inf if vocab is None else vocab))
     if bool(outside_N.any()):
@@ -168,7 +176,9 @@ def check_statistics(merged_WN: Tensor, sound_N: Tensor, target_N: Tensor, first
             f"target of token {first_token + token} of those scored is {int(target_N[token])}, expected a token id of "
             f"the vocabulary of {vocab} columns; check tokenizer, vocabulary size and valid_vocab"
         )
-    token = int((~sound_N).nonzero()[0])
+    if keep_nan:
+        return
+    token = int((~finite_N).nonzero()[0])
     raise NonFiniteScoreError(
         f"logits of token {first_token + token} of those scored give no finite score: the largest is "
         f"{float(merged_WN[MAX_ROW, token])}, that of target {int(target_N[token])} is "

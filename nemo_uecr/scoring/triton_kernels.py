@@ -30,7 +30,7 @@ ABSENT = 0
 #: a pointer is one. The number of columns is compiled in; of `logits`, `row_stride` it must know whether vectors fit.
 VARYING = (
     "target", "stats", "stats_stride", "rank_stride", "first_column", "merged", "logp", "logp_stride", "entropy",
-    "sound", "tokens", "column", "grad", "grad_stride", "sum_place",
+    "all_finite", "tokens", "column", "grad", "grad_stride", "sum_place",
 )  # fmt: skip
 INTERPRETED: tl.constexpr = tl.constexpr(triton.knobs.runtime.interpret)
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -137,7 +137,7 @@ def _reduce_row(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=VARYING)  # type: ignore[untyped-decorator]
 def _finish_tokens(  # type: ignore[no-untyped-def]
-    stats, temperatures, merged, logp, entropy, sound, rank_stride, stats_stride, logp_stride, tokens,
+    stats, temperatures, merged, logp, entropy, all_finite, rank_stride, stats_stride, logp_stride, tokens,
     RANKS: tl.constexpr, SUMS: tl.constexpr, ASKED: tl.constexpr, ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """`merge_shards` and what `scores_by_chunk` makes of it, in float64; row 0 is the largest logit, 1 the target's."""
@@ -176,7 +176,7 @@ def _finish_tokens(  # type: ignore[no-untyped-def]
                 score = ((y - largest) / temperature - tl.log(total)).to(tl.float32)
                 tl.store(logp + asked * logp_stride + token, score, here)
                 finite = finite & _is_finite(score)
-    tl.store(sound + token, finite, here)
+    tl.store(all_finite + token, finite, here)
 
 
 @triton.jit(do_not_specialize=VARYING)  # type: ignore[untyped-decorator]
@@ -230,14 +230,14 @@ def finish_with_triton(
     """Write the scores, and return the merged `[W, N]` float64 statistics and `[N]` whether all of it is finite."""
     ranks, _, tokens = stats_RWN.shape
     merged_WN = stats_RWN.new_empty((layout.weighted_row + int(layout.entropy), tokens), dtype=torch.float64)
-    sound_N = stats_RWN.new_empty(tokens, dtype=torch.bool)
+    finite_N = stats_RWN.new_empty(tokens, dtype=torch.bool)
     _finish_tokens[(triton.cdiv(tokens, FINISH_TOKENS),)](
         stats_RWN, _on_device((*layout.sum_temperatures, *layout.temperatures), stats_RWN.device),
-        merged_WN, logp_KN, entropy_N, sound_N, stats_RWN.stride(0), stats_RWN.stride(1), logp_KN.stride(0), tokens,
+        merged_WN, logp_KN, entropy_N, finite_N, stats_RWN.stride(0), stats_RWN.stride(1), logp_KN.stride(0), tokens,
         RANKS=ranks, SUMS=len(layout.sum_temperatures), ASKED=len(layout.temperatures), ENTROPY=layout.entropy,
         BLOCK=FINISH_TOKENS,
     )  # fmt: skip
-    return merged_WN, sound_N
+    return merged_WN, finite_N
 
 
 @cache

@@ -92,7 +92,7 @@ def cache_root() -> Path:
     return Path(os.environ.get("NEMO_UECR_CACHE") or f"{home}/nemo_uecr").expanduser()
 
 
-def resolve(name: str) -> str:
+def resolve_path(name: str) -> str:
     """The path that a `demo:` name stands for, preparing the demo when it is missing; any other text as it is.
 
     Raises:
@@ -104,11 +104,11 @@ def resolve(name: str) -> str:
             raise DataError(f"{name}: no such part of the demo; expected one of {known}")
         with handling((signal.SIGTERM,), signal.default_int_handler):  # nothing to save: end as Ctrl-C does
             ensure_demo(cache_root(), RECIPE, seed=SEED)
-    return locate(name)
+    return locate_path(name)
 
 
-def locate(name: str) -> str:
-    """Like `resolve`, but the demo is never prepared: the path may lead nowhere."""
+def locate_path(name: str) -> str:
+    """Like `resolve_path`, but the demo is never prepared: the path may lead nowhere."""
     if not name.startswith(SCHEME):
         return name
     part = name.removeprefix(SCHEME)

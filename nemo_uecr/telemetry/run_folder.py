@@ -82,7 +82,7 @@ class RunFolder:
 def write_first_files(
     folder: Path, config: Config | NemoConfig, origins: Mapping[str, str], provenance: Mapping[str, Any]
 ) -> None:
-    """What stands before the first step; the configuration last, because a folder that has it holds a run."""
+    """What is written before the first step; the configuration last, because a folder that has it holds a run."""
     records = {"tolerances": config.tolerances.model_dump(), "origins": origins, "provenance": provenance}
     for name, record in records.items():
         replace_file(folder / f"{name}.json", json.dumps(record, indent=1).encode())

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from nemo_uecr.config.schema import TelemetryConfig
-from nemo_uecr.errors import ConfigError, DependencyError, InvariantError, RunFolderError, first_line
+from nemo_uecr.errors import ConfigError, DependencyError, RunFolderError, first_line
 from nemo_uecr.files import append_whole, replace_file
 from nemo_uecr.telemetry.metric_table import metric_of
 
@@ -64,13 +64,14 @@ def _line(record: Mapping[str, object]) -> bytes:
     return (json.dumps(record, allow_nan=False) + "\n").encode()
 
 
-def check_record(step: int, metrics: Mapping[str, float]) -> None:
-    """Refuse a step's metrics that could not be read later: an unknown name, a number that is not finite."""
+def finite_metrics(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
+    """A step's metrics without those that are not finite; warns of these, and of names that the table lacks."""
     for name, value in metrics.items():
         if metric_of(name) is None:
-            raise InvariantError(f"metric {name!r} is not in the table of names; add it to telemetry/metric_table.py")
+            log.warning("metric %r is not in the table of names; add it to telemetry/metric_table.py", name)
         if not math.isfinite(value):
-            raise InvariantError(f"metric {name} is {value} at step {step}; expected a finite number")
+            log.warning("metric %s is %s at step %d; it is left out of the record", name, value, step)
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 class Progress:
@@ -108,7 +109,7 @@ class Progress:
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Report an evaluation."""
         average = record["average"]
-        sets = "  ".join(f"{name} {100 * found['avg']:.1f}" for name, found in record["sets"].items())
+        sets = "  ".join(f"{name} {100 * each['avg']:.1f}" for name, each in record["sets"].items())
         self._print(
             f"step {record['step']}/{self._total}  avg@{record['samples']} {100 * average['avg']:.1f} "
             f"[{100 * average['low']:.1f}, {100 * average['high']:.1f}]  {sets}  {record['seconds']:.1f} s"
@@ -339,7 +340,7 @@ class Swanlab(_Service):
         self._tell(lambda: self._run.finish(state="crashed" if failed else "success"))
 
 
-#: Something besides the metrics file that is told of every step.
+#: What besides the metrics file gets every step.
 Client = TensorBoard | Wandb | Mlflow | Trackio | Swanlab
 
 
@@ -347,7 +348,7 @@ Client = TensorBoard | Wandb | Mlflow | Trackio | Swanlab
 
 
 class StepLog:
-    """Writes what a run says of its steps under the names of `telemetry.metric_table`, as a context manager."""
+    """Writes a run's steps under the names of `telemetry.metric_table`, as a context manager."""
 
     def __init__(self, folder: Path, clients: Sequence[Client], progress: Progress) -> None:
         self._folder = folder
@@ -364,14 +365,14 @@ class StepLog:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's metrics into ``metrics.jsonl``."""
-        check_record(step, metrics)
-        append_record(self._folder / STEPS, {"step": step, **metrics})
+        finite = finite_metrics(step, metrics)
+        append_record(self._folder / STEPS, {"step": step, **finite})
         for client in self._clients:
-            client.write(step, metrics)
+            client.write(step, finite)
         self._progress.step(step, metrics)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
-        """Write an evaluation's record into ``evaluation.jsonl``; the clients are told the average."""
+        """Write an evaluation's record into ``evaluation.jsonl``; the clients get the average."""
         append_record(self._folder / EVALUATIONS, record)
         average = {f"evaluation/{name}": record["average"][name] for name in ("avg", "low", "high")}
         for client in self._clients:

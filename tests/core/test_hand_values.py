@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.agreement import Places, agreement
+from nemo_uecr.core.agreement import TokenSample, agreement
 from nemo_uecr.core.record import Groups, ScoredBatch
 from tests.core.batches import computed
 from tests.core.reference import Settings
@@ -318,10 +318,10 @@ def test_agreement_on_the_next_token() -> None:
 
 def test_the_compared_tokens_are_sampled_ones_and_a_function_of_the_seed() -> None:
     mask_BT = torch.arange(40) < torch.arange(0, 40, 2).unsqueeze(1)  # 380 tokens
-    places = Places.of(mask_BT, columns=50, seed=3)
-    assert int(places.at_BT.sum()) == 256
-    assert not bool((places.at_BT & ~mask_BT).any())
-    assert places.number_BT[places.at_BT].tolist() == list(range(256))
-    assert torch.equal(places.number_BT, Places.of(mask_BT, columns=50, seed=3).number_BT)
-    assert not torch.equal(places.number_BT, Places.of(mask_BT, columns=50, seed=4).number_BT)
-    assert torch.equal(Places.of(mask_BT[:10], columns=50, seed=3).at_BT, mask_BT[:10])  # 90 tokens: all
+    sample = TokenSample.of(mask_BT, columns=50, seed=3)
+    assert int(sample.at_BT.sum()) == 256
+    assert not bool((sample.at_BT & ~mask_BT).any())
+    assert sample.number_BT[sample.at_BT].tolist() == list(range(256))
+    assert torch.equal(sample.number_BT, TokenSample.of(mask_BT, columns=50, seed=3).number_BT)
+    assert not torch.equal(sample.number_BT, TokenSample.of(mask_BT, columns=50, seed=4).number_BT)
+    assert torch.equal(TokenSample.of(mask_BT[:10], columns=50, seed=3).at_BT, mask_BT[:10])  # 90 tokens: all

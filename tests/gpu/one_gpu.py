@@ -126,7 +126,7 @@ def check_scores(policy: Any, vocabulary: int) -> None:
     data = random_batch(lengths.tolist(), vocabulary)
     upstream.native("Policy").prepare_for_lp_inference(policy)
     native = upstream.native("Policy").get_logprobs(policy, data)["logprobs"]
-    ours = policy.score_tokens(data, policy._context.student_request)["logp_0"]
+    ours = policy.score_tokens(data, policy._context.student_request)["rollout_logp"]
     inside = (torch.arange(64)[None] < lengths[:, None]) & (torch.arange(64)[None] > 0)
     worst = float((ours - native).abs()[inside].max())
     report(

@@ -22,10 +22,10 @@ def test_what_is_offloaded_leaves_the_gpu_and_comes_back_as_it_was() -> None:
     before = torch.cuda.memory_allocated()
     placement = Placement("all", torch.device("cuda"), {"teacher": lambda: weights})
     for _ in range(3):
-        placement.need("teacher")
+        placement.move_to_device("teacher")
         assert torch.cuda.memory_allocated() - before >= sum(weight.nbytes for weight in weights)
         assert all(torch.equal(weight.cpu(), one) for weight, one in zip(weights, expected, strict=True))
-        placement.need()
+        placement.move_to_device()
         assert torch.cuda.memory_allocated() == before
         assert all(weight.is_pinned() for weight in weights)
 

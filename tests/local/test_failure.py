@@ -105,12 +105,12 @@ def test_ratio_that_is_not_one_at_the_first_update(tmp_path: Path, monkeypatch: 
     """Scoring at another temperature than training: the fault that the check is for."""
     from nemo_uecr.local import trainer
 
-    real = trainer.score
+    real = trainer.score_policy
 
-    def wrong_temperature(*read, temperatures, **asked):  # type: ignore[no-untyped-def]
-        return real(*read, temperatures=tuple(t + 0.01 for t in temperatures), **asked)
+    def wrong_temperature(*read, rollout_temperature, **asked):  # type: ignore[no-untyped-def]
+        return real(*read, rollout_temperature=rollout_temperature + 0.01, **asked)
 
-    monkeypatch.setattr(trainer, "score", wrong_temperature)
+    monkeypatch.setattr(trainer, "score_policy", wrong_temperature)
     with pytest.raises(InvariantError, match=r"ratio of the first update is off 1 by .*tolerances\.first_ratio=1e-05"):
         tiny.run(tmp_path / "run")
     record = failure(tmp_path / "run")

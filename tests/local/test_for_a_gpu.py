@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-from nemo_uecr.core.agreement import Places
+from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.local import CHUNK_BYTES, scores, trainer, update
 from nemo_uecr.local.memory import Placement, state_of
-from nemo_uecr.local.scores import score, training_logp
+from nemo_uecr.local.probes import TokenRanks, TopTokens
+from nemo_uecr.local.scores import score_policy, training_logp
 from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.scoring import reduce
 from nemo_uecr.study.task import build_tokenizer
@@ -62,7 +63,7 @@ def test_attention_is_causal_without_a_mask_and_nothing_is_asked_of_the_ids(
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", search)
     model = TokenModel(MODULES[architecture]().eval(), None, splits=True, compute=None, name="m")  # type: ignore[arg-type]
     training_logp(model, ragged().micro_batch(torch.arange(8)), temperature=1.0)
-    score(model, ragged(), ROWS, temperatures=(1.0,), entropy=False)
+    score_policy(model, ragged(), ROWS, rollout_temperature=1.0, entropy=False)
     assert len(asked) == 2 * 3
     assert all(mask is None and causal for mask, causal in asked)
     assert masking_utils.find_packed_sequence_indices is search
@@ -109,7 +110,7 @@ def test_the_output_layer_is_cast_once_for_all_chunks(tmp_path: Path, monkeypatc
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 283 * 3)
     model = untied("bfloat16", tmp_path)
     with Casts(model.head_parameters()[0].shape) as scoring:
-        score(model, ragged(), ROWS, temperatures=(0.7, 1.0), entropy=True)
+        score_policy(model, ragged(), ROWS, rollout_temperature=0.7, entropy=True)
     with Casts(model.head_parameters()[0].shape) as training:
         training_logp(model, ragged().micro_batch(torch.arange(8)), temperature=0.7).sum().backward()
     assert (scoring.count, training.count) == (2, 1)
@@ -157,20 +158,24 @@ def test_scoring_on_a_gpu_waits_twice_a_micro_batch(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(reduce, "HAS_TRITON", False)
     monkeypatch.setitem(CHUNK_BYTES, "cuda", 4 * 283 * 3)
     model = load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
-    places = Places.of(ragged().mask_BT, columns=40, seed=0)
+    mask_BT = ragged().mask_BT
+    sample = TokenSample.of(mask_BT, columns=40, seed=0)
 
-    def scored(rows: list[Tensor]) -> scores.Scores:
-        return score(model, ragged(), rows, temperatures=(0.7,), entropy=False, rank=True, places=places)
+    def scored(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
+        top, ranks = TopTokens(sample), TokenRanks(mask_BT.shape, None)
+        probed = model.with_probe(top).with_probe(ranks)
+        found = score_policy(probed, ragged(), rows, rollout_temperature=0.7, entropy=False)
+        return found.rollout_logp_BT, top.ids_CK
 
-    expected, waits = scored(ROWS), []
+    (logp_BT, ids_CK), waits = scored(ROWS), []
     with pretend() as found:
         to_cuda(model.module)
         for rows in (ROWS, list(torch.arange(8).split(1))):
-            again = scored(rows)
+            again_BT, again_CK = scored(rows)
             # Numbers of `where` come from what stands in for the kernels.
             before = sum(count for name, count in found.items() if not name.startswith("where"))
-            assert (again.logp[0] - expected.logp[0]).nan_to_num().abs().max() < 1e-5
-            assert torch.equal(again.top_NK, expected.top_NK)
+            assert (again_BT - logp_BT).nan_to_num().abs().max() < 1e-5
+            assert torch.equal(again_CK, ids_CK)
             waits.append(before - sum(waits))
     assert waits == [2 * 2, 2 * 8], found
 
@@ -195,8 +200,8 @@ def test_adamw_is_fused_on_a_gpu(device: str, gpu: bool, fused: bool, monkeypatc
     assert len(list(state_of(optimizer))) == (3 if fused else 2) * len(model.trained)
     placement = Placement("all", CPU, {"optimizer": lambda: state_of(optimizer)})
     for _ in range(2):
-        placement.need("optimizer")
-        placement.need()
+        placement.move_to_device("optimizer")
+        placement.move_to_device()
     assert all(float(state["step"]) == 1 for state in optimizer.state.values())
 
 
@@ -206,7 +211,7 @@ def test_a_deterministic_run_is_the_same_on_a_cpu(
     """Every operation of scoring and update has a deterministic form; drawing and what comes later are left alone."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")  # now it is put back at the end
-    seen: dict[str, set[bool]] = {"score": set(), "update": set()}
+    seen: dict[str, set[bool]] = {"score_policy": set(), "update": set()}
 
     def noted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*read: Any, **asked: Any) -> Any:
@@ -218,7 +223,7 @@ def test_a_deterministic_run_is_the_same_on_a_cpu(
     for name in seen:
         monkeypatch.setattr(trainer, name, noted(name, getattr(trainer, name)))
     folder = tiny.run(tmp_path / "run", *tiny.every(), "train.deterministic=true")
-    assert seen == {"score": {True}, "update": {True}}
+    assert seen == {"score_policy": {True}, "update": {True}}
     assert not torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert tiny.metrics(folder) == tiny.metrics(trained)
@@ -228,14 +233,14 @@ def test_another_temperature_stops_a_run_in_bfloat16(tmp_path: Path, monkeypatch
     """With the bounds of a GPU, which `device=auto` may be."""
     from nemo_uecr.errors import InvariantError
 
-    real = trainer.score
+    real = trainer.score_policy
 
-    def at_one(*read: Any, temperatures: tuple[float, ...], **asked: Any) -> Any:
-        return real(*read, temperatures=tuple(1.0 for _ in temperatures), **asked)
+    def at_one(*read: Any, rollout_temperature: float, **asked: Any) -> Any:
+        return real(*read, rollout_temperature=1.0, **asked)
 
     sharp = ("device=auto", "student.dtype=bfloat16", "rollout.temperature=0.7")
     healthy = tiny.run(tmp_path / "healthy", *sharp)
     assert all(step["policy/first_ratio_mean"] <= 0.05 for step in tiny.metrics(healthy))
-    monkeypatch.setattr(trainer, "score", at_one)
+    monkeypatch.setattr(trainer, "score_policy", at_one)
     with pytest.raises(InvariantError, match=r"tolerances\.first_ratio=0\.05"):
         tiny.run(tmp_path / "run", *sharp)

@@ -80,20 +80,20 @@ def test_placement_moves_values_and_only_what_the_policy_names() -> None:
     before = [tensor.clone() for tensors in members.values() for tensor in tensors()]
     kept, host = layer.weight.data_ptr(), teacher.weight.data_ptr()
     place = Placement("teacher", CPU, members)
-    place.need("teacher")
-    place.need("student")
+    place.move_to_device("teacher")
+    place.move_to_device("student")
     assert layer.weight.data_ptr() == kept
     assert teacher.weight.data_ptr() != host
     place = Placement("all", CPU, members)
     for names in (("student",), ("teacher",), ("student", "optimizer"), ("student",), ("student", "optimizer")):
-        place.need(*names)
-    place.need("student", "teacher", "optimizer")
+        place.move_to_device(*names)
+    place.move_to_device("student", "teacher", "optimizer")
     after = [tensor for tensors in members.values() for tensor in tensors()]
     assert all(map(torch.equal, before, after))
     layer.weight.data.add_(1.0)  # an update
     changed = layer.weight.detach().clone()
-    place.need("teacher")
-    place.need("student")
+    place.move_to_device("teacher")
+    place.move_to_device("student")
     assert torch.equal(layer.weight, changed)
 
 

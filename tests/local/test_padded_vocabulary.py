@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import DataError, ScoreError
-from nemo_uecr.local.scores import score
+from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.sequences import Response, Sequences
 from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
 from nemo_uecr.study.task import build_tokenizer
@@ -67,11 +67,11 @@ def test_the_columns_that_both_have_count(ours: int, theirs: int, tmp_path: Path
     )
     check_same_tokens(student, teacher)
     sequences = ragged()
-    found = score(teacher.beside(student.vocabulary), sequences, WHOLE, temperatures=(1.0,), entropy=True)
+    found = score_teacher(teacher.restrict_to_student_vocab(student.vocabulary), sequences, WHOLE, entropy=True)
     logp_BT, entropy_BT, dropped_BT = by_definition(teacher, sequences, 512)
     mask_BT = sequences.mask_BT
     assert found.entropy_BT is not None
-    torch.testing.assert_close(found.logp[0][mask_BT].double(), logp_BT[mask_BT], atol=5e-6, rtol=0)
+    torch.testing.assert_close(found.logp_BT[mask_BT].double(), logp_BT[mask_BT], atol=5e-6, rtol=0)
     torch.testing.assert_close(found.entropy_BT[mask_BT].double(), entropy_BT[mask_BT], atol=5e-6, rtol=0)
     if theirs < ours:
         assert found.dropped_BT is None
@@ -122,8 +122,9 @@ def test_an_id_of_the_padding_is_named_with_its_row(tmp_path: Path) -> None:
     changed = replace(sequences, responses=[*sequences.responses[:2], beyond, *sequences.responses[3:]])
     said = f"response 2 has token id {KNOWN + 1} at column {len(last.token_ids) - 1}, but the tokenizer has ids below"
     with pytest.raises(ScoreError, match=said):
-        score(teacher.beside(512), changed, WHOLE, temperatures=(1.0,), entropy=True)
-    score(teacher.beside(640), changed, WHOLE, temperatures=(1.0,), entropy=True)  # both score their padding alike
+        score_teacher(teacher.restrict_to_student_vocab(512), changed, WHOLE, entropy=True)
+    both = teacher.restrict_to_student_vocab(640)
+    score_teacher(both, changed, WHOLE, entropy=True)  # both score their padding alike
 
 
 def test_a_tokenizer_that_reaches_into_the_padding_is_refused(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def sample(
 ) -> list[Response]:
     """What a healthy model draws."""
     seeds = range(100 * seed, 100 * seed + len(prompts))
-    responses, fault = draw(model, prompts, seeds, decoding, microbatch=microbatch)
-    assert fault is None
+    responses, nonfinite = draw(model, prompts, seeds, decoding, microbatch=microbatch)
+    assert nonfinite is None
     return responses
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from nemo_uecr.core.agreement import Places, agreement
+from nemo_uecr.core.agreement import TokenSample, agreement
 from nemo_uecr.local import CHUNK_BYTES
-from nemo_uecr.local.scores import score, training_logp
+from nemo_uecr.local.probes import TopTokens
+from nemo_uecr.local.scores import score_policy, score_teacher, training_logp
 from nemo_uecr.local.sequences import Sequences
 from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.study.task import build_tokenizer
@@ -96,20 +97,20 @@ def test_scores_equal_a_float64_forward(model: TokenModel, monkeypatch: pytest.M
     monkeypatch.setitem(CHUNK_BYTES, "cpu", chunk_bytes)
     sequences = ragged()
     mask_BT = sequences.mask_BT
-    found = score(model, sequences, WHOLE, temperatures=(0.7, 1.0), entropy=True)
-    for temperature, logp_BT in zip((0.7, 1.0), found.logp, strict=True):
+    found = score_policy(model, sequences, WHOLE, rollout_temperature=0.7, entropy=True)
+    for temperature, logp_BT in ((0.7, found.rollout_logp_BT), (1.0, found.logp_BT)):
         expected, entropy = by_hand(model, sequences, temperature)
         assert worst(logp_BT, expected, mask_BT) <= 1e-5
     assert found.entropy_BT is not None
     assert worst(found.entropy_BT, entropy, mask_BT) <= 1e-5
     # what was not sampled is NaN, so that nobody reads it unnoticed
-    assert bool(found.logp[0][~mask_BT].isnan().all())
+    assert bool(found.logp_BT[~mask_BT].isnan().all())
     assert bool(found.entropy_BT[~mask_BT].isnan().all())
 
 
 def test_training_sees_the_same_numbers(model: TokenModel) -> None:
     sequences = ragged()
-    found = score(model, sequences, WHOLE, temperatures=(0.7,), entropy=False).logp[0]
+    found = score_policy(model, sequences, WHOLE, rollout_temperature=0.7, entropy=False).rollout_logp_BT
     trained = training_logp(model, sequences.micro_batch(WHOLE[0]), temperature=0.7)
     mask_BT = sequences.mask_BT
     assert torch.equal(trained.detach()[mask_BT], found[mask_BT])
@@ -117,11 +118,11 @@ def test_training_sees_the_same_numbers(model: TokenModel) -> None:
     assert trained.requires_grad
 
 
-def test_one_forward_for_all_temperatures_and_the_entropy() -> None:
+def test_one_forward_for_both_temperatures_and_the_entropy() -> None:
     model = load_model(str(STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
     calls = []
     model.module.base_model.register_forward_hook(lambda *_: calls.append(1))
-    score(model, ragged(), list(torch.arange(8).split(4)), temperatures=(0.7, 1.0, 1.3), entropy=True)
+    score_policy(model, ragged(), list(torch.arange(8).split(4)), rollout_temperature=0.7, entropy=True)
     assert len(calls) == 2  # one for each micro-batch
 
 
@@ -129,7 +130,7 @@ def test_bad_token_stays_nan_and_leaves_the_others_alone() -> None:
     """One row of the input embedding is NaN: the tokens after it in that response have no score, all others do."""
     model = load_model(str(STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
     sequences = ragged()
-    clean = score(model, sequences, WHOLE, temperatures=(1.0,), entropy=True)
+    clean = score_teacher(model, sequences, WHOLE, entropy=True)
     # an id that stands in the prompt of row 0 and nowhere else, given a vector that overflows in float32
     elsewhere = {
         i for row in range(1, 8) for i in sequences.prompts[row].token_ids + sequences.responses[row].token_ids
@@ -139,12 +140,12 @@ def test_bad_token_stays_nan_and_leaves_the_others_alone() -> None:
     untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach().clone())
     with torch.no_grad():
         untied.model.embed_tokens.weight[bad] = math.inf
-    found = score(replace(model, module=untied), sequences, WHOLE, temperatures=(1.0,), entropy=True)
+    found = score_teacher(replace(model, module=untied), sequences, WHOLE, entropy=True)
     mask_BT = sequences.mask_BT
-    assert bool(found.logp[0][0][mask_BT[0]].isnan().all())
+    assert bool(found.logp_BT[0][mask_BT[0]].isnan().all())
     assert found.entropy_BT is not None
     assert bool(found.entropy_BT[0][mask_BT[0]].isnan().all())
-    assert torch.equal(found.logp[0][1:][mask_BT[1:]], clean.logp[0][1:][mask_BT[1:]])
+    assert torch.equal(found.logp_BT[1:][mask_BT[1:]], clean.logp_BT[1:][mask_BT[1:]])
 
 
 def test_low_precision_scores_are_close_and_float32() -> None:
@@ -152,24 +153,27 @@ def test_low_precision_scores_are_close_and_float32() -> None:
     low = load_model(str(TEACHER), role="teacher", dtype="bfloat16", device=CPU, master_weights=False)
     kept = load_model(str(TEACHER), role="student", dtype="bfloat16", device=CPU, master_weights=True)
     assert (low.module.dtype, kept.module.dtype) == (torch.bfloat16, torch.float32)  # small updates need float32
-    exact = score(full, ragged(), WHOLE, temperatures=(1.0,), entropy=True)
+    exact = score_teacher(full, ragged(), WHOLE, entropy=True)
     for model in (low, kept):
-        found = score(model, ragged(), WHOLE, temperatures=(1.0,), entropy=True)
-        assert found.logp[0].dtype == torch.float32
-        assert 0 < worst(found.logp[0], exact.logp[0].double(), ragged().mask_BT) < 0.5
+        found = score_teacher(model, ragged(), WHOLE, entropy=True)
+        assert found.logp_BT.dtype == torch.float32
+        assert 0 < worst(found.logp_BT, exact.logp_BT.double(), ragged().mask_BT) < 0.5
 
 
 @pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES["cpu"], 4 * 283 * 3])
 def test_most_likely_ids_are_those_of_a_plain_forward(monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
     """Of both models, hence also their agreement; the scores beside them keep their bits."""
     monkeypatch.setitem(CHUNK_BYTES, "cpu", chunk_bytes)
-    sequences, rows, asked = ragged(), list(torch.arange(8).split(3)), {"temperatures": (1.0,), "entropy": True}
-    places = Places.of(sequences.mask_BT, columns=40, seed=0)
+    sequences, rows = ragged(), list(torch.arange(8).split(3))
+    sample = TokenSample.of(sequences.mask_BT, columns=40, seed=0)
     top, plain = [], []
     for folder in (STUDENT, TEACHER):
         model = load_model(str(folder), role="student", dtype="float32", device=CPU, master_weights=True)
-        found, without = score(model, sequences, rows, **asked, places=places), score(model, sequences, rows, **asked)
-        assert torch.equal(found.logp[0].nan_to_num(), without.logp[0].nan_to_num())
+        probe = TopTokens(sample)
+        found = score_teacher(model.with_probe(probe), sequences, rows, entropy=True)
+        without = score_teacher(model, sequences, rows, entropy=True)
+        assert bool(probe.seen_C.all())
+        assert torch.equal(found.logp_BT.nan_to_num(), without.logp_BT.nan_to_num())
         assert torch.equal(found.entropy_BT.nan_to_num(), without.entropy_BT.nan_to_num())
         logits_NV = torch.cat(
             [
@@ -178,9 +182,9 @@ def test_most_likely_ids_are_those_of_a_plain_forward(monkeypatch: pytest.Monkey
                 ]
                 for prompt, response in zip(sequences.prompts, sequences.responses, strict=True)
             ]
-        )[places.at_BT[sequences.mask_BT]][:, :40]
-        assert found.top_NK.sort().values.equal(logits_NV.topk(20).indices.sort().values)
-        top.append(found.top_NK)
+        )[sample.at_BT[sequences.mask_BT]][:, :40]
+        assert probe.ids_CK.sort().values.equal(logits_NV.topk(20).indices.sort().values)
+        top.append(probe.ids_CK)
         plain.append(logits_NV.argmax(1))
     top1_N, _ = agreement(*top)
     assert top1_N.tolist() == (plain[0] == plain[1]).double().tolist()

@@ -16,7 +16,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.local import CHUNK_BYTES
-from nemo_uecr.local.scores import score
+from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.local.update import (
@@ -27,7 +27,7 @@ from nemo_uecr.local.update import (
     update,
     warmed_rate,
 )
-from nemo_uecr.telemetry.metrics import ratio_metrics
+from nemo_uecr.steps.metrics import ratio_metrics
 from tests.local import tiny
 
 LENGTHS = (3, 7, 1, 5, 2, 6, 4, 4)
@@ -61,7 +61,8 @@ def inputs_for(
     train = config.train
     micro_rows = sequences.micro_rows(minibatch=train.minibatch_responses, microbatch=train.microbatch_responses)
     flat = [rows for part in micro_rows for rows in part]
-    old = score(model, sequences, flat, temperatures=(config.rollout.temperature,), entropy=False).logp[0]
+    temperature = config.rollout.temperature
+    old = score_policy(model, sequences, flat, rollout_temperature=temperature, entropy=False).rollout_logp_BT
     generator = torch.Generator().manual_seed(seed)
     advantage_BT = torch.randn(old.shape, generator=generator) * sequences.mask_BT
     return UpdateInputs(
@@ -69,9 +70,9 @@ def inputs_for(
         sample_ids=tuple(f"sample {row}" for row in range(len(sequences.responses))),
         micro_rows=micro_rows,
         loss_mask_BT=sequences.mask_BT,
-        old_logp_BT=old,
+        rollout_logp_BT=old,
         surrogates=((advantage_BT, 1.0),),
-        ref_logp_BT=reference,
+        reference_rollout_logp_BT=reference,
     )
 
 
@@ -168,7 +169,7 @@ def test_rows_of_similar_length_share_a_forward_pass_and_keep_their_names(studen
     inputs = inputs_for(student, config, sequences)
     found = [[rows.tolist() for rows in part] for part in inputs.micro_rows]
     assert found == [[[2, 1, 0], [3]], [[5, 6, 4], [7]]]
-    inputs.old_logp_BT[1, 4] -= 0.5
+    inputs.rollout_logp_BT[1, 4] -= 0.5
     outcome, _ = updated(student, inputs, config)
     with pytest.raises(InvariantError, match=r"off 1 by 0.649 at response 1 \(sample 1\) at token 4"):
         check_ratios(outcome, measured(outcome), inputs.sample_ids, config.tolerances)
@@ -178,7 +179,9 @@ def test_reference_kl_enters_once_with_its_coefficient(student: TokenModel) -> N
     """With the reference 0.5 nats above the policy everywhere: k3 = e^0.5 - 0.5 - 1 = 0.148721."""
     sequences, config = ragged(), config_of("train.learning_rate=1e-12", "loss.reference_kl=0.3")
     inputs = inputs_for(student, config, sequences)
-    inputs = replace(inputs, surrogates=((0.0 * sequences.mask_BT, 1.0),), ref_logp_BT=inputs.old_logp_BT + 0.5)
+    inputs = replace(
+        inputs, surrogates=((0.0 * sequences.mask_BT, 1.0),), reference_rollout_logp_BT=inputs.rollout_logp_BT + 0.5
+    )
     outcome, gradient = updated(student, inputs, config)
     assert outcome.reference_kl[0] == pytest.approx(0.148721, abs=1e-5)
     assert outcome.loss[0] == pytest.approx(0.3 * 0.148721, abs=1e-5)
@@ -186,7 +189,9 @@ def test_reference_kl_enters_once_with_its_coefficient(student: TokenModel) -> N
     # d k3 / d log pi = 1 - e^0.5, the same as a policy gradient with advantage 0.3 (e^0.5 - 1) at ratio 1
     advantage_BT = 0.3 * (torch.e**0.5 - 1.0) * sequences.mask_BT
     plain = config_of("train.learning_rate=1e-12")
-    _, expected = updated(student, replace(inputs, surrogates=((advantage_BT, 1.0),), ref_logp_BT=None), plain)
+    _, expected = updated(
+        student, replace(inputs, surrogates=((advantage_BT, 1.0),), reference_rollout_logp_BT=None), plain
+    )
     assert float((gradient - expected).norm() / expected.norm()) < 1e-5
 
 
@@ -239,7 +244,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(student: TokenModel) -> N
     """A ratio that overflows in row 5 alone, inside a micro-batch of two."""
     config = config_of("train.microbatch_responses=2")
     inputs = inputs_for(student, config, ragged())
-    inputs.old_logp_BT[5, 2] = -1e4
+    inputs.rollout_logp_BT[5, 2] = -1e4
     before = {name: value.clone() for name, value in student.module.state_dict().items()}
     with pytest.raises(InvariantError, match="gradient norm nan at optimizer step 1; expected finite numbers"):
         update(student, build_optimizer(student, config), inputs, config, steps_done=0)

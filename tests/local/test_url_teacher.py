@@ -26,16 +26,17 @@ from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import ConfigError, ScoreError
 from nemo_uecr.generation.models import load_tokenizer
-from nemo_uecr.local import url_teacher
-from nemo_uecr.local.scores import score
+from nemo_uecr.hosted_teacher import client
+from nemo_uecr.hosted_teacher.client import BEST, TeacherServer, entropy_bracket
+from nemo_uecr.hosted_teacher.vllm_plugin import IMPOSSIBLE, TOKENS, register, teacher_scores
+from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
+from nemo_uecr.local.teachers import UrlTeacher
 from nemo_uecr.local.token_model import load_model
-from nemo_uecr.local.url_teacher import BEST, UrlTeacher, entropy_bracket
 from nemo_uecr.plan.doctor import server_finding
 from nemo_uecr.plan.shapes import shape_of
 from nemo_uecr.report.page import write_report
 from nemo_uecr.stopping import RunStopped, StopRequest
-from nemo_uecr.vllm_teacher import IMPOSSIBLE, TOKENS, register, teacher_scores
 from tests.local import tiny
 
 COLUMNS = 292
@@ -147,7 +148,7 @@ class Double:
 
 @pytest.fixture
 def double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
-    monkeypatch.setattr(url_teacher, "RETRY_S", (0.01, 0.01, 0.01))
+    monkeypatch.setattr(client, "RETRY_S", (0.01, 0.01, 0.01))
     found = Double()
     yield found
     found.server.shutdown()
@@ -159,7 +160,7 @@ def teacher(
 ) -> UrlTeacher:
     section = {"server": server, "url": url, "model_name": model_name, "tokenizer": str(tiny.STUDENT)}
     section |= {"entropy": entropy}
-    return UrlTeacher(UrlTeacherConfig.model_validate(section), columns, COLUMNS, TOLERANCE, {})
+    return UrlTeacher(TeacherServer(UrlTeacherConfig.model_validate(section), columns, COLUMNS, TOLERANCE, {}))
 
 
 def prompt(*ids: int) -> Prompt:
@@ -237,19 +238,19 @@ def test_sglangs_documented_replies_are_parsed(double: Double) -> None:
     asked = teacher(double.url, server="sglang", entropy="none")
     asked.check([prompt(1, 2)], 6)
     responses = [Response(ids, False, "") for ids in ((3, 4), (5,))]
-    found = asked.score(Sequences([prompt(1, 2)] * 2, responses), [torch.arange(2)], entropy=False, places=None)
+    found = asked.score(Sequences([prompt(1, 2)] * 2, responses), [torch.arange(2)], entropy=False)
     uniform = -math.log(COLUMNS)
     expected_BT = torch.tensor([[uniform, uniform], [uniform, math.nan]])
-    torch.testing.assert_close(found.logp[0], expected_BT, equal_nan=True)
+    torch.testing.assert_close(found.logp_BT, expected_BT, equal_nan=True)
     with pytest.raises(ScoreError, match="gives no entropy"):
         teacher(double.url, server="sglang").check([prompt(1, 2)], 6)
 
 
 def test_one_replica_of_several_with_another_model_is_seen(double: Double) -> None:
     asked = teacher(double.url)
-    asked._check_brackets([(0.4, 0.0)] * 2 + [(0.0, 0.0)] * 38)  # a few may be rounding
+    asked.server._check_brackets([(0.4, 0.0)] * 2 + [(0.0, 0.0)] * 38)  # a few may be rounding
     with pytest.raises(ScoreError, match=r"differ by 0.03 nats on average, and by over 0.2 in 3 of 40 responses"):
-        asked._check_brackets([(0.4, 0.0)] * 3 + [(0.0, 0.0)] * 37)
+        asked.server._check_brackets([(0.4, 0.0)] * 3 + [(0.0, 0.0)] * 37)
 
 
 def test_a_server_exchanged_while_it_scores_stops_the_step(double: Double) -> None:
@@ -265,7 +266,7 @@ def test_a_server_exchanged_while_it_scores_stops_the_step(double: Double) -> No
     double.change = exchanged
     responses = [Response((3, 4), False, "")] * 2
     with pytest.raises(ScoreError, match="not what the run began with"):
-        asked.score(Sequences([prompt(1, 2)] * 2, responses), [torch.arange(2)], entropy=True, places=None)
+        asked.score(Sequences([prompt(1, 2)] * 2, responses), [torch.arange(2)], entropy=True)
 
 
 def test_the_configuration_knows_a_server(tmp_path: Path) -> None:
@@ -360,18 +361,18 @@ def test_scores_agree_with_those_of_the_same_model_here(served: Served) -> None:
     rows, asked = [torch.arange(8)], sequences()
     own = load_model(str(served.folder / "first"), role="teacher", dtype="float32", device=torch.device("cpu"),
                      master_weights=False)  # fmt: skip
-    here = score(own.beside(COLUMNS), asked, rows, temperatures=(1.0,), entropy=True)
+    here = score_teacher(own.restrict_to_student_vocab(COLUMNS), asked, rows, entropy=True)
     url = teacher(served.url)
     url.check(asked.prompts, 400)
     for _ in range(2):  # vLLM may have cached the prompts
-        there = url.score(asked, rows, entropy=True, places=None)
-        torch.testing.assert_close(there.logp[0], here.logp[0], rtol=0, atol=AGREEMENT, equal_nan=True)
+        there = url.score(asked, rows, entropy=True)
+        torch.testing.assert_close(there.logp_BT, here.logp_BT, rtol=0, atol=AGREEMENT, equal_nan=True)
         torch.testing.assert_close(there.entropy_BT, here.entropy_BT, rtol=0, atol=AGREEMENT, equal_nan=True)
     assert here.entropy_BT is not None
     assert here.entropy_BT.nan_to_num().max() > 0.1
     assert here.entropy_BT.nan_to_num().std() > 0.1
-    half_the_rows = url.score(asked, [torch.tensor([1, 4])], entropy=False, places=None)
-    assert half_the_rows.logp[0].isfinite().sum() == 18
+    half_the_rows = url.score(asked, [torch.tensor([1, 4])], entropy=False)
+    assert half_the_rows.logp_BT.isfinite().sum() == 18
     assert half_the_rows.entropy_BT is None
 
 
@@ -412,21 +413,21 @@ def test_a_server_that_does_not_fit_is_refused_at_start(served: Served, tmp_path
 def test_a_server_killed_between_two_steps(
     served: Served, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(url_teacher, "RETRY_S", (0.1, 0.1, 0.1))
+    monkeypatch.setattr(client, "RETRY_S", (0.1, 0.1, 0.1))
     plain, killed = (tmp_path_factory.getbasetemp() / name for name in ("plain", "killed"))
     stop = StopRequest()
     stop.ask("the test")  # after its first step; it is resumed below
     loaded = tiny.configured(plain, section(served.url, "none"), "method.name=pg_opd", "train.steps=3")
     with pytest.raises(RunStopped):
         tiny.train_loaded(loaded, resume=False, stop=stop)
-    look, looks = UrlTeacher.look, iter(range(9))
+    look, looks = TeacherServer.look, iter(range(9))
 
-    def dying(self: UrlTeacher) -> dict[str, Any]:
+    def dying(self: TeacherServer) -> dict[str, Any]:
         if next(looks) == 3:  # after that of the start and those of two steps
             served.kill()
         return look(self)
 
-    monkeypatch.setattr(UrlTeacher, "look", dying)
+    monkeypatch.setattr(TeacherServer, "look", dying)
     with pytest.raises(ScoreError, match="did not answer 4 times"):
         tiny.run(killed, section(served.url), "train.steps=4")
     record = json.loads((killed / "failure" / "failure.json").read_text())

@@ -32,7 +32,9 @@ def located(root: Path) -> Callable[[str], str]:
 
 
 def verified(root: Path) -> dict[str, list[str]]:
-    return verify_run(root / "run", locate=located(root))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "locate_path", located(root))
+        return verify_run(root / "run")
 
 
 @pytest.fixture
@@ -111,7 +113,7 @@ def test_a_resumed_run_passes_and_keeps_what_was_different(
     (folder / "source.diff").write_bytes(diff)
     tiny.run(folder, *tiny.every(), "train.steps=3", resume=True)
     assert "earlier steps ran on different code of this package" in caplog.text
-    assert verify_run(folder, locate=lambda name: name)["changed"] == []
+    assert verify_run(folder)["changed"] == []
     assert json.loads((folder / "provenance-1.json").read_text())["config_sha256"] == first["config_sha256"]
     assert (folder / "source-1.diff").read_bytes() == diff
 

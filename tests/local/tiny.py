@@ -145,7 +145,6 @@ def train_loaded(loaded: Loaded[Config], *, resume: bool, stop: StopRequest | No
         loaded.config,
         resume=resume,
         origins=loaded.origins,
-        locate=lambda name: name,
         stop=StopRequest() if stop is None else stop,
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.nemo.two_temperatures import (
+from nemo_uecr.nemo.worker_scoring import (
     Columns,
     MicroBatch,
     ModelParallel,
@@ -21,7 +21,7 @@ from nemo_uecr.nemo.two_temperatures import (
 from tests.nemo import tiny_qwen3
 
 ROWS, WIDTH, MICRO = 6, 12, 2
-TEMPERATURES = (0.7, 1.0)
+TEMPERATURES = {"rollout_logp": 0.7, "logp": 1.0}
 
 
 def batch() -> dict[str, Tensor]:
@@ -87,7 +87,7 @@ def _laid_out(part: dict[str, Tensor], *, packed: bool) -> tuple[MicroBatch, dic
     return MicroBatch(ids, lengths, starts), inputs
 
 
-def score_batch(model: Any, tensor: int, *, packed: bool, temperatures: tuple[float, ...]) -> Any:
+def score_batch(model: Any, tensor: int, *, packed: bool, temperatures: Mapping[str, float]) -> Any:
     """One scoring pass of a model that is cut over the ranks; None on all stages but the last."""
     from megatron.core import parallel_state
 
@@ -108,7 +108,7 @@ def score_wider_teacher(rank: int, *, columns: int) -> Any:
     from megatron.core import parallel_state
 
     tiny_qwen3.start(2, 1)
-    request = ScoreRequest((1.0,), True, columns, 5).to_teacher(tiny_qwen3.VOCABULARY)
+    request = ScoreRequest({"logp": 1.0}, True, columns, 5).to_teacher(tiny_qwen3.VOCABULARY)
     data = batch()
     data["input_ids"] %= columns
     group = parallel_state.get_tensor_model_parallel_group()

@@ -16,8 +16,8 @@ from nemo_uecr.config.load import check_run_folder, load_as, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.nemo import launcher, upstream
-from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.launcher import SAVING_S, begun_by_a_step, limit_time, report_early_end
+from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.upstream import UpstreamError
 from nemo_uecr.stopping import JOB_END, RunStopped, StopRequest
 from tests.config.shipped import CONFIGS, GRPO

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.loss import policy_loss
-from nemo_uecr.nemo.contract import ContractError
-from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, Largest, UecrLoss
+from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, MaxReducedMetric, UecrLoss
+from nemo_uecr.nemo.score_checks import ContractError
 
 
 def loss_of(*, kl_coef: float = 0.0, opd_coef: float | None = None) -> UecrLoss:
@@ -127,5 +127,5 @@ def test_the_second_surrogate_joins_nemo_rls_own_loss() -> None:
 
 @pytest.mark.parametrize("values", [(0.1, math.nan, 0.1), (math.nan, 0.1), (0.1, math.nan)])
 def test_a_nan_ratio_survives_the_summing_of_micro_batches(values: tuple[float, ...]) -> None:
-    assert math.isnan(sum(map(Largest, values)))
-    assert sum(map(Largest, (0.1, 0.3, 0.2))) == 0.3
+    assert math.isnan(sum(map(MaxReducedMetric, values)))
+    assert sum(map(MaxReducedMetric, (0.1, 0.3, 0.2))) == 0.3

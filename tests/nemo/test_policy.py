@@ -13,11 +13,13 @@ import torch
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.contract import BatchFactsError, ContractError, Scores, score
-from nemo_uecr.nemo.estimator import Routes, StepContext, StepScores, UecrEstimator
+from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, PREFIX
 from nemo_uecr.nemo.policy import PolicyMethods, padded_minibatches
-from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
+from nemo_uecr.nemo.score_checks import BatchFactsError, ContractError, score
+from nemo_uecr.nemo.step import Routes, StepContext, StepScores
+from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreRequest, score_columns
+from nemo_uecr.steps.scores import PolicyScores, TeacherScores
 from tests.config.shipped import CONFIGS, GIVEN
 from tests.core import sparse
 from tests.nemo.test_loss import loss_of
@@ -44,7 +46,7 @@ def scored_step(*changes: str) -> tuple[StepContext, dict[str, torch.Tensor]]:
         "cluster.gpus_per_node=1", "rollout.temperature=0.61", "student.vocabulary=9",
     ]  # fmt: skip
     config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *given, *changes])
-    student, teacher = Scores((column(), column()), -column()), Scores((column(),), -column())
+    student, teacher = PolicyScores(column(), column(), -column()), TeacherScores(column(), -column())
     context = StepContext(config, completed_steps=0, tokenizer=None)
     context.scores = StepScores(student, teacher, mask, data["sample_mask"], ids)
     return context, data
@@ -54,7 +56,7 @@ def estimate(context: StepContext, data: dict[str, torch.Tensor], **more: torch.
     """The training columns."""
     rollouts = {"idx": [7] * GROUP + [4] * GROUP, "truncated": torch.zeros(ROWS)}
     rewards = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
-    handed = context.scores.student.logp[0]
+    handed = context.scores.student.rollout_logp_BT
     advantages = UecrEstimator(context).compute_advantage(
         torch.zeros(ROWS, 2), rewards, data["token_mask"], rollouts, handed, None, **more
     )
@@ -73,12 +75,12 @@ def test_a_response_that_nemo_rl_calls_invalid_is_not_counted_in_its_group_unsee
 def test_the_record_has_the_gap_at_temperature_one_and_the_teachers_entropy() -> None:
     context, data = scored_step()
     estimate(context, data)
-    batch, scores = context.outcome.batch, context.scores
+    batch, scores = context.outcome.record.scored, context.scores
     assert scores.teacher is not None
-    assert scores.teacher.entropy_BS is not None
+    assert scores.teacher.entropy_BT is not None
     made = (batch.old_logp_BT, batch.score("teacher_logp"), batch.score("teacher_entropy"))
     for got, given in zip(
-        made, (scores.student.logp[1], scores.teacher.logp[0], scores.teacher.entropy_BS), strict=True
+        made, (scores.student.logp_BT, scores.teacher.logp_BT, scores.teacher.entropy_BT), strict=True
     ):
         assert torch.equal(got, given.masked_fill(~batch.mask_BT, 0.0))
 
@@ -87,7 +89,7 @@ def test_the_record_has_the_gap_at_temperature_one_and_the_teachers_entropy() ->
 def test_groups_are_the_problems_or_as_nemo_rl_has_it_equal_prompts(grouping: str, group: list[int]) -> None:
     context, data = scored_step(f"conventions.grouping={grouping}")
     estimate(context, data)
-    assert context.outcome.batch.group_B.tolist() == group
+    assert context.outcome.record.group_B.tolist() == group
 
 
 def test_a_turn_ends_with_a_token_that_contains_the_separator() -> None:
@@ -95,7 +97,7 @@ def test_a_turn_ends_with_a_token_that_contains_the_separator() -> None:
     context.tokenizer = SimpleNamespace(decode=lambda ids: "a|" if ids == [3] else "b")
     context.scores = replace(context.scores, token_ids_BS=torch.tensor([[3, 3, 1, 3, 2, 3]] * ROWS))
     estimate(context, data)
-    segments = context.outcome.batch.segments_BT
+    segments = context.outcome.record.segments_BT
     assert segments is not None
     assert segments[0].tolist() == [0, 0, 0, 0, 1, 1]
 
@@ -135,7 +137,7 @@ def test_the_loop_gets_the_column_at_the_rollout_temperature(monkeypatch: pytest
         return torch.nn.functional.pad(logp.gather(2, data["input_ids"][:, 1:, None])[..., 0], (1, 0))
 
     torch.testing.assert_close(handed, by_definition(0.61), atol=1e-5, rtol=0)
-    torch.testing.assert_close(context.scores.student.logp[1], by_definition(1.0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(context.scores.student.logp_BT, by_definition(1.0), atol=1e-5, rtol=0)
 
 
 def test_a_sampled_token_outside_nemo_rls_filter_stops_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +180,9 @@ def test_a_teacher_with_other_columns_scores_those_that_both_have(
     for found, logits in ((context.scores.teacher, theirs[..., :9]), (context.scores.student, ours)):
         assert found is not None
         expected = logits[:, :-1].log_softmax(dim=-1).gather(2, next_ids)[..., 0]
-        torch.testing.assert_close(found.logp[-1][:, 1:], expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(found.logp_BT[:, 1:], expected, atol=1e-5, rtol=0)
     assert context.scores.teacher is not None
-    assert (context.scores.teacher.dropped_BS is not None) == (columns == 12)
+    assert (context.scores.teacher.dropped_BT is not None) == (columns == 12)
     data["input_ids"][4, 3] = 6
     if columns == 9:
         policy.get_logprobs(data)
@@ -210,7 +212,7 @@ def test_the_numbers_of_the_scores_are_made_while_the_workers_train(monkeypatch:
         raise LookupError("it trained")
 
     monkeypatch.setattr(Base, "train", train)
-    monkeypatch.setattr("nemo_uecr.nemo.telemetry.method_metrics", lambda *given, **named: made.set() or {})
+    monkeypatch.setattr("nemo_uecr.steps.metrics.method_metrics", lambda *given, **named: made.set() or {})
     context, data = scored_step()
     with pytest.raises(LookupError, match="it trained"):
         Policy(context=context, teachers={}).train(estimate(context, data), None)
@@ -277,10 +279,10 @@ def test_each_row_is_scored_by_its_problems_teacher(monkeypatch: pytest.MonkeyPa
     expected = torch.cat((logits["b"][:3, :, :9], logits["a"][3:]))[:, :-1].log_softmax(dim=-1)
     assert context.scores.teacher is not None
     torch.testing.assert_close(
-        context.scores.teacher.logp[0][:, 1:], expected.gather(2, ids[:, 1:, None])[..., 0], atol=1e-5, rtol=0
+        context.scores.teacher.logp_BT[:, 1:], expected.gather(2, ids[:, 1:, None])[..., 0], atol=1e-5, rtol=0
     )
-    assert context.scores.teacher.dropped_BS is not None
-    assert context.scores.teacher.dropped_BS.isnan().all(dim=1).tolist() == [False] * 3 + [True] * 3
+    assert context.scores.teacher.dropped_BT is not None
+    assert context.scores.teacher.dropped_BT.isnan().all(dim=1).tolist() == [False] * 3 + [True] * 3
     estimate(context, data)
     context.routes = replace(context.routes, by_problem=["a"] * 8)
     with pytest.raises(ContractError, match="scored by the wrong teachers"):
@@ -301,8 +303,8 @@ def test_a_scorer_gets_a_whole_batch_and_its_masked_rows_never_come_back() -> No
             return scores_of(data, request, torch.zeros(8, WIDTH, 9))
 
     _, data = scored_step()
-    found = score(Scorer(), data, ScoreRequest((1.0,), False, 9, 8), name="student")
-    assert found.logp[0].shape == (ROWS, WIDTH)
+    found = score(Scorer(), data, ScoreRequest({"logp": 1.0}, False, 9, 8), name="student")
+    assert found["logp"].shape == (ROWS, WIDTH)
 
 
 def test_minibatches_are_rounded_each() -> None:

@@ -17,7 +17,6 @@ from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.estimator import Routes
 from nemo_uecr.nemo.preflight import (
     check_conversion,
     check_models,
@@ -26,6 +25,7 @@ from nemo_uecr.nemo.preflight import (
     long_prompts,
     routes,
 )
+from nemo_uecr.nemo.step import Routes
 from tests.config.shipped import CONFIGS, GRPO
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.nemo.contract import verified
+from nemo_uecr.nemo.score_checks import verified
 from nemo_uecr.nemo.translate import master_config
-from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
+from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreRequest, score_columns
 from tests.config.shipped import CONFIGS, GIVEN
 from tests.nemo.on_ranks import (
     TEMPERATURES,
@@ -59,7 +59,7 @@ def test_a_wider_teacher_is_cut_on_its_tensor_ranks(columns: int) -> None:
         logits = whole_model()(input_ids=ids).logits.double()[:, :-1]
     logp = logits[..., :columns].log_softmax(dim=-1)
     expected = {
-        "logp_0": logp.gather(2, ids[:, 1:, None])[..., 0],
+        "logp": logp.gather(2, ids[:, 1:, None])[..., 0],
         "entropy": torch.special.entr(logp.exp()).sum(dim=-1),
         "dropped": logits.softmax(dim=-1)[..., columns:].sum(dim=-1),
     }
@@ -69,7 +69,10 @@ def test_a_wider_teacher_is_cut_on_its_tensor_ranks(columns: int) -> None:
         for name, value in expected.items():
             torch.testing.assert_close(answer[name][:, 1:][real].double(), value[real], atol=5e-6, rtol=0)
         verified(
-            answer, ScoreRequest((1.0,), True, columns, 5, dropped=True), data | {"input_ids": ids}, scorer="teacher"
+            answer,
+            ScoreRequest({"logp": 1.0}, True, columns, 5, dropped=True),
+            data | {"input_ids": ids},
+            scorer="teacher",
         )
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.two_temperatures import MicroBatch
 from nemo_uecr.nemo.upstream import UpstreamError, check_signatures, expected_signatures
+from nemo_uecr.nemo.worker_scoring import MicroBatch
 
 
 @pytest.mark.parametrize("names", ["text prefix predicate", "text prefix ...", "text ..."])

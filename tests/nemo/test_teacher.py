@@ -8,13 +8,13 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo import teacher, upstream
-from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.policy import PolicyMethods
+from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.teacher import RayTeacher
-from nemo_uecr.nemo.two_temperatures import ScoreRequest
+from nemo_uecr.nemo.worker_scoring import ScoreRequest
 from tests.config.shipped import CONFIGS, GIVEN
 
-REQUEST = ScoreRequest((1.0,), False, 8, 8)
+REQUEST = ScoreRequest({"logp": 1.0}, False, 8, 8)
 
 
 class Policy:

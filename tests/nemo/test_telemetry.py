@@ -10,10 +10,10 @@ import torch
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.core.methods import Advantages
-from nemo_uecr.nemo.contract import BatchFactsError
-from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import PREFIX
-from nemo_uecr.nemo.telemetry import check_facts
+from nemo_uecr.nemo.score_checks import BatchFactsError
+from nemo_uecr.nemo.step import StepContext
+from nemo_uecr.nemo.telemetry import check_step_counts
 from tests.config.shipped import CONFIGS, GRPO
 
 PROMPTS, GROUP, TOKENS = 4, 8, 3
@@ -27,10 +27,11 @@ def step(problems: list[int], grouping: str = "paper") -> tuple[Any, Any, Any]:
     changes = [*GRPO, *given, f"train.minibatch_responses={ROWS // 2}", f"conventions.grouping={grouping}"]
     context: Any = StepContext(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", changes), None, completed_steps=0)
     context.outcome = SimpleNamespace(
-        batch=SimpleNamespace(
-            responses=len(problems), group_B=torch.tensor(problems), mask_BT=torch.ones(ROWS, TOKENS, dtype=torch.bool)
+        record=SimpleNamespace(
+            problems=problems, group_B=torch.tensor(problems), truncated_B=torch.zeros(ROWS),
+            mask_BT=torch.ones(ROWS, TOKENS, dtype=torch.bool),
         ),
-        truncated_B=torch.zeros(ROWS), problems=problems, advantages=Advantages(torch.zeros(ROWS, TOKENS)),
+        advantages=Advantages(torch.zeros(ROWS, TOKENS)),
     )  # fmt: skip
     data = {"token_mask": torch.ones(ROWS, TOKENS), "sample_mask": torch.ones(ROWS)}
     metrics = {"num_valid_samples": [ROWS / 2], f"{PREFIX}trained_tokens": [ROWS * TOKENS / 2]}
@@ -41,19 +42,19 @@ def step(problems: list[int], grouping: str = "paper") -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("grouping", ["paper", "nemo_rl"])
 def test_a_lost_response_or_one_prompt_in_every_place_is_found(grouping: str) -> None:
     """Eight responses to each problem but two, which have nine and seven."""
-    check_facts(*step(DIFFERENT, grouping))
+    check_step_counts(*step(DIFFERENT, grouping))
     with pytest.raises(BatchFactsError, match="1 different problems; expected 4"):
-        check_facts(*step([5] * ROWS, grouping))
+        check_step_counts(*step([5] * ROWS, grouping))
     problems = list(DIFFERENT)
     problems[GROUP] = 0
     with pytest.raises(BatchFactsError, match=r"9 responses to one problem; expected 8|5 prompt groups; expected 4"):
-        check_facts(*step(problems, grouping))
+        check_step_counts(*step(problems, grouping))
 
 
 def test_what_was_trained_is_counted_to_one() -> None:
     def refused(message: str) -> None:
         with pytest.raises(BatchFactsError, match=message):
-            check_facts(context, data, result)
+            check_step_counts(context, data, result)
 
     context, data, result = step(DIFFERENT)
     result["all_mb_metrics"][f"{PREFIX}trained_tokens"] = [(ROWS * TOKENS - 1) / 2]

@@ -9,7 +9,7 @@ import pytest
 
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.reproducible import derive
-from nemo_uecr.nemo.estimator import StepContext
+from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.translate import master_config, teacher_policy
 from tests.config.shipped import CONFIGS, GIVEN, OTHERS, given
 

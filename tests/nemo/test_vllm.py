@@ -11,8 +11,8 @@ import torch
 
 from nemo_uecr.generation.engines import Decoding, Request
 from nemo_uecr.nemo.evaluation import answers_of
-from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
 from nemo_uecr.nemo.upstream import WorkerError
+from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreRequest, score_columns
 from tests.nemo.local_ray import local_ray
 
 pytestmark = pytest.mark.real
@@ -58,13 +58,13 @@ def test_generated_log_probabilities_are_the_scored_ones(tmp_path: Path, monkeyp
     found = engine.generate(requests, sampling, use_tqdm=False)
     rows = [(prompt, answer) for prompt, request in zip(PROMPTS, found, strict=True) for answer in request.outputs]
 
-    request = ScoreRequest((TEMPERATURE,), False, VOCABULARY, 32)
+    request = ScoreRequest({"rollout_logp": TEMPERATURE}, False, VOCABULARY, 32)
     for prompt, answer in rows:
         ids = torch.tensor([[*prompt, *answer.token_ids]])
         with torch.no_grad():
             logits = model(input_ids=ids).logits
         micro = MicroBatch(ids, torch.tensor([ids.shape[1]]), None)
-        scored = score_columns(logits, micro, request, ModelParallel(None, None))["logp_0"][0, len(prompt) :]
+        scored = score_columns(logits, micro, request, ModelParallel(None, None))["rollout_logp"][0, len(prompt) :]
         values = [step[token].logprob for token, step in zip(answer.token_ids, answer.logprobs, strict=True)]
         torch.testing.assert_close(scored, torch.tensor(values), atol=1e-5, rtol=0)
         assert len(values) == 12

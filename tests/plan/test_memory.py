@@ -135,13 +135,13 @@ def test_kv_cache() -> None:
 @pytest.mark.parametrize("divided", [False, True])
 def test_scoring_keeps_one_chunk_beside_the_logits(divided: bool) -> None:
     """What our scoring allocates on top of the logits is the chunk, once more when divided, and small statistics."""
-    from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
+    from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreRequest, score_columns
 
     tokens, chunk, shape = 257, 64, tiny_shape(vocabulary=4096)
     logits = torch.randn(1, tokens, shape.vocabulary).bfloat16()
     ids = torch.randint(0, shape.vocabulary, (1, tokens))
     micro = MicroBatch(ids, torch.tensor([tokens]), None)
-    temperatures = (0.7, 1.0) if divided else (1.0,)
+    temperatures = {"rollout_logp": 0.7, "logp": 1.0} if divided else {"logp": 1.0}
     request = ScoreRequest(temperatures, True, shape.vocabulary, chunk)
     with LiveBytes(logits, ids) as live:
         score_columns(logits, micro, request, ModelParallel(None, None))

@@ -46,11 +46,11 @@ def test_scores_against_float64(vocab: int) -> None:
         logits = behind(logits.to(dtype), 5)
         for temperatures, entropy in ASKED if vocab < TILE * 3 and dtype == torch.bfloat16 else ASKED[1:2]:
             scores = score_logits(logits, target, temperatures=temperatures, entropy=entropy)
-            for row, temperature in enumerate(temperatures):
+            for temperature in temperatures:
                 logp, _ = float64_scores(logits, target, temperature)
-                assert (scores.logp[row] - logp).abs().max() <= 2e-6, (dtype, temperatures)
+                assert (scores.at(temperature) - logp).abs().max() <= 2e-6, (dtype, temperatures)
                 if dtype == torch.bfloat16:
-                    assert torch.equal(token_logp(logits, target, temperature=temperature), scores.logp[row])
+                    assert torch.equal(token_logp(logits, target, temperature=temperature), scores.at(temperature))
             if scores.entropy is not None:
                 _, exact = float64_scores(logits, target, 1.0)
                 assert (scores.entropy - exact).abs().max() <= 2e-6, (dtype, temperatures)
@@ -93,7 +93,7 @@ def test_masked_columns_weigh_what_they_should(masked: float, temperature: float
     scores = score_logits(logits, target, temperatures=(temperature,), entropy=True)
     logp, _ = float64_scores(logits, target, temperature)
     _, entropy = float64_scores(logits, target, 1.0)
-    assert (scores.logp[0] - logp).abs().max() <= 2e-6
+    assert (scores.at(temperature) - logp).abs().max() <= 2e-6
     assert (scores.entropy - entropy).abs().max() <= 2e-6
 
 

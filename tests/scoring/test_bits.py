@@ -21,8 +21,8 @@ MANY = (0.7, 0.3, 0.5, 0.9, 1.3, 2.0, 5.0)
 def test_the_other_temperatures_change_no_bit() -> None:
     logits, target = peaked_logits(5, 9001, 15.0, seed=1)
     whole = score_logits(logits, target, temperatures=MANY, entropy=True)
-    for row, temperature in enumerate(MANY):
-        assert torch.equal(token_logp(logits, target, temperature=temperature), whole.logp[row]), temperature
+    for temperature in MANY:
+        assert torch.equal(token_logp(logits, target, temperature=temperature), whole.at(temperature)), temperature
     alone = score_logits(logits, target, temperatures=(), entropy=True)
     assert torch.equal(alone.entropy, whole.entropy)
 
@@ -31,9 +31,9 @@ def test_the_other_temperatures_change_no_bit() -> None:
 def test_many_temperatures_are_all_right(temperatures: tuple[float, ...]) -> None:
     logits, target = peaked_logits(4, 500, 9.0, seed=2)
     scores = score_logits(logits, target, temperatures=temperatures, entropy=True)
-    for row, temperature in enumerate(temperatures):
+    for temperature in temperatures:
         logp, entropy = float64_scores(logits, target, temperature)
-        assert (scores.logp[row] - logp).abs().max() <= 2e-6 * max(1.0, float(logp.abs().max())), temperature
+        assert (scores.at(temperature) - logp).abs().max() <= 2e-6 * max(1.0, float(logp.abs().max())), temperature
     _, entropy = float64_scores(logits, target, 1.0)
     assert (scores.entropy - entropy).abs().max() <= 5e-6
 
@@ -60,7 +60,7 @@ def test_strides_change_no_bit(tokens: int, vocab: int, dtype: torch.dtype) -> N
         scores = score_logits(view, target, temperatures=(1.0, 0.7), entropy=True)
         assert torch.equal(scores.logp, whole.logp), name
         assert torch.equal(scores.entropy, whole.entropy), name
-        assert torch.equal(token_logp(view, target, temperature=0.7), whole.logp[1]), name
+        assert torch.equal(token_logp(view, target, temperature=0.7), whole.at(0.7)), name
 
 
 @pytest.mark.parametrize("lengths", [(40, 40, 40), (40, 17, 0), (1, 0, 2)])
@@ -91,7 +91,7 @@ def test_a_slice_of_the_batch_equals_its_copy(
     assert torch.equal(found.logp[:, mask], expected.logp)
     assert torch.equal(found.entropy[mask], expected.entropy)
     logp = token_logp(view(leaf), tokens, mask, temperature=0.7)
-    assert torch.equal(logp[mask], expected.logp[1])
+    assert torch.equal(logp[mask], expected.at(0.7))
     weight = torch.rand(3, 40)
     (slope,) = torch.autograd.grad((token_logp(chosen, tokens[mask], temperature=0.7) * weight[mask]).sum(), chosen)
     seen = view(leaf)
@@ -109,10 +109,10 @@ def test_the_number_of_threads_and_the_rows_beside_change_no_bit(vocab: int) -> 
         for threads in (1, 2, 8):
             torch.set_num_threads(threads)
             scores = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
-            for row, temperature in enumerate((1.0, 0.7)):
+            for temperature in (1.0, 0.7):
                 for rows in (slice(0, 1), slice(1, None)):
                     alone = token_logp(logits[rows], target[rows], temperature=temperature)
-                    assert torch.equal(alone, scores.logp[row, rows]), (threads, temperature)
+                    assert torch.equal(alone, scores.at(temperature)[rows]), (threads, temperature)
             found.append(torch.cat([scores.logp, scores.entropy.unsqueeze(0)]))
     finally:
         torch.set_num_threads(before)

@@ -11,7 +11,7 @@ from torch import Tensor
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import score_logits, token_logp
 from nemo_uecr.scoring.records import NonFiniteScoreError
-from nemo_uecr.scoring.statistics import checked_together
+from nemo_uecr.scoring.statistics import deferred_checks
 
 from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
 
@@ -46,9 +46,9 @@ def test_error_against_float64(vocab: int, dtype: torch.dtype, log_z: float) -> 
     logits, target = peaked_logits(6, vocab, log_z, seed=3)
     logits = logits.to(dtype)
     scores = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
-    for row, temperature in enumerate((1.0, 0.7)):
+    for temperature in (1.0, 0.7):
         logp, entropy = float64_scores(logits, target, temperature)
-        assert (scores.logp[row] - logp).abs().max() <= ERROR_BOUND
+        assert (scores.at(temperature) - logp).abs().max() <= ERROR_BOUND
         if temperature == 1.0:
             assert (scores.entropy - entropy).abs().max() <= ERROR_BOUND
             assert (scores.entropy >= 0).all()
@@ -90,8 +90,8 @@ def test_gradient_against_float64(tokens: int, vocab: int, temperature: float) -
 def test_temperatures_come_back_in_the_order_asked() -> None:
     logits, target = peaked_logits(4, 50, 9.0, seed=10)
     scores = score_logits(logits, target, temperatures=(0.7, 1.0, 0.7), entropy=False)
-    assert torch.equal(scores.logp[0], scores.logp[2])
-    assert torch.equal(scores.logp[1], score_logits(logits, target, temperatures=(1.0,), entropy=True).logp[0])
+    assert torch.equal(*scores.logp[::2])
+    assert torch.equal(scores.at(1.0), score_logits(logits, target, temperatures=(1.0,), entropy=True).at(1.0))
 
 
 @pytest.mark.usefixtures("reduction")
@@ -106,7 +106,7 @@ def test_masked_columns_weigh_nothing_at_any_temperature(temperature: float, mas
     scores = score_logits(logits, target, temperatures=(temperature,), entropy=True)
     logp, _ = float64_scores(logits, target, temperature)
     _, entropy = float64_scores(logits, target, 1.0)
-    assert (scores.logp[0] - logp).abs().max() <= 1e-6
+    assert (scores.at(temperature) - logp).abs().max() <= 1e-6
     assert (scores.entropy - entropy).abs().max() <= 1e-6
 
 
@@ -123,7 +123,7 @@ def test_any_four_logits(rows: list[list[float]], temperature: float) -> None:
         scores = score_logits(logits, target, temperatures=(temperature,), entropy=True)
         logp, _ = float64_scores(logits, target, temperature)
         _, entropy = float64_scores(logits, target, 1.0)
-        assert (scores.logp[0] - logp).abs().max() <= 1e-6 * max(1.0, float(logp.abs().max()))
+        assert (scores.at(temperature) - logp).abs().max() <= 1e-6 * max(1.0, float(logp.abs().max()))
         assert (scores.entropy - entropy).abs().max() <= 1e-6
 
 
@@ -162,7 +162,7 @@ def test_target_outside_the_vocabulary(target: int) -> None:
 
 def scored_together(*calls: tuple[Tensor, Tensor], then: Exception | None = None) -> int:
     reached = 0
-    with checked_together():
+    with deferred_checks():
         for logits, target in calls:
             score_logits(logits, target, temperatures=(1.0,), entropy=False)
             token_logp(logits, target, temperature=0.7)
@@ -172,7 +172,7 @@ def scored_together(*calls: tuple[Tensor, Tensor], then: Exception | None = None
     return reached
 
 
-def test_calls_checked_together_raise_the_error_of_the_first_bad_one() -> None:
+def test_deferred_checks_raise_the_error_of_the_first_bad_one() -> None:
     good, bad, target = torch.zeros(2, 4), torch.tensor([[0.0] * 4, [0.0, math.nan, 0.0, 0.0]]), torch.tensor([1, 2])
     assert scored_together((good, target), (good, target)) == 2
     with pytest.raises(NonFiniteScoreError, match="token 1"):
@@ -183,3 +183,19 @@ def test_calls_checked_together_raise_the_error_of_the_first_bad_one() -> None:
         scored_together((bad, target), then=KeyError())
     with pytest.raises(NonFiniteScoreError):  # and afterwards each call is checked again
         score_logits(bad, target, temperatures=(1.0,), entropy=False)
+
+
+def test_kept_nan_is_that_of_the_bad_token_alone() -> None:
+    """Also of the entropy and the dropped mass; an id outside the vocabulary is still refused."""
+    logits, target = torch.randn(3, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 3])
+    asked = {"temperatures": (0.7, 1.0), "entropy": True, "dropped": True, "valid_vocab": 4}
+    clean = score_logits(logits, target, **asked)
+    logits[1, 0] = math.nan
+    found = score_logits(logits, target, **asked, keep_nan=True)
+    for kept, expected in ((found.logp, clean.logp), (found.entropy, clean.entropy), (found.dropped, clean.dropped)):
+        assert kept is not None
+        assert expected is not None
+        assert bool(kept[..., 1].isnan().all())
+        assert torch.equal(kept[..., ::2], expected[..., ::2])
+    with pytest.raises(ScoreError, match="token 2 of those scored is 4"):
+        score_logits(logits, torch.tensor([1, 2, 4]), **asked, keep_nan=True)

@@ -125,7 +125,7 @@ def sharded_gradient(rank: int, size: int, logits: Tensor, target: Tensor, weigh
     logp = token_logp(leaf, target, temperature=0.7, valid_vocab=valid, shard=shard)
     (logp * weight).sum().backward()
     scores = token_scores(own, target, valid_vocab=valid, shard=shard, **BOTH)
-    return logp.detach(), scores.logp[1], leaf.grad
+    return logp.detach(), scores.at(0.7), leaf.grad
 
 
 @pytest.mark.parametrize("padding", [0, 24])

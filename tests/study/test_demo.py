@@ -66,7 +66,7 @@ def test_a_signal_ends_the_preparation_at_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(demo, "ensure_demo", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
     with listening() as heard:
         with pytest.raises(KeyboardInterrupt):
-            demo.resolve("demo:student")
+            demo.resolve_path("demo:student")
         assert not heard.asked
         signal.raise_signal(signal.SIGTERM)
         assert heard.asked
@@ -76,9 +76,13 @@ def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path))
     folder = demo.demo_folder(tmp_path, demo.RECIPE, seed=demo.SEED)
     folder.mkdir()
-    assert demo.resolve("Qwen/Qwen3-1.7B") == "Qwen/Qwen3-1.7B"
-    assert demo.resolve("demo:student") == str(folder / "student")
-    assert demo.resolve("demo:train") == str(folder / "train.jsonl")
-    assert demo.resolve("demo:bench/level5") == demo.locate("demo:bench/level5") == str(folder / "bench/level5.jsonl")
+    assert demo.resolve_path("Qwen/Qwen3-1.7B") == "Qwen/Qwen3-1.7B"
+    assert demo.resolve_path("demo:student") == str(folder / "student")
+    assert demo.resolve_path("demo:train") == str(folder / "train.jsonl")
+    assert (
+        demo.resolve_path("demo:bench/level5")
+        == demo.locate_path("demo:bench/level5")
+        == str(folder / "bench/level5.jsonl")
+    )
     with pytest.raises(DataError, match="demo:bench/level5"):
-        demo.resolve("demo:bench/level6")
+        demo.resolve_path("demo:bench/level6")

@@ -14,9 +14,10 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.estimator import StepContext, UecrEstimator
+from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.launcher import training_loss
 from nemo_uecr.nemo.policy import PolicyMethods
+from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.translate import loss_settings, native_config
 from nemo_uecr.stopping import StopRequest
 from tests.config.shipped import CONFIGS

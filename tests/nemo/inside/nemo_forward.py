@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from nemo_uecr.conversion import on_cpu
-from nemo_uecr.nemo.two_temperatures import ScoreRequest, score_tokens
+from nemo_uecr.nemo.worker_scoring import ScoreRequest, score_tokens
 from tests.nemo import tiny_qwen3
 from tests.nemo.on_ranks import TEMPERATURES, batch
 
@@ -55,7 +55,7 @@ def score_and_compare(
         functools.partial(megatron_worker.WorkerMethods.forward_micro_batches, worker), _data(packed=packed),
         ScoreRequest(TEMPERATURES, True, tiny_qwen3.VOCABULARY, 5), megatron_worker.model_parallel(),
     )  # fmt: skip
-    sampling = upstream.temperature_only(TEMPERATURES[0])
+    sampling = upstream.temperature_only(TEMPERATURES["rollout_logp"])
     return {
         "ours": ours,
         # As our worker sets it up: the temperature divides logits only.

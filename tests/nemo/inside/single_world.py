@@ -28,10 +28,12 @@ from nemo_rl.models.policy.tq_policy import TQPolicy
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.nemo.contract import score
-from nemo_uecr.nemo.estimator import StepContext, StepScores, UecrEstimator, equal_rows
+from nemo_uecr.nemo.estimator import UecrEstimator, equal_rows
 from nemo_uecr.nemo.launcher import training_loss
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN
+from nemo_uecr.nemo.score_checks import score
+from nemo_uecr.nemo.step import StepContext, StepScores
+from nemo_uecr.steps.scores import PolicyScores, TeacherScores
 from tests.nemo.inside.tiny_world import (
     TinyGeneration,
     TinyModel,
@@ -57,7 +59,7 @@ class Estimator:
             "repeated_batch": {"idx": equal_rows(prompt_ids), "truncated": torch.zeros(len(rewards))},
         }  # fmt: skip
         found = UecrEstimator(self.context).compute_advantage(**(given | columns))
-        self.chunks.append((self.context.outcome.batch, found))
+        self.chunks.append((self.context.outcome.record.scored, found))
         return found
 
 
@@ -78,8 +80,12 @@ class Worker(TQWorkerMixin):
             TinyTeacher(TinyModel(9), []), data, context.teacher_request(self.model.vocabulary), name="teacher"
         )
         student = score(TinyTeacher(self.model, []), data, context.student_request, name="student")
-        context.scores = StepScores(student, teacher, data["token_mask"], data["sample_mask"], data["input_ids"])
-        return BatchedDataDict(logprobs=student.logp[0])
+        context.scores = StepScores(
+            PolicyScores(student["rollout_logp"], student["logp"], student["entropy"]),
+            TeacherScores(teacher["logp"], teacher["entropy"]),
+            data["token_mask"], data["sample_mask"], data["input_ids"],
+        )  # fmt: skip
+        return BatchedDataDict(logprobs=student["rollout_logp"])
 
     def begin_train_step(self, loss_fn: Any, gbs: int, mbs: int) -> None:
         self.loss, self.total, self.tokens = loss_fn, 0.0, 0.0

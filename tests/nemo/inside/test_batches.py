@@ -15,8 +15,8 @@ from nemo_uecr.core.functions import compute
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute, scored_batch
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.contract import BatchFactsError, ContractError, score
-from nemo_uecr.nemo.two_temperatures import ScoreRequest
+from nemo_uecr.nemo.score_checks import BatchFactsError, ContractError, score
+from nemo_uecr.nemo.worker_scoring import ScoreRequest
 from tests.core import sparse
 from tests.nemo.inside.loop import config_of, train_ours
 from tests.nemo.inside.nemo_forward import sharded
@@ -33,7 +33,7 @@ from tests.nemo.inside.tiny_world import (
 )
 
 ROWS = 1007
-REQUEST = ScoreRequest((TEMPERATURE, 1.0), True, VOCABULARY, 64)
+REQUEST = ScoreRequest({"rollout_logp": TEMPERATURE, "logp": 1.0}, True, VOCABULARY, 64)
 
 
 class ShardedScorer:
@@ -72,9 +72,9 @@ def test_1007_rows_on_two_and_four_ranks(nemo_rl: str, parallel: int, packed: bo
     data = batch_of(ROWS)
     found = score(ShardedScorer(parallel, packed=packed), data, REQUEST, name="student")
     expected = columns_of(TinyModel(0), data, REQUEST)
-    assert found.logp[0].shape[0] == ROWS
-    torch.testing.assert_close(found.logp[0], expected["logp_0"], atol=1e-6, rtol=0)
-    torch.testing.assert_close(found.entropy_BS, expected["entropy"], atol=1e-6, rtol=0)
+    assert len(found["rollout_logp"]) == ROWS
+    torch.testing.assert_close(found["rollout_logp"], expected["rollout_logp"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(found["entropy"], expected["entropy"], atol=1e-6, rtol=0)
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -142,9 +142,9 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: A
     inputs = UpdateInputs(
         sequences=sequences, sample_ids=tuple(map(str, range(len(rows)))),
         micro_rows=sequences.micro_rows(minibatch=run.train.minibatch_responses, microbatch=8),
-        loss_mask_BT=tensors.get("loss_mask", mask)[:, here], old_logp_BT=tensors["old_logp_rollout"][:, here],
+        loss_mask_BT=tensors.get("loss_mask", mask)[:, here], rollout_logp_BT=tensors["old_logp_rollout"][:, here],
         surrogates=tuple((advantages[name][:, here], 1.0) for name in names),
-        ref_logp_BT=tensors["ref_logp"][:, here],
+        reference_rollout_logp_BT=tensors["ref_logp"][:, here],
     )  # fmt: skip
     model: Any = TinyModel(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -155,7 +155,7 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: A
 def test_a_teacher_that_divides_otherwise_stops_the_run() -> None:
     class Warm(TinyTeacher):
         def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
-            warm = ScoreRequest((TEMPERATURE,), request.entropy, request.vocabulary, request.chunk_tokens)
+            warm = ScoreRequest({"logp": TEMPERATURE}, request.entropy, request.vocabulary, request.chunk_tokens)
             return super().score_tokens(data, warm)
 
     with pytest.raises(ContractError, match=r"the teacher's worker divided by the temperatures \[\(0\.7,\)\]"):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_uecr.nemo.two_temperatures import MicroBatch, predictions_here
+from nemo_uecr.nemo.worker_scoring import MicroBatch, predictions_here
 from tests.nemo.inside.nemo_forward import megatron_data, score_and_compare
 from tests.nemo.on_ranks import batch
 from tests.nemo.ranks import run_ranks
@@ -25,7 +25,7 @@ def test_scores_at_the_rollout_temperature_are_nemo_rls(tensor: int, pipeline: i
         next(result[name] for result in results if result[name] is not None) for name in ("native", "every_stage")
     )
     for result in results[-tensor:]:
-        ours = result["ours"]["logp_0"]
+        ours = result["ours"]["rollout_logp"]
         # Behind the end of a sequence NeMo-RL's column holds scores of padding; ours holds 0.
         real = ours != 0
         assert int(real.sum()) == int((batch()["input_lengths"] - 1).sum())
@@ -41,12 +41,12 @@ def test_the_ratio_is_one_in_sixteen_bits() -> None:
     pytest.importorskip("megatron.core")
     results = run_ranks(2, score_and_compare, tensor=2, pipeline=1, packed=True, sixteen_bit=True)
     for result in results:
-        ours = result["ours"]["logp_0"]
+        ours = result["ours"]["rollout_logp"]
         real = ours != 0
         ratio = (result["native"][real].double() - ours[real].double()).exp()
         assert float((ratio - 1).abs().max()) <= 2e-6
     # In float32 the same model scores otherwise: the sixteen bits were there.
-    whole = run_ranks(1, score_and_compare, tensor=1, pipeline=1, packed=True)[0]["ours"]["logp_0"]
+    whole = run_ranks(1, score_and_compare, tensor=1, pipeline=1, packed=True)[0]["ours"]["rollout_logp"]
     assert float((whole[real] - ours[real]).abs().max()) > 1e-4
 
 

@@ -15,7 +15,7 @@ from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.data.batch_file import load_batch, save_batch
 from nemo_uecr.nemo import teacher, upstream
 from nemo_uecr.nemo.translate import teacher_policy
-from nemo_uecr.nemo.two_temperatures import ScoreRequest
+from nemo_uecr.nemo.worker_scoring import ScoreRequest
 from tests.config.shipped import CONFIGS
 from tests.nemo.inside.test_launch import make_tokenizer
 from tests.nemo.inside.tiny_world import TinyModel, TinyTeacher, columns_of
@@ -71,8 +71,10 @@ def test_a_batch_gets_the_teachers_scores(tmp_path: Path, monkeypatch: pytest.Mo
     assert kept == saved.tensors.keys() - of_a_teacher - {"advantage", "advantage_opd"}
     assert all(torch.equal(scored.tensors[name], saved.tensors[name]) for name in kept)
     tokens = {"input_ids": saved.tensors["token_ids"], "input_lengths": torch.tensor(LENGTHS)}
-    expected = columns_of(TinyModel(9, vocabulary=VOCABULARY), tokens, ScoreRequest((1.0,), True, VOCABULARY, 64))
-    torch.testing.assert_close(scored.tensors["teacher_logp"], expected["logp_0"])
+    expected = columns_of(
+        TinyModel(9, vocabulary=VOCABULARY), tokens, ScoreRequest({"logp": 1.0}, True, VOCABULARY, 64)
+    )
+    torch.testing.assert_close(scored.tensors["teacher_logp"], expected["logp"])
     torch.testing.assert_close(scored.tensors["teacher_entropy"], expected["entropy"])
     assert [(made["gpus"], made["stays"], made["megatron_cfg"]["fp8_cfg"]["enabled"]) for made in built] == [
         ([8], True, True)

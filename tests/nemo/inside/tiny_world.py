@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, score_columns
+from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreRequest, score_columns
 from nemo_uecr.scoring.dense import token_logp
 
 VOCABULARY, PROMPT, RESPONSE, TEMPERATURE = 12, 3, 5, 0.7
@@ -101,7 +101,7 @@ class TinyPolicy:
     def __init__(self, model: TinyModel, *, minibatch: int, parallel: int = 1) -> None:
         self.model, self.reference = model, copy.deepcopy(model)
         self.optimizer = torch.optim.Adam(model.parameters(), 1e-2)
-        self.at_rollout = ScoreRequest((TEMPERATURE,), False, model.vocabulary, 64)
+        self.at_rollout = ScoreRequest({"rollout_logp": TEMPERATURE}, False, model.vocabulary, 64)
         self.data_parallel_size = parallel
         self.cfg = {
             "sequence_packing": {"enabled": True}, "dynamic_batching": {"enabled": False},
@@ -132,10 +132,10 @@ class TinyPolicy:
         return columns_of(self.model, data, request)
 
     def get_logprobs(self, data: Any, timer: Any = None) -> Any:
-        return type(data)({"logprobs": columns_of(self.model, data, self.at_rollout)["logp_0"]})
+        return type(data)({"logprobs": columns_of(self.model, data, self.at_rollout)["rollout_logp"]})
 
     def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:
-        return type(data)({"reference_logprobs": columns_of(self.reference, data, self.at_rollout)["logp_0"]})
+        return type(data)({"reference_logprobs": columns_of(self.reference, data, self.at_rollout)["rollout_logp"]})
 
     def train(self, data: Any, loss_fn: Any, gbs: int | None = None, timer: Any = None, **kwargs: Any) -> Any:
         size, rows = gbs or self.cfg["train_global_batch_size"], data["input_ids"].shape[0]

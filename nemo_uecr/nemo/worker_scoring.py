@@ -1,16 +1,16 @@
-"""One forward, two temperatures: T_r for the PPO ratio, 1 for the method; run in the Megatron workers.
+"""All scores of a batch from one forward of a Megatron worker: at T_r for the PPO ratio, at 1 for the method.
 
 The logits at position t predict the token at t + 1. That shift is made here and nowhere else: every score that leaves
-this module stands at the token it scores, so that column t of a [B, S] score belongs to ``ids[t]``, and column 0 is 0,
+this module is at the token it scores, so that column t of a [B, S] score belongs to ``ids[t]``, and column 0 is 0,
 because nothing predicts the first token.
 
-Each answer carries a row hash and a witness, which `contract` compares where the scores are used. The witness is a
-second look at one token a response: its whole row of logits, divided by the temperature and normalised by torch alone.
-A worker that divides by another temperature, filters, counts other columns or shifts its scores is found out. The same
-row gives the likeliest token ids, which show how far student and teacher agree.
+Each answer carries a row hash and a spot check, which `score_checks` compares where the scores are used. The spot check
+scores one token per response again: from its whole row of logits, divided by the temperature and normalised by torch
+alone. It exposes a worker that divides by another temperature, filters, counts other columns or shifts its scores. The
+same row gives the most likely token ids, which show how far student and teacher agree.
 
 Shape legend: B = responses (of the worker or of a micro-batch), S = tokens of prompt and response (padded), N = tokens
-scored, K = temperatures or likeliest tokens, V = vocabulary columns of this rank, W = 2 K + 3 numbers of a witness.
+scored, V = vocabulary columns of this rank, K = most likely tokens, W = numbers of a spot check.
 """
 
 from __future__ import annotations
@@ -35,23 +35,22 @@ HASH_MULTIPLIER = 6364136223846793005
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What a scoring pass is asked: log-probabilities at each temperature, and perhaps the entropy at temperature 1."""
+    """What a scoring pass is asked: log-probabilities, and perhaps the entropy at temperature 1."""
 
-    temperatures: tuple[float, ...]
+    temperatures: Mapping[str, float]  # of each log-probability, by the name of its column
     entropy: bool
     vocabulary: int  # columns that count; further ones carry no probability
     chunk_tokens: int  # scored at once; bounds memory
     dropped: bool = False  # whether the probability that the further ones would have is asked
 
     def to_teacher(self, columns: int) -> ScoreRequest:
-        """A request over the student's columns as a teacher with so many is asked: see `TokenModel.beside`."""
+        """The same request to a teacher with so many columns, over those that it shares with the student."""
         return replace(self, vocabulary=min(columns, self.vocabulary), dropped=columns > self.vocabulary)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of the [B, S] columns of the answer."""
-        names = tuple(f"logp_{index}" for index in range(len(self.temperatures)))
-        return (*names, *(("entropy",) if self.entropy else ()), *(("dropped",) if self.dropped else ()))
+        return (*self.temperatures, *(("entropy",) if self.entropy else ()), *(("dropped",) if self.dropped else ()))
 
 
 class MicroBatch(NamedTuple):
@@ -92,13 +91,13 @@ def score_tokens(
     """Answer a request about ``input_ids`` [B, S] and ``input_lengths`` [B] from one forward.
 
     Every rank of the last stage has the same answer, earlier ones None: the [B, S] columns in nats on the CPU, for the
-    score contract ``row_hash`` [B] and ``witness`` [B, W], and ``top_ids`` [B, K] at the witnessed token.
+    score checks ``row_hash`` [B] and ``spot_check`` [B, W], and ``top_ids`` [B, K] at the token of the spot check.
     """
     parts = forward(data, lambda logits, micro: score_columns(logits, micro, request, parallel))
     if not parts:
         return None
     width = data["input_ids"].shape[1]
-    answer = {name: torch.cat([part[name] for part in parts]) for name in ("row_hash", "witness", "top_ids")}
+    answer = {name: torch.cat([part[name] for part in parts]) for name in ("row_hash", "spot_check", "top_ids")}
     for name in request.columns:
         answer[name] = torch.cat([pad(part[name], (0, width - part[name].shape[1])) for part in parts])
     return answer
@@ -112,24 +111,24 @@ def score_columns(
 
     Returns:
         [B, S] float32 columns by name on the CPU, 0 where there is no real token to score; ``row_hash`` [B] of the
-        token ids that were scored, ``witness`` [B, W] and ``top_ids`` [B, K].
+        token ids that were scored, ``spot_check`` [B, W] and ``top_ids`` [B, K].
     """
     context = parallel.context
     cp_rank, cp_size = (0, 1) if context is None else (dist.get_rank(context), dist.get_world_size(context))
-    found = predictions_here(micro, logits.shape[1], cp_rank=cp_rank, cp_size=cp_size)
+    here = predictions_here(micro, logits.shape[1], cp_rank=cp_rank, cp_size=cp_size)
     logits_TV, shape = logits.flatten(0, 1), micro.ids_BS.shape
     columns = {name: torch.zeros(shape, dtype=torch.float32, device=logits.device) for name in request.columns}
-    for start in range(0, found.target_N.shape[0], request.chunk_tokens):
+    for start in range(0, here.target_N.shape[0], request.chunk_tokens):
         chunk = slice(start, start + request.chunk_tokens)
-        values = _score_chunk(logits_TV[found.logits_row_N[chunk]], found.target_N[chunk], request, parallel.tensor)
-        for name, value_N in zip(request.columns, values, strict=True):
-            columns[name][found.batch_N[chunk], found.column_N[chunk] + 1] = value_N
-    seen_BW, top_BK = _witness(logits_TV, found, micro, request, parallel.tensor)
+        scores = _score_chunk(logits_TV[here.logits_row_N[chunk]], here.target_N[chunk], request, parallel.tensor)
+        for name, value_N in scores.items():
+            columns[name][here.batch_N[chunk], here.column_N[chunk] + 1] = value_N
+    seen_BW, top_BK = _spot_check(logits_TV, here, micro, request, parallel.tensor)
     if context is not None:
         for shared in (*columns.values(), seen_BW, top_BK):  # every position is one rank's; the others hold 0
             dist.all_reduce(shared, group=context)
     return {name: column.cpu() for name, column in columns.items()} | {
-        "row_hash": row_hash(micro.ids_BS, micro.lengths_B).cpu(), "witness": seen_BW.cpu(), "top_ids": top_BK.cpu(),
+        "row_hash": row_hash(micro.ids_BS, micro.lengths_B).cpu(), "spot_check": seen_BW.cpu(), "top_ids": top_BK.cpu(),
     }  # fmt: skip
 
 
@@ -158,8 +157,8 @@ def predictions_here(micro: MicroBatch, logits_columns: int, *, cp_rank: int, cp
 
 def _score_chunk(
     logits_NV: Tensor, target_N: Tensor, request: ScoreRequest, group: dist.ProcessGroup | None
-) -> list[Tensor]:
-    """The values of ``request.columns``.
+) -> dict[str, Tensor]:
+    """The values of ``request.columns`` by name.
 
     Training divides 16-bit logits by the temperature in their own dtype, so scoring does the same: dividing in float32
     would put the first PPO ratio off 1.
@@ -167,13 +166,17 @@ def _score_chunk(
     shard = None if group is None else VocabShard(dist.get_rank(group) * logits_NV.shape[1], group)
     scores = functools.partial(score_logits, target_N=target_N, valid_vocab=request.vocabulary, shard=shard)
     in_float32 = logits_NV.dtype == torch.float32
-    temperatures = request.temperatures if in_float32 else (1.0,)
-    found = scores(logits_NV, temperatures=temperatures, entropy=request.entropy, dropped=request.dropped)
-    logp = list(found.logp)
-    if not in_float32:
-        divided = functools.partial(scores, temperatures=(1.0,), entropy=False)
-        logp = [logp[0] if value == 1.0 else divided(logits_NV.div(value)).logp[0] for value in request.temperatures]
-    return [*logp, *(value for value in (found.entropy, found.dropped) if value is not None)]
+    temperatures = tuple(request.temperatures.values()) if in_float32 else (1.0,)
+    whole = scores(logits_NV, temperatures=temperatures, entropy=request.entropy, dropped=request.dropped)
+
+    def logp(temperature: float) -> Tensor:
+        if in_float32 or temperature == 1.0:
+            return whole.at(temperature)
+        return scores(logits_NV.div(temperature), temperatures=(1.0,), entropy=False).at(1.0)
+
+    columns = {name: logp(temperature) for name, temperature in request.temperatures.items()}
+    more = {"entropy": whole.entropy, "dropped": whole.dropped}
+    return columns | {name: value_N for name, value_N in more.items() if value_N is not None}
 
 
 def row_hash(ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
@@ -186,35 +189,35 @@ def row_hash(ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
     return torch.where(position_S < lengths_B[:, None], (ids_BS.long() + 1) * power_S, 0).sum(dim=1)
 
 
-def witnessed_token(lengths_B: Tensor) -> Tensor:
-    """[B] column of the witnessed token: the middle of the real tokens; 0, which nobody scores, in a row of one."""
+def spot_checked_token(lengths_B: Tensor) -> Tensor:
+    """[B] column of the token that is scored twice: the middle one; 0, which nobody scores, in a row of one."""
     return lengths_B // 2
 
 
-def _witness(
-    logits_TV: Tensor, found: Predictions, micro: MicroBatch, request: ScoreRequest, group: dist.ProcessGroup | None
+def _spot_check(
+    logits_TV: Tensor, here: Predictions, micro: MicroBatch, request: ScoreRequest, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
     """[B, W] log-probability at each temperature, entropy and dropped mass at 1, columns counted, the temperatures.
 
     With them the [B, K] ids of the largest logits, best first.
     """
-    rows, device = len(micro.lengths_B), logits_TV.device
+    rows, device, temperatures = len(micro.lengths_B), logits_TV.device, list(request.temperatures.values())
     top_BK = torch.zeros(rows, min(TOP, request.vocabulary), dtype=torch.long, device=device)
-    values_BW = torch.zeros(rows, 2 * len(request.temperatures) + 3, device=device)
-    position_B = witnessed_token(micro.lengths_B).to(found.batch_N) - 1
-    here = (found.column_N == position_B[found.batch_N]).nonzero().squeeze(1)
-    for place in here.tolist():  # one row at a time: whole rows in double are large
-        row_V = logits_TV[found.logits_row_N[place]]
+    values_BW = torch.zeros(rows, 2 * len(temperatures) + 3, device=device)
+    position_B = spot_checked_token(micro.lengths_B).to(here.batch_N) - 1
+    own = (here.column_N == position_B[here.batch_N]).nonzero().squeeze(1)
+    for place in own.tolist():  # one row at a time: whole rows in double are large
+        row_V = logits_TV[here.logits_row_N[place]]
         if group is not None:
             parts = [torch.empty_like(row_V) for _ in range(dist.get_world_size(group))]
             dist.all_gather(parts, row_V.contiguous(), group=group)
             row_V = torch.cat(parts)
         dropped = row_V.double().softmax(dim=0)[request.vocabulary :].sum() * request.dropped
         row_V = row_V[: request.vocabulary]
-        logp = [row_V.div(value).double().log_softmax(dim=0)[found.target_N[place]] for value in request.temperatures]
+        logp = [row_V.div(value).double().log_softmax(dim=0)[here.target_N[place]] for value in temperatures]
         entropy = torch.special.entr(row_V.double().softmax(dim=0)).sum()
-        used = row_V.new_tensor(request.temperatures, dtype=torch.float64)
+        used = row_V.new_tensor(temperatures, dtype=torch.float64)
         numbers = torch.stack([*logp, entropy, dropped, row_V.isfinite().sum().double()])
-        values_BW[found.batch_N[place]] = torch.cat([numbers, used]).float()
-        top_BK[found.batch_N[place]] = row_V.topk(top_BK.shape[1]).indices
+        values_BW[here.batch_N[place]] = torch.cat([numbers, used]).float()
+        top_BK[here.batch_N[place]] = row_V.topk(top_BK.shape[1]).indices
     return values_BW, top_BK

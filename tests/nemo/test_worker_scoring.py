@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.nemo import two_temperatures
-from nemo_uecr.nemo.contract import ContractError, verified
-from nemo_uecr.nemo.two_temperatures import MicroBatch, ModelParallel, ScoreRequest, row_hash, score_columns
+from nemo_uecr.nemo import worker_scoring
+from nemo_uecr.nemo.score_checks import ContractError, verified
+from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreRequest, row_hash, score_columns
 from nemo_uecr.scoring.records import NonFiniteScoreError
 
 ALONE = ModelParallel(None, None)
 VOCABULARY = 11
-REQUEST = ScoreRequest((0.7, 1.0), True, VOCABULARY, 5)
+REQUEST = ScoreRequest({"rollout_logp": 0.7, "logp": 1.0}, True, VOCABULARY, 5)
 
 
 def rows_of(*lengths: int) -> tuple[MicroBatch, Tensor]:
@@ -39,7 +39,7 @@ def expected(logits_BSV: Tensor, micro: MicroBatch, temperature: float) -> tuple
 
 
 def assert_expected(found: dict[str, Tensor], logits_BSV: Tensor, micro: MicroBatch) -> None:
-    for name, temperature in (("logp_0", 0.7), ("logp_1", 1.0)):
+    for name, temperature in REQUEST.temperatures.items():
         logp, entropy = expected(logits_BSV, micro, temperature)
         torch.testing.assert_close(found[name], logp, atol=2e-6, rtol=0)
     torch.testing.assert_close(found["entropy"], entropy, atol=2e-6, rtol=0)
@@ -62,23 +62,22 @@ def test_a_teacher_with_more_columns_is_cut_before_its_softmax(dtype: torch.dtyp
     """And says how much probability it lost; a worker that says otherwise is caught."""
     micro, logits = rows_of(6, 4, 2)
     wide = torch.cat((logits, torch.full((3, 6, 3), 2.0)), dim=2).to(dtype)
-    request = replace(REQUEST, temperatures=(1.0,)).to_teacher(VOCABULARY + 3)
+    request = replace(REQUEST, temperatures={"logp": 1.0}).to_teacher(VOCABULARY + 3)
     assert (request.vocabulary, request.dropped) == (VOCABULARY, True)
     answer = score_columns(wide, micro, request, ALONE)
     tokens = {"input_ids": micro.ids_BS, "input_lengths": micro.lengths_B}
     found = verified(answer, request, tokens, scorer="teacher")
     logp, entropy = expected(wide[..., :VOCABULARY].float(), micro, 1.0)
-    torch.testing.assert_close(found.logp[0], logp, atol=2e-6, rtol=0)
-    torch.testing.assert_close(found.entropy_BS, entropy, atol=2e-6, rtol=0)
-    assert found.dropped_BS is not None
+    torch.testing.assert_close(found["logp"], logp, atol=2e-6, rtol=0)
+    torch.testing.assert_close(found["entropy"], entropy, atol=2e-6, rtol=0)
     mass = wide.double().softmax(dim=-1)[..., VOCABULARY:].sum(dim=-1)
     for row, length in enumerate(micro.lengths_B.tolist()):
-        torch.testing.assert_close(found.dropped_BS[row, 1:length].double(), mass[row, : length - 1], atol=1e-6, rtol=0)
+        torch.testing.assert_close(found["dropped"][row, 1:length].double(), mass[row, : length - 1], atol=1e-6, rtol=0)
     with pytest.raises(ContractError, match="teacher's dropped mass is off the definition"):
         verified(answer | {"dropped": answer["dropped"] * 0}, request, tokens, scorer="teacher")
     with pytest.raises(ContractError, match="scored over 14 columns; expected the 11"):
         verified(score_columns(wide, micro, replace(request, vocabulary=14), ALONE), request, tokens, scorer="teacher")
-    assert replace(REQUEST, temperatures=(1.0,)).to_teacher(VOCABULARY - 3).vocabulary == VOCABULARY - 3
+    assert replace(REQUEST, temperatures={"logp": 1.0}).to_teacher(VOCABULARY - 3).vocabulary == VOCABULARY - 3
 
 
 @pytest.mark.parametrize("multiple", [1, 4])
@@ -116,10 +115,10 @@ def test_bfloat16_is_divided_in_bfloat16() -> None:
     found = score_columns(logits, micro, REQUEST, ALONE)
     as_trained, _ = expected(logits.div(0.7).float(), micro, 1.0)
     in_float, _ = expected(logits.float(), micro, 0.7)
-    torch.testing.assert_close(found["logp_0"], as_trained, atol=2e-5, rtol=0)
+    torch.testing.assert_close(found["rollout_logp"], as_trained, atol=2e-5, rtol=0)
     assert float((as_trained - in_float).abs().max()) > 1e-2
     raw, entropy = expected(logits.float(), micro, 1.0)
-    torch.testing.assert_close(found["logp_1"], raw, atol=2e-5, rtol=0)
+    torch.testing.assert_close(found["logp"], raw, atol=2e-5, rtol=0)
     torch.testing.assert_close(found["entropy"], entropy, atol=2e-5, rtol=0)
 
 
@@ -141,6 +140,11 @@ def answer_to(request: ScoreRequest, logits: Tensor = LOGITS) -> dict[str, Any]:
     return score_columns(logits, MICRO, request, ALONE)
 
 
+def named(temperatures: tuple[float, ...]) -> dict[str, float]:
+    """In the order of the request's columns."""
+    return dict(zip(REQUEST.temperatures, temperatures, strict=True))
+
+
 def refused(answer: dict[str, Any], message: str) -> None:
     with pytest.raises(ContractError, match=message):
         verified(answer, REQUEST, TOKENS, scorer="teacher")
@@ -148,7 +152,7 @@ def refused(answer: dict[str, Any], message: str) -> None:
 
 def test_rows_in_another_order_are_refused() -> None:
     honest = answer_to(REQUEST)
-    assert len(verified(honest, REQUEST, TOKENS, scorer="teacher").logp) == 2
+    assert verified(honest, REQUEST, TOKENS, scorer="teacher").keys() >= {"rollout_logp", "logp", "entropy"}
     message = "other token ids than the batch's 2 rows, first in row "
     refused(honest | {"row_hash": honest["row_hash"].flip(0)}, f"{message}0")
     refused(honest | {"row_hash": honest["row_hash"][:1]}, f"{message}1")
@@ -165,19 +169,19 @@ def test_a_worker_that_divides_by_another_temperature_is_caught(
     temperatures: tuple[float, float], message: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says that it used those it was asked for; its numbers do not."""
-    honest = two_temperatures._score_chunk
+    honest = worker_scoring._score_chunk
 
     def other(logits_NV: Any, target_N: Any, request: ScoreRequest, group: Any) -> Any:
-        return honest(logits_NV, target_N, replace(request, temperatures=temperatures), group)
+        return honest(logits_NV, target_N, replace(request, temperatures=named(temperatures)), group)
 
-    monkeypatch.setattr(two_temperatures, "_score_chunk", other)
+    monkeypatch.setattr(worker_scoring, "_score_chunk", other)
     refused(answer_to(REQUEST, LOGITS.to(dtype)), message)
 
 
 @pytest.mark.parametrize("used", [(0.5, 1.0), (1.0, 0.7)])
 def test_a_worker_that_answers_another_question_is_caught(used: tuple[float, float]) -> None:
     message = rf"divided by the temperatures \[\({used[0]}, {used[1]}\)\]; expected \(0.7, 1.0\)"
-    refused(answer_to(replace(REQUEST, temperatures=used)), message)
+    refused(answer_to(replace(REQUEST, temperatures=named(used))), message)
 
 
 def test_filtered_or_missing_columns_are_caught() -> None:
@@ -189,4 +193,4 @@ def test_filtered_or_missing_columns_are_caught() -> None:
 
 def test_a_score_beside_its_token_is_caught() -> None:
     honest = answer_to(REQUEST)
-    refused(honest | {"logp_0": honest["logp_0"].roll(-1, 1)}, r"off the definition by .* shifts or filters")
+    refused(honest | {"logp": honest["logp"].roll(-1, 1)}, r"off the definition by .* shifts or filters")

@@ -9,7 +9,7 @@ the K best tokens bounds the entropy, whatever gave it:
 
     H_K + m ln(1 / p_K) <= H <= H_K + m ln((V - K) / m),   H_K = -sum_k p_k ln p_k,   m = 1 - sum_k p_k
 
-Shape legend: B = responses, T = response tokens, N = tokens of one sequence after its first, V = columns that count.
+Shape legend: t = tokens of one response, N = tokens of one sequence after its first, V = columns that count.
 """
 
 from __future__ import annotations
@@ -32,13 +32,11 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import UrlTeacherConfig
-from nemo_uecr.core.agreement import Places
 from nemo_uecr.errors import ScoreError, first_line
-from nemo_uecr.local.scores import Scores, Teacher
-from nemo_uecr.local.sequences import Prompt, Sequences
 
 log = logging.getLogger(__name__)
 
+Ids = tuple[int, ...]
 #: Seconds before each further attempt.
 RETRY_S = (1.0, 4.0, 16.0)
 TIMEOUT_S = 300.0
@@ -58,43 +56,55 @@ SUM_SLACK = 1e-3
 IMPOSSIBLE = -9999.0
 
 
-class RefusedError(ScoreError):
+class TeacherServerError(ScoreError):
+    """A server cannot be reached, or its scores cannot be trusted."""
+
+
+class RefusedError(TeacherServerError):
     """The server cannot score these tokens, however often it is asked."""
 
 
 @dataclass
-class UrlTeacher(Teacher):
-    """A teacher whose scores come over HTTP."""
+class TeacherServer:
+    """A server that scores tokens over HTTP."""
 
     asked: UrlTeacherConfig  # its section of the configuration
     columns: int  # V, the student's output columns; the server must not count more
     tokens: int  # ids of the tokenizer
     tolerance: float  # largest mean change of the probe's scores and of a step's bracketed tokens, nats
-    first: dict[str, Any]  # what `look` found when the run began; empty until `check` of a new run
+    first: dict[str, Any]  # what `look` returned when the run began; empty until `check` of a new run
 
-    def terms(self, step: int) -> dict[str, str]:
-        """The server, what it says that it serves, and that its weights are known from their scores alone."""
-        return {"url": self.asked.url, "model": self.asked.model_name, "root": self.first["root"], "witness": "bracket"}
+    def provenance(self) -> dict[str, str]:
+        """URL and reported model; its weights are verified only by the probes."""
+        return {
+            "url": self.asked.url,
+            "model": self.asked.model_name,
+            "root": self.first["root"],
+            "spot_check": "bracket",
+        }
 
-    def check(self, views: Sequence[Prompt], response: int) -> None:
-        """Refuse a server that is not there, reads too little, counts other columns, or is not the run's own."""
-        needed = max(PROBE_TOKENS, max(len(prompt.token_ids) for prompt in views) + response) + 1
+    def check(self, *, longest: int) -> None:
+        """Refuse a server that is not there, counts other columns, is not the run's own, or reads too few tokens.
+
+        ``longest`` is the length of the longest prompt and response.
+        """
+        needed = max(PROBE_TOKENS, longest) + 1
         if (context := self._model()["max_model_len"]) < needed:
             raise self._error(
                 f"reads {context} tokens (--max-model-len), expected {needed} or more: the longest prompt and response "
                 "and one generated token"
             )
-        found = self.look()
+        first = self.look()
         with suppress(RefusedError):  # the student's first missing id is out of vocabulary, or without probability
             self._scores([0, self.columns])
             raise self._error(
                 f"counts more than the student's {self.columns} output columns; serve it by vLLM with the plugin and "
                 f"UECR_TEACHER_TOKENS={self.columns}"
             )
-        self.first = self.first or found
+        self.first = self.first or first
 
     def look(self) -> dict[str, Any]:
-        """What the server says of itself, and its scores of the probe; refused if they are not those of the start."""
+        """What the server reports of itself, and its scores of the probe; refused unless they are the first ones."""
         model = self._model()
         # From all over the vocabulary; the last id is the tokenizer's last.
         probe = [(7919 * place - 1) % self.tokens for place in reversed(range(PROBE_TOKENS))]
@@ -117,28 +127,21 @@ class UrlTeacher(Teacher):
             raise self._error(f"is not served there; expected model_name to be one of: {', '.join(models)}")
         return models[self.asked.model_name]
 
-    def score(
-        self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool, places: Places | None
-    ) -> Scores:
-        """Log-probability at temperature 1 of every response token of these rows, and the entropy with the plugin.
+    def score(self, texts: Mapping[int, tuple[Ids, Ids]]) -> dict[int, Tensor]:
+        """[2, t] log-probability at temperature 1 and entropy of each response token; NaN is an entropy without plugin.
 
-        Never the most likely ids: it knows them at the bracketed tokens alone, which come first in a response.
+        ``texts`` are prompt and response by row of the batch.
         """
-        scores_2BT = torch.full((2, len(sequences.responses), sequences.width), torch.nan)
-        rows = torch.cat(list(micro_rows)).tolist()
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = list(pool.map(lambda row: self._row(sequences, row), rows))
+            scored = list(pool.map(lambda row: self._score(row, *texts[row]), texts))
         self.look()  # last: a server exchanged while it scored is caught before the update
-        for row, (scores_2T, _) in zip(rows, found, strict=True):
-            scores_2BT[:, row, : scores_2T.shape[1]] = scores_2T
-        self._check_brackets([bracket for _, bracket in found])
-        return Scores((scores_2BT[0],), scores_2BT[1] if entropy else None)
+        self._check_brackets([bracket for _, bracket in scored])
+        return {row: scores_2t for row, (scores_2t, _) in zip(texts, scored, strict=True)}
 
-    def _row(self, sequences: Sequences, row: int) -> tuple[Tensor, tuple[float, float]]:
-        prompt, response = sequences.prompts[row].token_ids, sequences.responses[row].token_ids
-        scores_2T = self._scores(prompt + response)[:, -len(response) :]
+    def _score(self, row: int, prompt: Ids, response: Ids) -> tuple[Tensor, tuple[float, float]]:
+        scores_2t = self._scores(prompt + response)[:, -len(response) :]
         token = row % min(len(response), BRACKET_WITHIN)
-        return scores_2T, self._bracket(prompt + response[: token + 1], scores_2T[:, token])
+        return scores_2t, self._bracket(prompt + response[: token + 1], scores_2t[:, token])
 
     def _scores(self, ids: Sequence[int]) -> Tensor:
         """[2, N] log-probability and entropy of each token after the first; the entropy NaN without the plugin."""
@@ -169,8 +172,8 @@ class UrlTeacher(Teacher):
         logp, entropy = scores_2.tolist()
         return abs(logp - float(last[str(ids[-1])]["logprob"])), max(0.0, low - entropy, entropy - high)
 
-    def _check_brackets(self, found: Sequence[tuple[float, float]]) -> None:
-        for what, values in zip(("log-probability", "entropy"), zip(*found, strict=True), strict=True):
+    def _check_brackets(self, brackets: Sequence[tuple[float, float]]) -> None:
+        for what, values in zip(("log-probability", "entropy"), zip(*brackets, strict=True), strict=True):
             mean, far = sum(values) / len(values), sum(value > APART * self.tolerance for value in values)
             if mean > self.tolerance or far > max(1, FEW * len(values)):
                 raise self._error(
@@ -180,7 +183,7 @@ class UrlTeacher(Teacher):
                 )
 
     def _entries(self, ids: Sequence[int], *, best: int) -> list[dict[str, Any]]:
-        """What the server says of each token after the first: log-probabilities (and vLLM's ranks) by id."""
+        """What the server reports of each token after the first: log-probabilities (and vLLM's ranks) by id."""
         echo, entries = (self._vllm if self.asked.server == "vllm" else self._sglang)(list(ids), best)
         if echo != list(ids) or len(entries) != len(ids) - 1:
             raise self._error(
@@ -199,8 +202,8 @@ class UrlTeacher(Teacher):
         """The same of SGLang's native route; null is a log-probability that JSON cannot write."""
         body: dict[str, object] = {"input_ids": ids, "sampling_params": {"temperature": 1.0, "max_new_tokens": 0}}
         body |= {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": best}
-        found = self._ask("generate", body)["meta_info"]
-        own, tops = found["input_token_logprobs"], found.get("input_top_logprobs") or [()] * len(ids)
+        meta = self._ask("generate", body)["meta_info"]
+        own, tops = meta["input_token_logprobs"], meta.get("input_top_logprobs") or [()] * len(ids)
         entries = [
             {str(token): {"logprob": math.nan if logp is None else logp, "rank": 0} for logp, token, _ in (*top, one)}
             for one, top in zip(own[1:], tops[1:], strict=True)
@@ -229,7 +232,7 @@ class UrlTeacher(Teacher):
             f"did not answer {len(RETRY_S) + 1} times: {reason}. Start it, then run again (--resume if it had begun)"
         )
 
-    def _error(self, text: str, kind: type[ScoreError] = ScoreError) -> ScoreError:
+    def _error(self, text: str, kind: type[TeacherServerError] = TeacherServerError) -> TeacherServerError:
         """An error that names the server."""
         return kind(f"teacher {self.asked.model_name!r} at {self.asked.url} {text}")
 

@@ -1,4 +1,4 @@
-"""vLLM plugin that turns a server into a teacher: the `rank` of a prompt token is the entropy's float32 bits.
+"""vLLM plugin that makes a server give the entropy: in place of a prompt token's `rank` come its float32 bits.
 
 vLLM's completions route gives the log-probability of any ids and no entropy. A server that has ``UECR_TEACHER_TOKENS``
 in its environment, `all` or the number of columns that count, gives both, over these columns, at temperature 1. In any

@@ -13,7 +13,7 @@ from nemo_uecr.core.methods import Advantages, Method, method_of
 from nemo_uecr.core.methods.baselines import Grpo
 from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.core.record import ScoredBatch
-from nemo_uecr.telemetry import metrics
+from nemo_uecr.steps import metrics
 from nemo_uecr.telemetry.metric_table import METRICS
 
 T, F = True, False

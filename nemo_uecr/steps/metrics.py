@@ -1,7 +1,7 @@
-"""The numbers of one step, from the records that `core` reads and returns: the same for both back ends.
+"""The numbers of one step, from its record and what `core` makes of it: the same for both back ends.
 
-The table in `metric_table.py` decides which statistics of a quantity are recorded: to record the smallest entropy, give
-``teacher/entropy_min`` a line there.
+The table in `telemetry/metric_table.py` decides which statistics of a quantity are recorded: to record the smallest
+entropy, give ``teacher/entropy_min`` a line there.
 
 Shape legend: B = responses, P = groups, T = tokens, N = sampled tokens.
 """
@@ -21,6 +21,7 @@ from nemo_uecr.core.methods.base import Grouped
 from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import InvariantError
+from nemo_uecr.steps.record import ComparedTokens, StepRecord
 from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, identity_name, metric_of
 
 #: The teacher tells the responses of a group apart when their rewards R^T range over more than this, nats (the paper).
@@ -35,6 +36,37 @@ STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
     "abs_mean": lambda value: value.abs().mean(),
     "abs_max": lambda value: value.abs().max(),
 }
+
+
+def scored_metrics(
+    record: StepRecord, advantages: Advantages, method: Method, residuals: Mapping[str, float]
+) -> dict[str, float]:
+    """Every metric of rewards, scores and advantages; ``residuals`` are the worst of each identity."""
+    trained_BT = advantages.trained(record.mask_BT)
+    metrics = method_metrics(
+        record.scored, advantages, method, residuals, correct_B=record.correct_B, truncated_B=record.truncated_B
+    )
+    metrics |= teacher_metrics(record.scored, advantages, record.teachers)
+    if record.teacher is not None and record.teacher.dropped_BT is not None:
+        dropped_N = record.teacher.dropped_BT[trained_BT]
+        metrics |= described({"teacher/dropped_mass": dropped_N[dropped_N.isfinite()]})  # NaN where nothing is dropped
+    if record.compared is not None:
+        metrics |= agreement_metrics(record.compared, trained_BT, record.teachers)
+    return metrics
+
+
+def count_metrics(record: StepRecord, *, trained: int, tokens: int, optimizer_steps: int) -> dict[str, float]:
+    """Counts of the step: responses with a token in the loss, and those tokens, are ``trained`` and ``tokens``."""
+    return {
+        "count/prompts": float(torch.unique(record.group_B).numel()),
+        "count/unique_prompts": float(len(set(record.problems))),
+        "count/trajectories": float(len(record.mask_BT)),
+        "count/rewarded": float(record.task_reward_B.numel()),
+        "count/trained": float(trained),
+        "count/valid_tokens": float(tokens),
+        "count/optimizer_steps": float(optimizer_steps),
+        "count/global_steps": float(record.step),
+    }
 
 
 def method_metrics(
@@ -72,7 +104,7 @@ def method_metrics(
 
 
 def teacher_metrics(batch: ScoredBatch, advantages: Advantages, names: Sequence[str]) -> dict[str, float]:
-    """What each of several teachers says of the responses that it scores; ``names`` has each response's teacher."""
+    """Scores by each of several teachers, over its own responses; ``names`` has each response's teacher."""
     trained_BT, tokens = advantages.trained(batch.mask_BT), token_values(batch, advantages)
     metrics: dict[str, float] = {}
     for name in sorted(set(names)):
@@ -87,18 +119,20 @@ def teacher_metrics(batch: ScoredBatch, advantages: Advantages, names: Sequence[
     return metrics
 
 
-def agreement_metrics(student_NK: Tensor, teacher_NK: Tensor, names: Sequence[str]) -> dict[str, float]:
-    """Agreement on the next token, of all compared tokens and of those of each of several teachers.
+def agreement_metrics(compared: ComparedTokens, trained_BT: Tensor, names: Sequence[str]) -> dict[str, float]:
+    """Agreement on the next token: of all compared tokens in the loss, and of those of each of several teachers.
 
-    ``names`` has each token's teacher, or nothing where there is one; -1 stands where a teacher gave no ids.
+    ``names`` has each response's teacher, or nothing where there is one.
     """
-    known_N = teacher_NK[:, 0] >= 0
-    parts_N = {"teacher": known_N}
-    parts_N |= {f"teacher/{own}": known_N & torch.tensor([name == own for name in names]) for own in sorted(set(names))}
+    trained_N = trained_BT[compared.row_N, compared.column_N]
+    parts_N = {"teacher": trained_N}
+    for own in sorted(set(names)):
+        mine_B = torch.tensor([name == own for name in names])
+        parts_N[f"teacher/{own}"] = trained_N & mine_B[compared.row_N]
     metrics = {}
     for part, chosen_N in parts_N.items():
         if bool(chosen_N.any()):
-            top1_N, overlap_N = agreement(student_NK[chosen_N], teacher_NK[chosen_N])
+            top1_N, overlap_N = agreement(compared.student_NK[chosen_N], compared.teacher_NK[chosen_N])
             metrics[f"{part}/top1_agreement"] = float(top1_N.mean())
             metrics[f"{part}/top20_overlap"] = float(overlap_N.mean())
     return metrics
@@ -205,7 +239,7 @@ def _means(split: str, part_N: Tensor, tokens: Mapping[str, Tensor]) -> dict[str
 
 
 def quarter(mask_BT: Tensor) -> Tensor:
-    """[B, T] which quarter of its response a sampled token lies in, 0 to 3: ``floor(4 i / L)``, i counted from 0."""
+    """[B, T] which quarter of its response a sampled token is in, 0 to 3: ``floor(4 i / L)``, i counted from 0."""
     place_BT = mask_BT.long().cumsum(dim=1) - 1
     length_B1 = mask_BT.sum(dim=1, keepdim=True).clamp_min(1)
     return (4 * place_BT // length_B1).clamp_(0, 3)
@@ -231,10 +265,10 @@ def ratio_metrics(
 
 
 def check_first_ratio(metrics: Mapping[str, float], tolerances: TolerancesConfig, where: str = "") -> None:
-    """Refuse a first ratio that rounding does not explain; ``where`` says which token has the largest error.
+    """Refuse a first ratio that rounding does not explain; ``where`` names the token with the largest error.
 
     mean |r - 1| <= `first_ratio`, 99 % quantile of |r - 1| <= `first_ratio_p99`: in bfloat16 the largest of millions of
-    tokens says nothing.
+    tokens proves nothing.
     """
     largest, mean, share = (metrics[f"policy/first_ratio_{name}"] for name in ("error", "mean", "far_share"))
     if not (mean <= tolerances.first_ratio and share <= FAR_SHARE):

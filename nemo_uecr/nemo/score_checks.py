@@ -1,22 +1,21 @@
-"""The score contract: scores travel with what they were computed from, and are checked where they are used.
+"""Scores travel with what they were computed from, and are checked where they are used.
 
-Shape legend: B = responses, S = tokens of prompt and response (padded), K = temperatures.
+Shape legend: B = responses, S = tokens of prompt and response (padded).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nemo_uecr.errors import ScoreError, UecrError
-from nemo_uecr.nemo.two_temperatures import ScoreRequest, row_hash, witnessed_token
+from nemo_uecr.nemo.worker_scoring import ScoreRequest, row_hash, spot_checked_token
 
 #: How far two ways to normalise the same logits in float32 may end from each other.
-WITNESS_NATS = 1e-3
+SPOT_CHECK_NATS = 1e-3
 
 
 class ContractError(ScoreError):
@@ -27,17 +26,7 @@ class BatchFactsError(UecrError, RuntimeError):
     """What was generated, rewarded and trained in a step does not add up."""
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Answer of one scorer for the whole batch, verified against the tokens that were sent; float32, on the CPU."""
-
-    logp: tuple[Tensor, ...]  # K of [B, S], nats
-    entropy_BS: Tensor | None  # +H in nats, None if not asked
-    dropped_BS: Tensor | None = None  # probability of the columns that did not count, None if not asked
-    top_BK: Tensor | None = None  # likeliest token ids at the witnessed token, best first
-
-
-def score(scorer: Any, data: Any, request: ScoreRequest, *, name: str) -> Scores:
+def score(scorer: Any, data: Any, request: ScoreRequest, *, name: str) -> Mapping[str, Tensor]:
     """Score NeMo-RL's batch, of any number of rows, by our policy or teacher of this name, and verify the answer."""
     rows = data["input_ids"].shape[0]
     padded = type(data)(with_masked_rows(data, -rows % scorer.data_parallel_size))
@@ -59,39 +48,41 @@ def with_masked_rows(columns: Mapping[str, Any], extra: int) -> dict[str, Any]:
     return {name: extended(name, value) if extra else value for name, value in columns.items()}
 
 
-def verified(answer: Mapping[str, Any], request: ScoreRequest, tokens: Mapping[str, Tensor], *, scorer: str) -> Scores:
-    """Accept an answer only if it is about these tokens, these temperatures and this vocabulary.
+def verified(
+    answer: Mapping[str, Tensor], request: ScoreRequest, tokens: Mapping[str, Tensor], *, scorer: str
+) -> Mapping[str, Tensor]:
+    """The answer, accepted only if it is about these tokens, these temperatures and this vocabulary.
 
     Args:
-        answer: columns by name, ``row_hash`` [B], ``witness`` [B, 2 K + 3] and ``top_ids``.
+        answer: columns by name, with ``row_hash``, ``spot_check`` and ``top_ids``.
         request: what was asked.
         tokens: ``input_ids`` [B, S] and ``input_lengths`` [B] of the batch.
         scorer: who answered, for messages.
     """
-    found_B, expected_B = answer["row_hash"], row_hash(tokens["input_ids"], tokens["input_lengths"])
-    if not torch.equal(found_B, expected_B):
-        both = min(len(found_B), len(expected_B))
-        wrong = (found_B[:both] != expected_B[:both]).nonzero().flatten().tolist()
+    hash_B, expected_B = answer["row_hash"], row_hash(tokens["input_ids"], tokens["input_lengths"])
+    if not torch.equal(hash_B, expected_B):
+        both = min(len(hash_B), len(expected_B))
+        wrong = (hash_B[:both] != expected_B[:both]).nonzero().flatten().tolist()
         raise ContractError(
             f"the scores of the {scorer} belong to other token ids than the batch's {len(expected_B)} rows, first in "
             f"row {wrong[0] if wrong else both}: rows were reordered, cut or replaced"
         )
-    _check_witness(answer, request, tokens["input_lengths"], scorer)
-    logp = tuple(answer[f"logp_{index}"] for index in range(len(request.temperatures)))
-    return Scores(logp, answer.get("entropy"), answer.get("dropped"), answer["top_ids"])
+    _check_spots(answer, request, tokens["input_lengths"], scorer)
+    return answer
 
 
-def _check_witness(answer: Mapping[str, Any], request: ScoreRequest, lengths_B: Tensor, scorer: str) -> None:
-    """Compare one token a response with what its worker found by the definition, on whole rows of the same logits."""
+def _check_spots(answer: Mapping[str, Tensor], request: ScoreRequest, lengths_B: Tensor, scorer: str) -> None:
+    """Compare one token per response with its worker's scores by the definition, on whole rows of the same logits."""
     rows_B = (lengths_B > 1).nonzero().squeeze(1).cpu()
-    column_B = witnessed_token(lengths_B.cpu())[rows_B]
-    seen_BW = answer["witness"][rows_B]
-    count = len(request.temperatures)
+    column_B = spot_checked_token(lengths_B.cpu())[rows_B]
+    seen_BW = answer["spot_check"][rows_B]
+    temperatures = tuple(request.temperatures.values())
+    count = len(temperatures)
     used_BK = seen_BW[:, count + 3 :]
-    if used_BK.shape[1] != count or not torch.allclose(used_BK, torch.tensor(request.temperatures)):
+    if used_BK.shape[1] != count or not torch.allclose(used_BK, torch.tensor(temperatures)):
         used = sorted({tuple(round(value, 6) for value in row) for row in used_BK.tolist()})
         raise ContractError(
-            f"the {scorer}'s worker divided by the temperatures {used}; expected {request.temperatures} in every row"
+            f"the {scorer}'s worker divided by the temperatures {used}; expected {temperatures} in every row"
         )
     columns_B = seen_BW[:, count + 2]
     if bool((columns_B != request.vocabulary).any()):
@@ -100,24 +91,24 @@ def _check_witness(answer: Mapping[str, Any], request: ScoreRequest, lengths_B: 
             f"the {scorer} scored over {other} columns; expected the {request.vocabulary} that count: its logits were "
             "filtered, masked or cut before they were scored"
         )
-    asked = {f"logp_{index}": f"log-probability at temperature {t:g}" for index, t in enumerate(request.temperatures)}
-    asked |= {"entropy": "entropy", "dropped": "dropped mass"}  # in the order of the witness
+    asked = {name: f"log-probability at temperature {value:g}" for name, value in request.temperatures.items()}
+    asked |= {"entropy": "entropy", "dropped": "dropped mass"}  # in the order of the spot check
     for place, name in enumerate(asked):
         if name not in request.columns:
             continue
         off_B = (answer[name][rows_B, column_B] - seen_BW[:, place]).abs()
-        wrong_B = ~(off_B <= WITNESS_NATS)  # NaN is wrong, too
+        wrong_B = ~(off_B <= SPOT_CHECK_NATS)  # NaN is wrong, too
         if bool(wrong_B.any()):
             raise ContractError(
                 f"the {scorer}'s {asked[name]} is off the definition by {float(off_B.max()):.3g} nats, first in row "
-                f"{int(rows_B[wrong_B][0])}; expected at most {WITNESS_NATS:g}: its worker divides by another "
+                f"{int(rows_B[wrong_B][0])}; expected at most {SPOT_CHECK_NATS:g}: its worker divides by another "
                 "temperature, shifts or filters"
             )
 
 
-def check_same(found: Tensor, expected: Tensor, *, what: str) -> None:
+def check_same(column: Tensor, expected: Tensor, *, what: str) -> None:
     """Refuse when a column is not, bit for bit, the one that was handed out."""
-    if not torch.equal(found, expected.to(found.dtype)):
+    if not torch.equal(column, expected.to(column.dtype)):
         raise ContractError(
             f"{what} changed between where it was computed and where it is used; expected the same values. Look for a "
             "setting that rewrites it, such as advantage clipping, penalties or a sequence filter"

@@ -16,9 +16,9 @@ from nemo_uecr.config.schema import BFLOAT16_ON_GPU, LocalTolerancesConfig
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.local.update import check_ratios
 from nemo_uecr.nemo import telemetry
-from nemo_uecr.nemo.estimator import StepContext
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, UecrLoss
-from nemo_uecr.telemetry.metrics import ratio_metrics
+from nemo_uecr.nemo.step import StepContext
+from nemo_uecr.steps.metrics import ratio_metrics
 from tests.config.shipped import CONFIGS, GRPO
 
 B, T, V = 40, 101, 400

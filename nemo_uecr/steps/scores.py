@@ -1,0 +1,73 @@
+"""Scores of a step's tokens by name, and each row's scores from its own teacher.
+
+Shape legend: B = responses, T = tokens of the batch's layout (NeMo-RL's has the prompt, too), n = rows of one teacher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Source = TypeVar("Source")
+
+
+@dataclass(frozen=True)
+class PolicyScores:
+    """Scores by the student, or by its reference: float32 nats on the CPU."""
+
+    rollout_logp_BT: Tensor  # log-probability at the rollout temperature T_r: for the ratio and the reference KL
+    logp_BT: Tensor  # the same at temperature 1: for the gap
+    entropy_BT: Tensor | None = None  # of the full vocabulary, at temperature 1
+
+
+@dataclass(frozen=True)
+class TeacherScores:
+    """Scores by a teacher at temperature 1: float32 nats on the CPU."""
+
+    logp_BT: Tensor
+    entropy_BT: Tensor | None = None  # of the full vocabulary; None where no method reads it
+    dropped_BT: Tensor | None = None  # probability of the columns that the student lacks, of a teacher that has more
+
+    def select(self, rows_n: Tensor) -> TeacherScores:
+        """Those of some rows."""
+        columns = (self.logp_BT, self.entropy_BT, self.dropped_BT)
+        return TeacherScores(*(None if each is None else each[rows_n] for each in columns))  # type: ignore[arg-type]
+
+
+def score_by_turns(
+    teachers: Mapping[str, Source], names: Sequence[str], score: Callable[[Source, Tensor], TeacherScores]
+) -> TeacherScores:
+    """Each row's scores by its own teacher, ``out[rows] = score(teacher, rows)``; NaN where one has no such score.
+
+    Args:
+        teachers: by name; names of one teacher share its turn.
+        names: each row's teacher.
+        score: one teacher's scores of its own rows [n].
+    """
+    turns = [(rows_n, score(teacher, rows_n)) for teacher, rows_n in by_teacher(teachers, names)]
+
+    def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        out_BT = torch.full((len(names), parts[0][1].shape[1]), torch.nan)
+        for rows_n, part_nT in parts:
+            out_BT[rows_n] = part_nT
+        return out_BT
+
+    entropies = [(rows_n, own.entropy_BT) for rows_n, own in turns if own.entropy_BT is not None]
+    dropped = [(rows_n, own.dropped_BT) for rows_n, own in turns if own.dropped_BT is not None]
+    return TeacherScores(
+        joined([(rows_n, own.logp_BT) for rows_n, own in turns]),
+        joined(entropies) if entropies else None,
+        joined(dropped) if dropped else None,
+    )
+
+
+def by_teacher(teachers: Mapping[str, Source], names: Sequence[str]) -> Iterator[tuple[Source, Tensor]]:
+    """Each teacher that has rows, once, with its rows."""
+    for teacher in {id(each): each for each in teachers.values()}.values():
+        rows = [row for row, name in enumerate(names) if teachers[name] is teacher]
+        if rows:
+            yield teacher, torch.tensor(rows)
