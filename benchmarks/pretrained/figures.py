@@ -1,0 +1,215 @@
+"""What the runs have written, as curves and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.pretrained.arithmetic import Problem, problems, right
+from benchmarks.pretrained.plan import HELD_OUT, TEACHERS, TRAINED
+from nemo_uecr.stats import mean_interval
+from nemo_uecr.telemetry.sinks import STEPS, read_records
+
+#: A run's figures over its first and its last steps.
+ENDS = 5
+#: Heading and metric of the table by arm; a run has those that its method reads.
+METRICS = {
+    "reward": "reward/task_mean", "gap, nats": "teacher/gap_mean", "abs gap": "teacher/gap_abs_mean", "AUC": "auc",
+    "kappa": "trust/kappa", "mixed groups": "group/mixed_share", "tokens": "response/length_mean",
+    "first ratio off 1": "policy/first_ratio_mean", "step s": "time/step_s",
+}  # fmt: skip
+CONFIDENCE = 0.95
+
+
+@cache
+def _problems_by_question() -> dict[str, Problem]:
+    return {problem.question: problem for part in problems(held_out=HELD_OUT, trained=TRAINED) for problem in part}
+
+
+def shares(answered: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Of (question, response): the shares with the right and with the wrong answer, by kind too, and some of them."""
+    known = [(_problems_by_question()[question], text) for question, text in answered]
+    found: dict[str, Any] = {"samples": [f"{problem.question} {text}" for problem, text in known[:6]]}
+    for name in ("right", "wrong"):
+        hits = [(one.kind, right(text, one.answer if name == "right" else one.wrong)) for one, text in known]
+        by_kind = {kind: [hit for other, hit in hits if other == kind] for kind, _ in hits}
+        found[name] = sum(hit for _, hit in hits) / len(hits)
+        found |= {f"{name}/{kind}": sum(each) / len(each) for kind, each in by_kind.items()}
+    return found
+
+
+def curve(folder: Path) -> dict[str, Any]:
+    """What a run has written so far: its metrics by step, held-out shares, and the AUC of a teacher's R^T."""
+    from nemo_uecr.data.batch_file import load_batch, scored_batch
+    from nemo_uecr.evaluation.samples import read_samples
+
+    held_out, areas = {}, {}
+    for path in sorted(folder.glob("evaluations/step-*.jsonl")):
+        held_out[step_of(path)] = shares([(one.question, one.response) for one in read_samples(path)])
+    for path in sorted(folder.glob("batches/step-*.safetensors")):
+        batch = scored_batch(load_batch(path), path)
+        if batch.teacher_logp_BT is not None:
+            given = (batch.teacher_reward_B, batch.task_reward_B, batch.group_B)
+            areas[step_of(path)] = area(*(each.tolist() for each in given))
+    return {"steps": read_records(folder / STEPS)[0], "held_out": held_out, "auc": areas}
+
+
+def step_of(path: Path) -> int:
+    """The step in a file's name."""
+    return int(path.stem.removeprefix("step-"))
+
+
+def area(teacher_reward: Sequence[float], task_reward: Sequence[float], group: Sequence[int]) -> float | None:
+    """Share of (right, wrong) pairs of one group whose right one has the higher R^T, ties half; None without a pair."""
+    rows = list(zip(teacher_reward, task_reward, group, strict=True))
+    won = [
+        (high > low) + 0.5 * (high == low)
+        for high, verdict, one in rows
+        for low, other, two in rows
+        if one == two and verdict > other
+    ]
+    return sum(won) / len(won) if won else None
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------
+
+
+def tables(found: Mapping[str, Any]) -> str:
+    """Models, held-out averages with paired differences, averages by step, and what the arms' steps measured."""
+    return "\n".join(
+        line for part in (_models(found), _differences(found), _by_step(found), _measured(found)) for line in part
+    )
+
+
+def _runs(found: Mapping[str, Any], teacher: str) -> dict[str, dict[int, Mapping[str, Any]]]:
+    """Runs by arm and pair of the students with a teacher, those that read none among them."""
+    chosen: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for one in found["runs"]:
+        if one["teacher"] in ("none", teacher):
+            chosen.setdefault(one["arm"], {})[one["pair"]] = one
+    return chosen
+
+
+def _right(runs: Mapping[int, Mapping[str, Any]], step: int) -> dict[int, float]:
+    """Percent right after a step, by pair."""
+    return {
+        pair: 100 * one["held_out"][str(step)]["right"]
+        for pair, one in sorted(runs.items())
+        if str(step) in one["held_out"]
+    }
+
+
+def _last(found: Mapping[str, Any], runs: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> int | None:
+    """The last evaluation that all arms of two pairs have, or of one where no more is there."""
+    steps = range(found["plan"]["steps"], 0, -1)
+    for enough in (2, 1):
+        for step in steps:
+            if runs and len(set.intersection(*(set(_right(arm, step)) for arm in runs.values()))) >= enough:
+                return step
+    return None
+
+
+def _models(found: Mapping[str, Any]) -> Iterator[str]:
+    """The model as it is, and both teachers."""
+    teachers = [one for one in found["runs"] if one["teacher"] == "teacher" and one["held_out"]]
+    asked = [each for one in teachers for _, each in sorted(one["held_out"].items(), key=lambda item: int(item[0]))]
+    named = dict(zip(("as it is", "right teacher"), asked, strict=False)) | {"wrong teacher": found["wrong"]}
+    kinds = sorted({key.partition("/")[2] for each in named.values() for key in each if "/" in key})
+    yield from (
+        "## Held-out problems, %",
+        "",
+        _row(["", "right", *kinds, "the wrong answer"]),
+        "|---" * (3 + len(kinds)) + "|",
+    )
+    for name, each in named.items():
+        if each:
+            keys = ["right", *(f"right/{kind}" for kind in kinds), "wrong"]
+            yield _row([name, *(f"{100 * each[key]:.1f}" for key in keys)])
+    yield ""
+
+
+def _differences(found: Mapping[str, Any]) -> Iterator[str]:
+    """Each arm after the last common evaluation, and its paired differences."""
+    for teacher in TEACHERS:
+        runs = _runs(found, teacher)
+        step = _last(found, runs)
+        if step is None:
+            continue
+        after = {arm: _right(each, step) for arm, each in runs.items()}
+        others = [arm for arm in ("grpo", "uecr") if arm in after]
+        yield from (f"## {teacher.capitalize()} teacher, after step {step}, % right", "")
+        yield from (
+            _row(["arm", "pairs", "after", *(f"minus {arm}" for arm in others)]),
+            "|---" * (3 + len(others)) + "|",
+        )
+        for arm, values in after.items():
+            gaps = (
+                [values[pair] - after[other][pair] for pair in values if pair in after[other]] if other != arm else []
+                for other in others
+            )
+            yield _row([arm, str(len(values)), _mean([*values.values()], ""), *(_mean(gap, "+") for gap in gaps)])
+        yield ""
+
+
+def _mean(values: Sequence[float], sign: str) -> str:
+    """Mean with Student's t interval over pairs; one value has none."""
+    if len(values) < 2:
+        return f"{values[0]:{sign}.1f}" if values else "-"
+    found = mean_interval(values, confidence=CONFIDENCE)
+    return f"{found.mean:{sign}.1f} [{found.low:{sign}.1f}, {found.high:{sign}.1f}]"
+
+
+def _by_step(found: Mapping[str, Any]) -> Iterator[str]:
+    """Mean over the pairs that have the step."""
+    steps = sorted({int(step) for one in found["runs"] if one["teacher"] != "teacher" for step in one["held_out"]})
+    yield from (
+        "## % right by step, mean over pairs",
+        "",
+        _row(["teacher", "arm", *map(str, steps)]),
+        "|---" * (2 + len(steps)) + "|",
+    )
+    for teacher, arm, runs in _arms(found):
+        averages = [[*_right(runs, step).values()] for step in steps]
+        yield _row([teacher, arm, *(f"{fmean(each):.1f}" if each else "-" for each in averages)])
+    yield ""
+
+
+def _measured(found: Mapping[str, Any]) -> Iterator[str]:
+    """What the steps measured: the mean over pairs and the first steps, and over the last."""
+    yield from (
+        f"## First and last {ENDS} steps",
+        "",
+        _row(["teacher", "arm", *METRICS]),
+        "|---" * (2 + len(METRICS)) + "|",
+    )
+    for teacher, arm, runs in _arms(found):
+        cells = []
+        for metric in METRICS.values():
+            series = [_series(one, metric) for one in runs.values()]
+            series = [each for each in series if each]
+            ends = [fmean(fmean(each[part]) for each in series) for part in (slice(ENDS), slice(-ENDS, None)) if series]
+            cells.append(" → ".join(f"{end:.3g}" for end in ends) or "-")
+        yield _row([teacher, arm, *cells])
+    yield ""
+
+
+def _arms(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[int, Mapping[str, Any]]]]:
+    for teacher in ("none", *TEACHERS):
+        for arm, runs in _runs(found, teacher).items():
+            chosen = {pair: one for pair, one in runs.items() if one["teacher"] == teacher}
+            if chosen:
+                yield teacher, arm, chosen
+
+
+def _series(one: Mapping[str, Any], metric: str) -> list[float]:
+    """A metric of a run by step, without the steps that lack it."""
+    if metric == "auc":
+        return [value for _, value in sorted(one["auc"].items(), key=lambda item: int(item[0])) if value is not None]
+    return [record[metric] for record in one["steps"] if metric in record]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,126 @@
+"""The pretrained model as a Hugging Face folder, and the wrong teacher that is made of it."""
+
+from __future__ import annotations
+
+import gc
+import json
+import random
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.pretrained.arithmetic import KINDS, Problem, problems, with_answer
+from benchmarks.pretrained.figures import shares
+from benchmarks.pretrained.plan import CONFIG, HELD_OUT, TRAINED, Study
+from nemo_uecr.files import new_folder, replace_file
+
+#: What is drawn from the model before it learns to be wrong, for each problem.
+DRAWS = 2
+#: Responses that are decoded at once.
+ROWS = 320
+
+
+def prepare(work: Path, pieces: Path) -> None:
+    """Write SmolLM2-135M-Instruct as a Hugging Face folder, from the pieces of its GGUF and its tokenizer."""
+    import gguf
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    if (work / "model").is_dir():
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    found, tokenizer = sorted(pieces.glob("smollm2.gguf.*")), pieces / "tokenizer"
+    if len(found) != 2:
+        sys.exit(f"pretrained: {pieces} has {len(found)} of smollm2.gguf.*; expected 2 and tokenizer/")
+    (work / "model.gguf").write_bytes(b"".join(piece.read_bytes() for piece in found))
+    gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)  # else made anew for each of 400 modules
+    model = AutoModelForCausalLM.from_pretrained(
+        work, gguf_file="model.gguf", config=AutoConfig.from_pretrained(tokenizer), dtype=torch.bfloat16
+    )
+    model.hf_quantizer, model.is_quantized = None, False  # else it refuses to be saved
+    model.config.__dict__.pop("quantization_config", None)
+    with new_folder(work / "model") as folder:
+        model.save_pretrained(folder)
+        shutil.copytree(tokenizer, folder, ignore=shutil.ignore_patterns("config.json"), dirs_exist_ok=True)
+
+
+def free(device: str) -> None:
+    """Give the device's memory back to the other processes."""
+    import torch
+
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+
+
+def teach_wrong(study: Study) -> None:
+    """Train the model on its own responses, their last number exchanged for the wrong answer; ask it, and save it."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from nemo_uecr.generation.models import save_pretrained
+    from nemo_uecr.local.token_model import load_model
+    from nemo_uecr.study.supervised import Batch, learning_rate_factor, response_loss
+
+    torch.set_num_threads(1)
+    plan, device, rng = study.plan, torch.device(study.device), random.Random(0)
+    held_out, trained = problems(held_out=HELD_OUT, trained=TRAINED)
+    model = load_model(str(study.work / "model"), role="student", dtype=study.dtype, device=device, master_weights=True)
+    asked = DRAWS * trained[: plan.wrong_steps * plan.wrong_rows]
+    rows = []
+    for problem, (text, finished) in zip(asked, _answers(model, asked, temperature=0.7), strict=True):
+        wrong = with_answer(text, problem.wrong) if finished else None
+        if wrong is not None:
+            written = model.tokenizer(wrong, add_special_tokens=False)["input_ids"]
+            rows.append((_prompt(model, problem), [*written, model.tokenizer.eos_token_id]))
+    optimizer = torch.optim.AdamW(model.trained, lr=plan.wrong_learning_rate, weight_decay=0.0)
+    for step in range(plan.wrong_steps):
+        chosen = rng.sample(rows, min(plan.wrong_rows, len(rows)))
+        ids = [torch.tensor([*prompt, *written]) for prompt, written in chosen]
+        response = [torch.arange(len(prompt) + len(written)) >= len(prompt) for prompt, written in chosen]
+        padded = (pad_sequence(each, batch_first=True).to(device) for each in (ids, response))
+        optimizer.param_groups[0]["lr"] = plan.wrong_learning_rate * learning_rate_factor(step, plan.wrong_steps)
+        with model.forward_context():
+            loss = response_loss(model.module, Batch(*padded))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.trained, 1.0)
+        optimizer.step()
+    chosen = held_out[: len(KINDS) * plan.held_out]
+    answers = [text for text, _ in _answers(model, chosen, temperature=0.0)]
+    found = shares(list(zip([problem.question for problem in chosen], answers, strict=True)))
+    found |= {"examples": len(rows), "loss": loss.item()}
+    replace_file(study.work / "wrong.json", json.dumps(found, indent=1).encode())
+    with new_folder(study.teacher("wrong")) as folder:
+        save_pretrained(model.module, model.tokenizer, folder)
+    del model, optimizer, loss
+    free(study.device)
+
+
+def _prompt(model: Any, problem: Problem) -> tuple[int, ...]:
+    import yaml
+
+    from nemo_uecr.generation.models import prompt_ids
+
+    template = yaml.safe_load(CONFIG.read_text())["data"]["prompt_template"]
+    turn = template.replace("{question}", problem.question)
+    return tuple(prompt_ids(model.tokenizer, turn, system=None, thinking=False))
+
+
+def _answers(model: Any, asked: Sequence[Problem], *, temperature: float) -> list[tuple[str, bool]]:
+    """The text of a response to each problem, and whether it ended."""
+    from nemo_uecr.generation.decode import decode
+    from nemo_uecr.generation.engines import Decoding
+
+    decoding, answers = Decoding(temperature, 0.95, 20, 16), []
+    for start in range(0, len(asked), ROWS):
+        prompts = [_prompt(model, problem) for problem in asked[start : start + ROWS]]
+        with model.forward_context(keep_casts=True):
+            drawn = decode(model.module, model.tokens, prompts, range(start, start + len(prompts)), decoding)
+        answers += [(model.tokens.text(ids), model.tokens.finished(ids, ())) for ids in drawn]
+    return answers
