@@ -234,7 +234,7 @@ def advise(
     problems: AtLeastOne = 32,
     out: Path | None = None,
 ) -> None:
-    """Measure student, verifier and teacher without training, and advise a method and its settings.
+    """Measure student, verifier and teacher without training; advise how far to follow the teacher, and settings.
 
     For a configuration of the local back end it draws two groups of the student's responses to each problem, and half
     a group of the teacher's own. For a run it reads the first saved batch; what a batch cannot say stays unknown. The
@@ -259,19 +259,19 @@ def advised(
 ) -> tuple[list[Line], list[Line], Path | None]:
     """Write the advice; what was measured, what follows from it, and the folder, or None where none was written."""
     require_extra("local")
-    from nemo_uecr.audit.advice import advice, advice_lines, load_map, measured_lines
+    from nemo_uecr.audit.advice import advice, advice_lines, measured_lines
     from nemo_uecr.audit.output import write_audit
 
-    facts, cells = _facts(source, overrides, problems), load_map()
+    facts = _facts(source, overrides, problems)
     folder = out or Path(facts.config.run.folder) / "audits" / "advise"
     kept = out is None and Path(source).is_dir() and folder.exists()
     if not kept:
-        write_audit(folder, advice(facts, cells))
-    return measured_lines(facts), advice_lines(facts, cells), None if kept else folder
+        write_audit(folder, advice(facts))
+    return measured_lines(facts), advice_lines(facts), None if kept else folder
 
 
 def _facts(source: str, overrides: Sequence[str], problems: int) -> Facts:
-    from nemo_uecr.audit.advise import facts_of_config, facts_of_run
+    from nemo_uecr.audit.facts import facts_of_config, facts_of_run
     from nemo_uecr.config.load import load_config
 
     if Path(source).is_dir() and not overrides:

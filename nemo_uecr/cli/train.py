@@ -100,8 +100,8 @@ def _try_method(loaded: Loaded[Any]) -> None:
 def demo(*overrides: Override, no_open: bool = False) -> None:
     """Prepare the demo's models and problems, train on them, and open the report.
 
-    It ends with what `nemo-uecr advise` says of the untrained student. The first call makes and caches the models. Any
-    key of examples/configs/local/demo.yaml can be changed:
+    It ends with the advice of `nemo-uecr advise` for the untrained student. The first call makes and caches the models.
+    Any key of examples/configs/local/demo.yaml can be changed:
 
         nemo-uecr demo method.name=grpo run.seed=1
 
@@ -114,7 +114,7 @@ def demo(*overrides: Override, no_open: bool = False) -> None:
     folder = train_local(demo_config_path(), with_free_folder(overrides), resume=False)
     _, advice, _ = advised(str(folder / "config.yaml"), [], problems=DEMO_PROBLEMS, out=None)
     report(folder, open_=not no_open)
-    say("", "nemo-uecr advise, of the untrained student (the report has the reasons):")
+    say("", "nemo-uecr advise, for the untrained student (the report has the reasons):")
     say(*(f"{line.name:<12}{line.value}" for line in advice))
 
 

@@ -1,117 +1,120 @@
-"""Advice from made facts and a made map: what each rule says, and that what is unknown leads to caution."""
+"""Advice from made facts: what each rule gives, and that what is unknown leads to caution."""
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from nemo_uecr.audit.advice import Cell, Facts, advice_lines, chosen, load_map, region
+from nemo_uecr.audit import advice
+from nemo_uecr.audit.advice import REFUSED, TOKENS, UNDECIDED, Facts, Line, advice_lines, more_problems, teacher_line
+from nemo_uecr.audit.facts import kappa_interval
 from nemo_uecr.config.load import SHIPPED, load_config
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.stats import Share
+from nemo_uecr.core.record import ScoredBatch
+from nemo_uecr.stats import ClusterBootstrap, Share
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = load_config(SHIPPED / "local" / "demo.yaml", ()).config
 
 
-def share(value: float, margin: float = 0.05) -> Share:
+def share(value: float, margin: float = 0.04) -> Share:
     return {"value": value, "low": value - margin, "high": value + margin}
 
 
-def cell(name: str, lead: float, **means: float) -> Cell:
-    where = {"student": 0.3, "lead": lead, "order": 0.5 + lead, "degenerate": 0.4}
-    return Cell(name, 10, where, means)
-
-
-GOOD = cell("good", 0.3, grpo=46.0, uecr=49.0, pg_opd=51.0, atod=52.0)
-WRONG = cell("wrong", -0.2, grpo=50.0, uecr=49.5, pg_opd=20.0)
-MAP = [GOOD, WRONG]
 FACTS = Facts(
-    where={"student": share(0.3), "lead": share(0.3), "order": share(0.8), "degenerate": share(0.4)},
-    teacher=share(0.6),
-    numbers={"safe_alpha": 4.0, "noise": None},
+    shares={
+        "student": share(0.3), "teacher": share(0.6), "lead": share(0.3), "order": share(0.8), "kappa": share(0.5),
+        "degenerate": share(0.4),
+    },
+    problems=32,
+    mixed=20,
+    numbers={"safe_alpha": 4.0, "noise": None, "spread": 0.1},
     equal={4: (0.3, 0.3), 8: (0.2, 0.2), 16: (0.1, 0.1)},
     columns={},
     config=CONFIG,
+)  # fmt: skip
+
+
+def placed(**shares: Share | None) -> Facts:
+    return replace(FACTS, shares={**FACTS.shares, **shares})
+
+
+def advised(facts: Facts) -> dict[str, Line]:
+    return {line.name: line for line in advice_lines(facts)}
+
+
+def with_numbers(**numbers: float | None) -> dict[str, Line]:
+    return advised(replace(FACTS, numbers={**FACTS.numbers, **numbers}))
+
+
+@pytest.mark.parametrize(
+    ("shares", "outcome"),
+    [
+        ({}, TOKENS),
+        ({"lead": None}, TOKENS),
+        ({"kappa": share(0.0)}, advice.RANKING),
+        ({"kappa": share(0.08)}, advice.RANKING),
+        ({"lead": share(-0.2)}, REFUSED),
+        ({"lead": share(-0.2), "order": None, "kappa": None}, REFUSED),
+        ({"order": share(0.3)}, REFUSED),
+        ({"order": share(0.51), "kappa": share(0.0)}, REFUSED),
+        ({"order": share(0.51), "kappa": share(0.06)}, UNDECIDED),
+        ({"order": None, "kappa": None}, UNDECIDED),
+    ],
 )
+def test_how_far_to_follow(shares: dict[str, Any], outcome: str) -> None:
+    found = advised(placed(**shares))
+    assert found["teacher"].value == outcome
+    assert found["method"].value == advice.METHOD[outcome]
 
 
-def advised(facts: Facts) -> dict[str, str]:
-    return {line.name: line.value for line in advice_lines(facts, MAP)}
+def test_advised_methods_exist() -> None:
+    assert {*advice.METHOD.values()} <= METHODS.keys()
+    assert advice.METHOD.keys() == advice.WHY.keys()
 
 
-def placed(**axes: Share | None) -> Facts:
-    return replace(FACTS, where={**FACTS.where, **axes})
-
-
-def with_numbers(**numbers: float) -> Facts:
-    return replace(FACTS, numbers={**FACTS.numbers, **numbers})
-
-
-def test_a_good_teacher() -> None:
-    assert advised(FACTS) == {
-        "region": "1 of the map's 2 cells", "teacher": "distil", "method": "atod", "alpha": "1",
-        "warm-up": "5 steps", "std_floor": "0", "group size": "8",
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("axes", [{"lead": share(-0.2)}, {"order": share(0.3)}, {"lead": None, "order": share(0.3)}])
-def test_do_not_distil_from_a_wrong_teacher(axes: dict[str, Any]) -> None:
-    found = advised(placed(**axes))
-    assert (found["teacher"], found["method"]) == ("do not distil from this teacher", "grpo")
-
-
-def test_what_is_unknown_rules_out_no_cell_and_the_method_survives_all() -> None:
-    unknown = placed(lead=None, order=None)
-    assert region(unknown.where, MAP) == MAP
-    assert (advised(unknown)["teacher"], advised(unknown)["method"]) == ("in doubt", "uecr")
-    assert advised(placed(lead=share(0.0, 0.19), order=None))["region"] == "outside, nearest to 2 of the map's 2 cells"
-    assert advised(placed(lead=share(0.05, 0.3), order=share(0.5, 0.25)))["method"] == "uecr"
-
-
-def test_of_equal_regrets_the_method_that_reads_fewest_scores() -> None:
-    assert chosen([cell("even", 0.0, uecr=50.0, grpo=50.0, puu=50.0)]) == "grpo"
+def test_problems_that_are_needed() -> None:
+    assert more_problems(share(0.8), 0.5, 32) == advice.SURE
+    assert "128" in more_problems(share(0.15, 0.2), 0.05, 32)
+    assert "128" in more_problems(share(-0.05, 0.2), 0.05, 32)
+    beyond = more_problems(share(0.5), 0.5, 32)
+    assert not any(each.isdigit() for each in beyond)
+    few = replace(placed(order=None, kappa=None), mixed=4)
+    assert "48" in teacher_line(few).sure  # six mixed ones of as many
+    assert teacher_line(replace(few, mixed=0)).value == UNDECIDED
 
 
 def test_settings_follow_the_numbers() -> None:
-    said = {
-        line.name: line.meaning
-        for line in advice_lines(replace(FACTS, numbers={**FACTS.numbers, "safe_alpha": None}), MAP)
-    }
-    assert said["alpha"] == "the responses do not tell"
-    assert said["warm-up"].startswith("yours; ")
-    assert advised(with_numbers(safe_alpha=0.42))["alpha"] == "below 0.42"
-    assert advised(with_numbers(noise=0.025))["std_floor"] == "0.075"
-    many = replace(FACTS, equal={8: (0.0, 0.7), 16: (0.0, 0.4), 32: (0.0, 0.2)})
-    assert advised(many)["group size"] == "16"
-    assert advised(replace(FACTS, equal={8: (0.0, 0.9), 16: (0.0, 0.8)}))["group size"] == "8"
-
-
-def test_the_shipped_map_names_methods_and_axes_that_there_are() -> None:
-    for each in load_map():
-        assert each.where.keys() == FACTS.where.keys()
-        assert {"grpo"} <= each.means.keys() <= METHODS.keys()
-
-
-def test_hits_are_counted_on_cells_that_the_advice_did_not_see() -> None:
-    tool = runpy.run_path(str(ROOT / "tools" / "advice_map.py"))
-    kinds = {
-        "good": (0.3, {"atod": 52, "uecr": 49, "grpo": 46}, ["atod"]),
-        "wrong": (-0.2, {"grpo": 50, "uecr": 49, "atod": 20}, ["grpo", "uecr"]),
-    }
-    cells, places = [], {}
-    for variant in ("plain", "noise"):
-        for teacher, (lead, means, level) in kinds.items():
-            scores = {name: {"mean": mean, "pairs": 5} for name, mean in means.items()}
-            names = {"variant": variant, "column": teacher, "row": variant, "panel": ""}
-            cells.append({**names, "scores": scores, "level": level})
-            places[tool["name_of"](cells[-1])] = [dict(placed(lead=share(lead)).where)]
-    found = tool["hits"](cells, places)
-    assert found == {
-        "advice": (1.0, 0.0, 0.0), "always atod": (0.5, 15.0, 30.0), "always uecr": (0.5, 2.0, 3.0),
-        "always grpo": (0.5, 3.0, 6.0),
+    assert {name: line.value for name, line in advised(FACTS).items()} == {
+        "teacher": TOKENS, "method": "uecr_trust", "alpha": "1", "std_floor": "0", "group size": "8",
     }  # fmt: skip
+    assert with_numbers(safe_alpha=None)["alpha"].value == "1"
+    assert with_numbers(safe_alpha=0.42)["alpha"].value == "below 0.42"
+    assert with_numbers(noise=0.025)["std_floor"].value == "0.075"
+    many = replace(FACTS, equal={8: (0.0, 0.7), 16: (0.0, 0.4), 32: (0.0, 0.2)})
+    assert advised(many)["group size"].value == "16"
+    assert advised(replace(FACTS, equal={8: (0.0, 0.9), 16: (0.0, 0.8)}))["group size"].value == "8"
+
+
+def test_kappa_has_an_interval_over_problems() -> None:
+    """Eight problems with two groups of four; a gap on wrong responses alone, a constant one, and one by chance."""
+    group_B, right_B = torch.arange(64) // 4, torch.arange(64) % 2 == 0
+    old_BT = torch.full((64, 5), -1.0)
+
+    def found(gap_B: torch.Tensor) -> Share:
+        batch = ScoredBatch(
+            task_reward_B=right_B.double(), group_B=group_B, mask_BT=torch.ones(64, 5, dtype=torch.bool),
+            old_logp_BT=old_BT, teacher_logp_BT=old_BT + gap_B[:, None],
+        )  # fmt: skip
+        problem_B = np.arange(64) // 8
+        sampler = ClusterBootstrap.draw(problem_B, replicates=200, seed=0)
+        return kappa_interval(batch, problem_B, sampler, horizon=16.0)
+
+    vouched = found(-2.0 * (~right_B).float())
+    assert vouched["low"] == vouched["value"] == vouched["high"] > 0.9  # all problems are alike
+    assert found(torch.full((64,), -0.1)) == {"value": 0.0, "low": 0.0, "high": 0.0}
+    chance = found(-2.0 * torch.rand(64, generator=torch.Generator().manual_seed(3)).round())
+    assert chance["low"] < 0.05 < chance["high"]

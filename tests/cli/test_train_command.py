@@ -147,7 +147,8 @@ def test_advise_draws_or_reads_a_batch(tmp_path: Path, capsys: pytest.CaptureFix
     words = [*SMALL, f"run.folder={folder}", "telemetry.save_batch_every=1"]
     assert entry_point(["advise", config, *words, "method.name=grpo", "--problems", "16"]) == 0
     numbers = json.loads((folder / "audits" / "advise" / "numbers.json").read_text())["numbers"]
-    assert None not in numbers["where"].values()
+    assert None not in numbers["shares"].values()
+    assert {"teacher", "method", "alpha", "std_floor", "group size"} == numbers["advice"].keys()
     assert set(numbers["equal"]) == {"2", "4", "8"}
     assert entry_point(["train", config, *words]) == 0
     capsys.readouterr()
@@ -156,8 +157,8 @@ def test_advise_draws_or_reads_a_batch(tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads((folder / "audits" / "advise" / "numbers.json").read_text())["numbers"] == numbers
     assert entry_point(["advise", str(folder), "--out", str(tmp_path / "batch")]) == 0
     numbers = json.loads((tmp_path / "batch" / "numbers.json").read_text())["numbers"]
-    assert (numbers["teacher"], numbers["where"]["lead"]) == (None, None)
-    assert numbers["where"]["order"] is None  # two problems bound no share
+    assert {numbers["shares"][name] for name in ("teacher", "lead")} == {None}
+    assert {numbers["shares"][name] for name in ("order", "kappa")} == {None}  # two problems bound no share
     assert numbers["numbers"]["outcome/gap_mean_wrong"] is not None
     assert entry_point(["report", str(folder)]) == 0
     assert "what it means" in (folder / "report.html").read_text()

@@ -1,6 +1,6 @@
 """The facts behind advice: from responses that are drawn for it, or from a run's saved batch.
 
-Shape legend: B = responses, K = problems.
+Shape legend: B = responses, K = problems, T = tokens (padded).
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nemo_uecr.audit.advice import Facts
 from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
-from nemo_uecr.audit.groups import table_of
+from nemo_uecr.audit.groups import rows_of, table_of
 from nemo_uecr.audit.output import Array
 from nemo_uecr.audit.signal import conflicts
 from nemo_uecr.audit.sources import saved_texts
 from nemo_uecr.audit.store import group_ids
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
-from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
+from nemo_uecr.core.methods.uecr_trust import UecrTrust, trust
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.data.batch_file import load_batch, scored_batch
 from nemo_uecr.data.reproducible import derive
@@ -37,8 +38,8 @@ from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.step_metrics import Stopwatch
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
 from nemo_uecr.local.trainer import Rollouts
-from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k, score_interval
-from nemo_uecr.steps.metrics import agreement_metrics, method_metrics
+from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k, percentile_interval, score_interval
+from nemo_uecr.steps.metrics import agreement_metrics
 from nemo_uecr.telemetry.run_folder import read_run
 from nemo_uecr.verifier.pool import SHARED
 from nemo_uecr.verifier.rewards import Rewards
@@ -46,17 +47,15 @@ from nemo_uecr.verifier.rewards import Rewards
 log = logging.getLogger(__name__)
 
 REPLICATES, SEED = 2000, 0
+#: Of these, how many compute kappa again, from token scores.
+KAPPA_REPLICATES = 400
 #: Groups of the run's size that are drawn for each problem, so that twice that size can be judged as well.
 GROUPS = 2
 #: Group sizes for which equal verdicts are counted, where there are as many responses to each problem.
 SIZES = (2, 4, 8, 16, 32, 64)
 #: Settings of the methods that have the teachers score; no number of an advice depends on them.
 SCORING = {"alpha": 1.0, "rho": 0.0, "tau_delta": 1.0, "tau_entropy": 1.0}
-#: Names of a step's metrics: from the scores, and what a saved batch has in the step's record alone.
-SCORED = (
-    "outcome/gap_mean_right", "outcome/gap_mean_wrong", "teacher/gap_mean", "teacher/entropy_mean",
-    "response/length_mean",
-)  # fmt: skip
+#: Names of a step's metrics that a saved batch has in the step's record alone.
 RECORDED = (
     "response/truncated_share", "teacher/end_gap_mean", "teacher/top1_agreement", "teacher/top20_overlap",
     "teacher/truncated_share",
@@ -167,14 +166,12 @@ def _facts(
     columns: Mapping[str, int],
 ) -> Facts:
     """``teacher_B`` are verdicts of the teacher's own responses, as many to each problem, in the order of problems."""
-    method, scored = config.method, batch.teacher_logp_BT is not None
-    used = method_of("puu" if scored else "grpo", {"alpha": 1.0} | method.settings())
-    advantages, right = compute(used, batch), torch.from_numpy(right_B)
-    metrics = method_metrics(batch, advantages, used, {}, correct_B=right, truncated_B=right)
     sampler = ClusterBootstrap.draw(problem_B, replicates=REPLICATES, seed=SEED)
     problem_K, groups = np.arange(sampler.clusters), batch.groups
     rewards = [right_B[problem_B == problem].astype(float) for problem in problem_K]
     sizes = sorted({*SIZES, config.rollout.responses_per_prompt})
+    table = table_of(right_B, batch.group_B.numpy(), np.zeros_like(problem_B), problem_B)
+    mixed = len(np.unique(table.problem_P[table.mixed_P]))
 
     def mean(value: Array, of: Array) -> Share:
         return sampler.mean(value, np.ones(len(value), dtype=bool), of)
@@ -184,26 +181,29 @@ def _facts(
         found = score_interval({"": [row[:k].tolist() for row in verdicts]})
         return {"value": found.avg, "low": found.low, "high": found.high}
 
-    flat_B = groups.flat(batch.task_reward_B).numpy()
-    where = {"student": rate(rewards), "lead": None, "order": None, "degenerate": mean(flat_B, problem_B)}
-    found = {**numbers, **{name: metrics.get(name) for name in SCORED}, "spread": None, "safe_alpha": None}
-    if advantages.teacher_reward_B is not None:
-        table = table_of(right_B, batch.group_B.numpy(), np.zeros_like(problem_B), problem_B)
-        reward_B = advantages.teacher_reward_B.numpy()
-        found["spread"] = float(groups.std(groups.centre(advantages.teacher_reward_B), sample=False).mean())
-        if len(np.unique(table.problem_P[table.mixed_P])) >= DIFFERENT:  # an interval of fewer would be too narrow
-            where["order"] = sampler.mean(1.0 - conflicts(table, reward_B), table.mixed_P, table.problem_P)
+    degenerate = mean(groups.flat(batch.task_reward_B).numpy(), problem_B)
+    shares: dict[str, Share | None] = dict.fromkeys(("teacher", "lead", "order", "kappa"))
+    shares |= {"student": rate(rewards), "degenerate": degenerate}
+    found = dict(numbers) | {"noise": config.method.settings().get("scoring_noise"), "spread": None, "safe_alpha": None}
+    found |= token_means(batch, torch.from_numpy(right_B))
+    if batch.teacher_logp_BT is not None:
+        reward_B = batch.teacher_reward_B.numpy()
+        found["spread"] = float(groups.std(groups.centre(batch.teacher_reward_B), sample=False).mean())
+        if mixed >= DIFFERENT:  # an interval of fewer would be too narrow
+            shares["order"] = sampler.mean(1.0 - conflicts(table, reward_B), table.mixed_P, table.problem_P)
+            horizon = config.method.settings().get("horizon", UecrTrust.horizon)
+            shares["kappa"] = kappa_interval(batch, problem_B, sampler, horizon=horizon)
             ties = [tie_point(correct_C, wrong_W) for _, correct_C, wrong_W in table.mixed(reward_B)]
             found["safe_alpha"] = float(np.quantile(ties, SHARE, method="inverted_cdf"))
-    teacher = None
     if teacher_B is not None:
         theirs = teacher_B.reshape(sampler.clusters, -1).astype(float)
-        teacher = rate([*theirs])
-        where["lead"] = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards], problem_K)
+        shares["teacher"] = rate([*theirs])
+        shares["lead"] = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards], problem_K)
     return Facts(
-        where=where,
-        teacher=teacher,
-        numbers=found | {"noise": method.settings().get("scoring_noise")},
+        shares=shares,
+        problems=sampler.clusters,
+        mixed=mixed,
+        numbers=found,
         equal={
             size: (1.0 - pass_at_k([1.0 - rows for rows in rewards], size), 1.0 - pass_at_k(rewards, size))
             for size in sizes
@@ -212,3 +212,42 @@ def _facts(
         columns=columns,
         config=config,
     )
+
+
+def token_means(batch: ScoredBatch, right_B: Tensor) -> dict[str, float | None]:
+    """Means over tokens by the name of their metric; None without a score or a token."""
+
+    def mean(value_BT: Tensor | None, of_BT: Tensor) -> float | None:
+        return None if value_BT is None or not bool(of_BT.any()) else float(value_BT[of_BT].double().mean())
+
+    gap_BT = None if batch.teacher_logp_BT is None else batch.gap_BT
+    mask_BT, right_B1 = batch.mask_BT, right_B.unsqueeze(1)
+    return {
+        "outcome/gap_mean_right": mean(gap_BT, mask_BT & right_B1),
+        "outcome/gap_mean_wrong": mean(gap_BT, mask_BT & ~right_B1),
+        "teacher/gap_mean": mean(gap_BT, mask_BT),
+        "teacher/entropy_mean": mean(batch.teacher_entropy_BT, mask_BT),
+        "response/length_mean": float(batch.token_count_B.mean()),
+    }
+
+
+def kappa_interval(batch: ScoredBatch, problem_B: Array, sampler: ClusterBootstrap, *, horizon: float) -> Share:
+    """Kappa of `uecr_trust` as if the batch were the first of a run, with its interval over problems."""
+    rows_K, groups = rows_of(problem_B), batch.groups
+
+    def kappa(count_K: Array) -> float:
+        """Where problem k is there ``count_K[k]`` times, each time with groups of its own."""
+        drawn = [(rows, copy) for rows, count in zip(rows_K, count_K, strict=True) for copy in range(int(count))]
+        row_N = torch.from_numpy(np.concatenate([rows for rows, _ in drawn]))
+        copy_N = torch.from_numpy(np.concatenate([np.full(len(rows), copy) for rows, copy in drawn]))
+        again = ScoredBatch(
+            task_reward_B=batch.task_reward_B[row_N],
+            group_B=groups.index_B[row_N] + len(groups.size_P) * copy_N,
+            mask_BT=batch.mask_BT[row_N],
+            old_logp_BT=batch.old_logp_BT[row_N],
+            teacher_logp_BT=batch.score("teacher_logp")[row_N],
+        )
+        return trust(again, horizon=horizon, memory=0.0)["kappa"]
+
+    interval = percentile_interval(np.asarray([kappa(count_K) for count_K in sampler.count_SK[:KAPPA_REPLICATES]]))
+    return {"value": kappa(np.ones(len(rows_K))), "low": float(interval["low"]), "high": float(interval["high"])}
