@@ -17,8 +17,13 @@ from nemo_uecr.stats import DIFFERENT, RESAMPLES, Difference, holm, paired_compa
 def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
     """The difference on each benchmark and, under "average", on their equal-weight average.
 
-    Each is a finished evaluation's folder, a run's folder (its last evaluation) or a sample file of one; a DataError
-    where problems, samples or settings differ.
+    Args:
+        first: folder of a finished evaluation, run folder (its last evaluation), or a file of samples.
+        second: likewise; the difference is second - first.
+        seed: of the sign changes.
+
+    Raises:
+        DataError: problems, numbers of samples or settings differ.
     """
     places = (first, second)
     files, records = zip(*map(_samples, places), strict=True)
@@ -46,7 +51,7 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
 
 
 def _samples(place: Path) -> tuple[Path, dict[str, Any]]:
-    """The samples' file, and what is known of how they were drawn."""
+    """The file of samples, and their known settings."""
     if not place.is_dir():
         folder = place.absolute().parent
         return place, recorded_settings(folder) or recorded_settings(folder.parent)
@@ -59,7 +64,7 @@ def _samples(place: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def lines_of(differences: Mapping[str, Difference]) -> list[str]:
-    """The differences for a terminal, in percent, one benchmark a line; Holm corrects the benchmarks' p-values."""
+    """The differences in percent, one line per benchmark, with Holm's correction of the p-values."""
     sets = [name for name in differences if name != "average"]
     corrected = dict(zip(sets, holm([differences[name].p_value for name in sets]), strict=True))
     lines = [
