@@ -13,8 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.plan.live_bytes import keeping, nbytes
-
 SIZES = {"vocabulary": 48, "hidden": 32, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "feed_forward": 40}
 
 
@@ -88,38 +86,8 @@ def measure(tensor: int, pipeline: int, data: int, *, tied: bool, optimizer: boo
     return found
 
 
-def kept_by_checkpointing(layers: int, tokens: int) -> int:
-    """Bytes that autograd keeps of a forward whose layers are all computed again in the backward pass."""
-    from megatron.core.tensor_parallel import random as states
-
-    states._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
-    states._set_cuda_rng_state = lambda *args, **kwargs: None
-    SIZES["layers"] = layers
-    model = build(1, 1, tied=True)
-    model.config.recompute_granularity, model.config.recompute_method = "full", "uniform"
-    model.config.recompute_num_layers = 1
-    ids, position = torch.zeros(1, tokens, dtype=torch.long), torch.arange(tokens).unsqueeze(0)
-    mask = torch.triu(torch.ones(1, 1, tokens, tokens, dtype=torch.bool), 1)
-    with keeping(model) as saved:
-        model.train()(ids, position, mask)
-    return nbytes(saved)
-
-
-def kept_by_one_layer(tokens: int) -> int:
-    """What a third layer adds to two."""
-    from megatron.core import parallel_state as state
-    from megatron.core import tensor_parallel
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    state.initialize_model_parallel(1, 1, create_gloo_process_groups=False)
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    return kept_by_checkpointing(3, tokens) - kept_by_checkpointing(2, tokens)
-
-
 if __name__ == "__main__":
     from tests.nemo.cpu import allow_cpu
 
     allow_cpu()
-    ranks = [measure(**case) for case in json.loads(sys.argv[1])]
-    sys.stdout.write(json.dumps({"ranks": ranks, "kept": kept_by_one_layer(int(sys.argv[2]))}))
+    sys.stdout.write(json.dumps([measure(**case) for case in json.loads(sys.argv[1])]))
