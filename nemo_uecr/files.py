@@ -177,11 +177,11 @@ def file_sha256(path: Path) -> str:
 def read_object(path: Path) -> dict[str, Any]:
     """Read a file with one JSON object; DataError if it is missing, malformed or another type."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); expected a JSON object") from None
     except ValueError as error:
         raise DataError(f"{path}: malformed JSON ({error}); the file is truncated or corrupt") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: got {type(found).__name__}; expected one JSON object")
-    return found
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: got {type(content).__name__}; expected one JSON object")
+    return content

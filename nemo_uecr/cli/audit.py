@@ -68,15 +68,15 @@ def signal(
     from nemo_uecr.audit import judging
     from nemo_uecr.audit.signal import signal_audit
 
-    found = _read(scores)
+    scored = _read(scores)
     if write_pairs is not None:
-        written = judging.write_pairs(found, write_pairs, pairs=pairs, seed=seed)
+        written = judging.write_pairs(scored, write_pairs, pairs=pairs, seed=seed)
         say(f"{written} pairs for the judge: {write_pairs}/pairs.jsonl")
         return
     if (judge is None) != (key is None):
         raise DataError("--judge and --key go together; give the verdicts and the key of their pairs")
     judged = judging.read_pairs(judge, key) if judge and key else None
-    _finish(signal_audit(found, judged, replicates=replicates, seed=seed), out, scores)
+    _finish(signal_audit(scored, judged, replicates=replicates, seed=seed), out, scores)
 
 
 @app.command
@@ -201,17 +201,17 @@ def localization(
     from nemo_uecr.generation.engines import load_tokens
     from nemo_uecr.study.demo import resolve
 
-    found = _read(scores)
+    scored = _read(scores)
     if write_steps is not None:
-        responses, steps = write_candidates(found, write_steps, checkpoint=checkpoint, limit=limit, seed=seed)
+        responses, steps = write_candidates(scored, write_steps, checkpoint=checkpoint, limit=limit, seed=seed)
         say(f"{responses} responses, {steps} steps for the judge: {write_steps / STEPS}")
         return
     if judge is None or key is None:
         raise DataError("expected --judge LABELS and --key KEY; write the steps for a judge with --write-steps DIR")
     settings, labels = _uecr(run, words), read_labels(judge, key)
-    spelled = load_tokens(resolve(tokenizer or found.plan["teacher"]["name"])).tokenizer
+    spelled = load_tokens(resolve(tokenizer or scored.plan["teacher"]["name"])).tokenizer
     counts = {"checkpoint": checkpoint, "shuffles": shuffles, "replicates": replicates, "seed": seed}
-    _finish(localization_audit(found, labels, settings, spelled, **counts), out, scores)
+    _finish(localization_audit(scored, labels, settings, spelled, **counts), out, scores)
 
 
 @app.command
@@ -244,13 +244,13 @@ def teacher(
     from nemo_uecr.evaluation.runner import model_digest
     from nemo_uecr.study.demo import resolve
 
-    found = _read(scores)
-    model = resolve(teacher or found.plan["teacher"]["name"])
-    if model_digest(model) != found.plan["teacher"]["sha256"]:
+    scored = _read(scores)
+    model = resolve(teacher or scored.plan["teacher"]["name"])
+    if model_digest(model) != scored.plan["teacher"]["sha256"]:
         raise DataError(
             f"the weights of {model} are not those that gave the scores; name the scores' own teacher with --teacher"
         )
-    _finish(teacher_audit(found, model, engines, responses=responses), out, scores)
+    _finish(teacher_audit(scored, model, engines, responses=responses), out, scores)
 
 
 @app.command

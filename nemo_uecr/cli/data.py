@@ -130,15 +130,15 @@ def verify(folder: Folder, /) -> int:
     """
     from nemo_uecr.data.manifest import faults, read_manifest
 
-    found, counts = faults(folder), read_manifest(folder)["counts"]
+    failures, counts = faults(folder), read_manifest(folder)["counts"]
     say(
-        *(f"fault: {fault}" for fault in found),
+        *(f"fault: {fault}" for fault in failures),
         f"{folder}: {counts['read']} rows read, {counts['kept']} kept, {counts['held']} held, "
-        f"{counts['removed']} removed; {len(found)} faults",
+        f"{counts['removed']} removed; {len(failures)} faults",
     )
     if counts["held"]:
         say(f"{counts['held']} held rows wait for a verdict in {folder}/screening/review.csv")
-    return 1 if found else 0
+    return 1 if failures else 0
 
 
 @app.command

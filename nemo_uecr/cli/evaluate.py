@@ -132,8 +132,8 @@ def label_of(text: str) -> tuple[str, str]:
     if model.endswith((".jsonl", ".parquet")):
         raise DataError(f"{model} is a file of problems, not a model; name it with --benchmarks")
     path = Path(model).expanduser()
-    found = trained_model(path) if (path / "checkpoints").is_dir() else path
-    return label, model if found == Path(model) else str(found)
+    checkpoint = trained_model(path) if (path / "checkpoints").is_dir() else path
+    return label, model if checkpoint == Path(model) else str(checkpoint)
 
 
 def _dtype(models: Iterable[str]) -> str:

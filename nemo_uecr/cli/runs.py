@@ -58,8 +58,8 @@ def _verify(folder: Path) -> int:
     from nemo_uecr.local.provenance import verify_run
     from nemo_uecr.study.demo import locate
 
-    found = verify_run(folder, locate=locate)
-    same, changed, unknown = (found[kind] for kind in ("same", "changed", "unknown"))
+    verified = verify_run(folder, locate=locate)
+    same, changed, unknown = (verified[kind] for kind in ("same", "changed", "unknown"))
     say(
         *(f"changed: {text}" for text in changed),
         *(f"not checked: {text}" for text in unknown),
@@ -132,14 +132,14 @@ def _check_steps(path: Path) -> int:
             failed += 1
             say(f"{name}: {fault}, by the run's list of files: NOT REPRODUCED")
             continue
-        found = recompute(run / "batches" / name if path.is_dir() else path)
-        failed += not found.holds
-        word = "bit for bit" if found.bitwise else f"differs by {found.difference:.3g}"
-        want = "the run's own arithmetic" if found.same_arithmetic else f"other arithmetic, {TOLERANCE:g} allowed"
-        say(f"{name}: {word} ({want}){'' if found.holds else ': NOT REPRODUCED'}")
+        replayed = recompute(run / "batches" / name if path.is_dir() else path)
+        failed += not replayed.holds
+        word = "bit for bit" if replayed.bitwise else f"differs by {replayed.difference:.3g}"
+        want = "the run's own arithmetic" if replayed.same_arithmetic else f"other arithmetic, {TOLERANCE:g} allowed"
+        say(f"{name}: {word} ({want}){'' if replayed.holds else ': NOT REPRODUCED'}")
     other = failed > 0 and of_other_code(run, package_source()[0]["package_sha256"])
-    said = "; the code is not the run's, see report --verify" if other else ""
-    say(f"{len(steps) - failed} of {len(steps)} saved steps reproduced{said}")
+    hint = "; the code is not the run's, see report --verify" if other else ""
+    say(f"{len(steps) - failed} of {len(steps)} saved steps reproduced{hint}")
     return 1 if failed else 0
 
 

@@ -84,12 +84,12 @@ def score(
     )
     responses = [rollout for source in sources for rollout in source.rollouts]
     files = [path for source in sources for path in source.files]
-    found = score_rollouts(out, responses, files, scoring).responses
+    scored = score_rollouts(out, responses, files, scoring).responses
     say(
-        f"{len(found.ids)} responses, {int(found.scored_B.sum())} tokens, "
-        f"checkpoints {', '.join(map(str, found.checkpoints))}; "
-        f"{int(found.truncated_B.sum())} truncated in generation, {int(found.cut_B.sum())} cut by --max-length, "
-        f"{int(found.from_text_B.sum())} with token ids from text",
+        f"{len(scored.ids)} responses, {int(scored.scored_B.sum())} tokens, "
+        f"checkpoints {', '.join(map(str, scored.checkpoints))}; "
+        f"{int(scored.truncated_B.sum())} truncated in generation, {int(scored.cut_B.sum())} cut by --max-length, "
+        f"{int(scored.from_text_B.sum())} with token ids from text",
         f"scores: {out}",
     )
 

@@ -276,18 +276,18 @@ def _takes_text(annotation: object) -> bool:
 @cache
 def known_keys(schema: type[BaseModel]) -> dict[str, FieldInfo]:
     """All sections and keys by dotted name, in schema order; NAME stands for a name that the user chooses."""
-    found: dict[str, FieldInfo] = {}
+    keys: dict[str, FieldInfo] = {}
     for name, field in schema.model_fields.items():
-        found[name] = field
+        keys[name] = field
         own = ".NAME" if get_origin(field.annotation) is dict else ""
         for section in sections_of(field.annotation):
-            found |= {f"{name}{own}.{key}": inner for key, inner in known_keys(section).items()}
+            keys |= {f"{name}{own}.{key}": inner for key, inner in known_keys(section).items()}
         if field.annotation is Method:
-            found[f"{name}.name"] = FieldInfo(annotation=str)
+            keys[f"{name}.name"] = FieldInfo(annotation=str)
             for method in METHODS.values():
                 kinds = get_type_hints(method)
-                found |= {f"{name}.{key}": FieldInfo(annotation=kinds[key]) for key in method.ranges()}
-    return found
+                keys |= {f"{name}.{key}": FieldInfo(annotation=kinds[key]) for key in method.ranges()}
+    return keys
 
 
 def sections_of(annotation: object) -> list[type[BaseModel]]:
@@ -331,15 +331,15 @@ def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[s
         first = details[0]
         name, got = _name(first["loc"]), json.dumps(first["input"], default=str, ensure_ascii=False)
         if first["type"] == "value_error":
-            said = str(first["ctx"]["error"])
+            message = str(first["ctx"]["error"])
         elif first["type"] == "extra_forbidden":
-            said = _unknown(name, schema, origins, path)
+            message = _unknown(name, schema, origins, path)
         elif first["type"] == "missing" and isinstance(first["loc"][-1], str):  # else a list is too short
-            said = f"{path}: missing {name}; write it in the file or pass {name}=VALUE"
+            message = f"{path}: missing {name}; write it in the file or pass {name}=VALUE"
         else:
             expected = first["msg"].replace("Input should be", "expected").partition(" or instance of ")[0]
-            said = f"{name}: got {got:.60}, {expected} ({_set_where(name, origins, path)})"
-        raise ConfigError(said + more) from error
+            message = f"{name}: got {got:.60}, {expected} ({_set_where(name, origins, path)})"
+        raise ConfigError(message + more) from error
 
 
 def _unknown(name: str, schema: type[BaseModel], origins: Mapping[str, str], path: str) -> str:
@@ -399,7 +399,7 @@ def _scalar(value: object) -> str:
 
 def _escaped(config: BaseModel) -> Any:
     """The values, with `${` in texts escaped so that it is not read as an interpolation."""
-    return _with_texts(config.model_dump(mode="json"), lambda found: f"{found[1] * 2}\\${{")
+    return _with_texts(config.model_dump(mode="json"), lambda match: f"{match[1] * 2}\\${{")
 
 
 def _with_texts(value: Any, change: Callable[[re.Match[str]], str]) -> Any:
@@ -421,7 +421,7 @@ def read_written(path: Path) -> dict[str, object]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise RunFolderError(f"{path} cannot be read ({reason}); expected the resolved configuration") from error
-    resolved: dict[str, object] = _with_texts(values, lambda found: found[1][: len(found[1]) // 2] + "${")
+    resolved: dict[str, object] = _with_texts(values, lambda match: match[1][: len(match[1]) // 2] + "${")
     return resolved
 
 

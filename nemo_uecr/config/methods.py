@@ -33,15 +33,10 @@ def objective(config: AnyConfig) -> str:
         for each in fields(method)
         if each.name in re.findall(r"\w+", equation) or getattr(method, each.name) != each.default
     }
-    settings = ", ".join(f"{key} = {_value(value)}" for key, value in shown.items())
+    settings = ", ".join(
+        f"{key} = {value!r}" if isinstance(value, str) else f"{key} = {value:g}" for key, value in shown.items()
+    )
     return "; ".join(part for part in (f"loss = PG(A; {clip}){second}{reference}", advantage, settings) if part)
-
-
-def _value(value: float | str) -> str:
-    """A text is quoted where it would not look like one word: a separator may be the end of a line."""
-    if isinstance(value, str):
-        return value if value.isprintable() and " " not in value else repr(value)
-    return f"{value:g}"
 
 
 def unused_line(config: AnyConfig, origins: Mapping[str, str]) -> str | None:

@@ -224,8 +224,8 @@ class NemoConfig(Section):
     def active_teachers(self) -> dict[str, NemoTeacherConfig]:
         """The teachers by key; empty if the method reads none."""
         named = {f"teachers.{name}": self.teacher.model_copy(update=dict(one)) for name, one in self.teachers.items()}
-        found = (named or {"teacher": self.teacher}).items() if self.method.needs_teacher() else ()
-        return {key: teacher for key, teacher in found if teacher.model_name is not None}
+        active = (named or {"teacher": self.teacher}).items() if self.method.needs_teacher() else ()
+        return {key: teacher for key, teacher in active if teacher.model_name is not None}
 
     def alone(self, teacher: NemoTeacherConfig) -> NemoConfig:
         """The run with this teacher as its only one."""

@@ -106,8 +106,8 @@ def _method(values: object) -> Method:
             if key in settings:
                 settings[key] = TypeAdapter(kinds[key]).validate_python(settings[key], strict=True)
         except ValidationError as error:
-            wanted = error.errors()[0]["msg"].replace("Input should be", "expected")
-            raise ValueError(f"method.{key}: got {settings[key]!r:.60}, {wanted}") from error
+            expected = error.errors()[0]["msg"].replace("Input should be", "expected")
+            raise ValueError(f"method.{key}: got {settings[key]!r:.60}, {expected}") from error
         if allowed is not None and settings.get(key) is not None and settings[key] not in allowed:
             raise ValueError(f"method.{key}: got {settings[key]!r}, expected {allowed}")
     return method_of(name, settings)
@@ -306,8 +306,8 @@ def check_routing(config: AnyConfig) -> None:
 def teacher_models(config: AnyConfig) -> dict[str, str]:
     """Folder or hub name of each teacher that the run loads, by key: `teacher` or `teachers.NAME`."""
     elsewhere = SelfTeacherConfig | UrlTeacherConfig
-    found = config.active_teachers.items()
-    return {key: str(teacher.model_name) for key, teacher in found if not isinstance(teacher, elsewhere)}
+    active = config.active_teachers.items()
+    return {key: str(teacher.model_name) for key, teacher in active if not isinstance(teacher, elsewhere)}
 
 
 def longest_generated(config: AnyConfig) -> int:
@@ -480,13 +480,13 @@ class Config(Section):
     def active_teachers(self) -> dict[str, OneTeacher]:
         """The teachers by key, `teacher` or `teachers.NAME`; empty if the method reads none."""
         stated: dict[str, OneTeacher | None] = {f"teachers.{name}": teacher for name, teacher in self.teachers.items()}
-        found: dict[str, OneTeacher] = {}
+        active: dict[str, OneTeacher] = {}
         for key, teacher in (stated or {"teacher": self.teacher}).items():
             if isinstance(teacher, TeacherConfig) and teacher.model_name is not None:
-                found[key] = teacher.model_copy(update={"dtype": teacher.dtype or self.student.dtype})
+                active[key] = teacher.model_copy(update={"dtype": teacher.dtype or self.student.dtype})
             elif isinstance(teacher, SelfTeacherConfig | UrlTeacherConfig):
-                found[key] = teacher
-        return found if self.method.needs_teacher() else {}
+                active[key] = teacher
+        return active if self.method.needs_teacher() else {}
 
     @model_validator(mode="before")
     @classmethod

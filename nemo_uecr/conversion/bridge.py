@@ -54,8 +54,8 @@ class Bridge:
         try:
             common = dist_checkpointing.load_common_state_dict(str(weights))
             layout = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
-            wanted = {"model": model.sharded_state_dict(metadata=layout)}
-            state = dist_checkpointing.load(wanted, str(weights))["model"]
+            sharded = {"model": model.sharded_state_dict(metadata=layout)}
+            state = dist_checkpointing.load(sharded, str(weights))["model"]
         except (CheckpointException, CheckpointingException, pickle.UnpicklingError, RuntimeError, EOFError) as error:
             raise CheckpointError(
                 f"{weights}: Megatron cannot load it ({type(error).__name__}: {first_line(error)}); a file is corrupt, "

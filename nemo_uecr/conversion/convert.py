@@ -159,8 +159,8 @@ def _assets(job: Conversion) -> tuple[Path, ...]:
         raise CheckpointError(f"{tokenizer}: no tokenizer.json; expected the model's tokenizer. Name it: --tokenizer")
     check_objects(job.config)
     check_objects(tokenizer)
-    wanted = [job.config / "config.json", job.config / GENERATION, *(tokenizer / name for name in TOKENIZER)]
-    return tuple(path for path in wanted if path.is_file())
+    candidates = [job.config / "config.json", job.config / GENERATION, *(tokenizer / name for name in TOKENIZER)]
+    return tuple(path for path in candidates if path.is_file())
 
 
 def _write_assets(job: Conversion, folder: Path) -> None:

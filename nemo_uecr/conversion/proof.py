@@ -89,13 +89,13 @@ def _scores(logits: Callable[[Tensor], Tensor], sequences: Sequences) -> Scores:
 
     from nemo_uecr.scoring.dense import score_logits
 
-    found: Scores = []
+    logps: Scores = []
     with torch.no_grad():
         for sequence in sequences:
             ids = torch.tensor([sequence])
             scores = score_logits(logits(ids)[0, :-1].float(), ids[0, 1:], temperatures=(1.0,), entropy=False)
-            found.append(scores.logp[0].tolist())
-    return found
+            logps.append(scores.logp[0].tolist())
+    return logps
 
 
 def compare(

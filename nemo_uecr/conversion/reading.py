@@ -110,10 +110,10 @@ def _yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_bytes())
+        content = yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:
         raise CheckpointError(f"{path}: unreadable YAML ({first_line(error):.200})") from error
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 # Its weights.
@@ -237,9 +237,8 @@ def read_qwen3(folder: Path) -> Qwen3:
     """Read the architecture of a Hugging Face folder."""
     path = folder / "config.json"
     values = read_object(path)
-    if values.get("architectures") != [ARCHITECTURE]:
-        found = values.get("architectures")
-        raise CheckpointError(f"{path}: architectures is {found!r:.80}; expected [{ARCHITECTURE!r}]")
+    if (architectures := values.get("architectures")) != [ARCHITECTURE]:
+        raise CheckpointError(f"{path}: architectures is {architectures!r:.80}; expected [{ARCHITECTURE!r}]")
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}  # transformers 5, or 4
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
@@ -261,7 +260,7 @@ def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> No
     path, shapes = weights.folder / "run_config.yaml", weights.shapes
     settings = (_yaml(path).get("model") or {}) if path.is_file() else {}  # Megatron alone does not write it
     rows = shapes.get("embedding.word_embeddings.weight", (0,))[0]
-    found = settings | {
+    stated = settings | {
         "share_embeddings_and_output_weights": "output_layer.weight" not in shapes,
         "vocabulary": model.vocabulary if 0 <= rows - model.vocabulary < PADDING else rows,
     }
@@ -272,8 +271,8 @@ def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> No
         "share_embeddings_and_output_weights": model.tied, "vocabulary": model.vocabulary,
     }  # fmt: skip
     for name, value in expected.items():
-        if found.get(name) is not None and found[name] != value:
+        if stated.get(name) is not None and stated[name] != value:
             raise CheckpointError(
-                f"{weights.folder}: trained with {name} {found[name]}; the architecture says {value}. Name the model "
+                f"{weights.folder}: trained with {name} {stated[name]}; the architecture says {value}. Name the model "
                 f"that was trained: --hf FOLDER (now {described_by})"
             )

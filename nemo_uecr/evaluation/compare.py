@@ -32,9 +32,9 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
         raise DataError(f"{first} and {second} were evaluated with {key}={ours!r} and {theirs!r}; expected the same")
     samples = [read_samples(file) for file in files]
     rewards = [rewards_by_benchmark(each) for each in samples]
-    for path, record, found in zip(places, records, rewards, strict=True):
+    for path, record, own in zip(places, records, rewards, strict=True):
         if "benchmarks" in record:
-            check_complete(path, record, found)
+            check_complete(path, record, own)
     problems = [Counter((x.benchmark, x.problem, x.question, x.answer) for x in each) for each in samples]
     if problems[0] != problems[1]:
         (name, problem, *_), _ = min(problems[0].items() ^ problems[1].items())
@@ -55,12 +55,12 @@ def _samples(place: Path) -> tuple[Path, dict[str, Any]]:
     if not place.is_dir():
         folder = place.absolute().parent
         return place, recorded_settings(folder) or recorded_settings(folder.parent)
-    found = max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES)
-    if not found.is_file():
+    file = max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES)
+    if not file.is_file():
         inner = sorted({str(path.parent) for name in (SAMPLES, "evaluations") for path in place.glob(f"*/{name}")})
         expected = f"one of {', '.join(inner)}" if inner else "a folder that nemo-uecr evaluate wrote, or a run folder"
         raise DataError(f"{place} holds no samples of an evaluation; expected {expected}")
-    return found, recorded_settings(place)
+    return file, recorded_settings(place)
 
 
 def lines_of(differences: Mapping[str, Difference]) -> list[str]:

@@ -89,16 +89,16 @@ def evaluate(
         tokens = engines.load_tokens(model)
         encoded = {name: tokens.prompts(each.problems, settings.chat) for name, each in benchmarks.items()}
         every = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
-        wanted = [each for each in every if each.key not in done]
-        log.info("%s: %d samples found, %d to generate", label, len(done), len(wanted))
-        if wanted:
+        pending = [each for each in every if each.key not in done]
+        log.info("%s: %d samples found, %d to generate", label, len(done), len(pending))
+        if pending:
             # Sort by length: one long prompt pads all others of its batch.
-            wanted.sort(key=lambda each: len(each.request.prompt_ids))
-            length = len(wanted[-1].request.prompt_ids) + settings.decoding.max_tokens
+            pending.sort(key=lambda each: len(each.request.prompt_ids))
+            length = len(pending[-1].request.prompt_ids) + settings.decoding.max_tokens
             engine = engines.ENGINES[settings.engine](model, tokens, dtype=settings.dtype, max_length=length)
             if not there:  # after loading the model, so that a failure leaves no settings behind
                 replace_file(folder / SETTINGS, json.dumps(record, indent=1).encode())
-            _generate(wanted, engine, settings, tokens, path)
+            _generate(pending, engine, settings, tokens, path)
         return samples.write_result(folder, record, samples.read_samples(path))
 
 
@@ -106,17 +106,17 @@ def pending_samples(
     benchmarks: Mapping[str, Sequence[tuple[Problem, tuple[int, ...]]]], *, samples: int, seed: int
 ) -> list[PendingSample]:
     """All samples of an evaluation, from problems with their prompts' token ids by benchmark."""
-    found = []
+    pending = []
     for name, problems in benchmarks.items():
         for problem, prompt in problems:
             for number in range(samples):
                 key = (name, problem.id, number)
-                found.append(PendingSample(key, problem, engines.Request(prompt, derive(seed, *key))))
-    return found
+                pending.append(PendingSample(key, problem, engines.Request(prompt, derive(seed, *key))))
+    return pending
 
 
 def _generate(
-    wanted: list[PendingSample],
+    pending: list[PendingSample],
     engine: engines.Engine,
     settings: EvaluationSettings,
     tokens: engines.Tokens,
@@ -124,14 +124,14 @@ def _generate(
 ) -> None:
     began, produced = time.perf_counter(), 0
     with comparison_pool(min(4, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(wanted), settings.batch):
-            chunk = wanted[start : start + settings.batch]
+        for start in range(0, len(pending), settings.batch):
+            chunk = pending[start : start + settings.batch]
             generations = engine.generate([each.request for each in chunk], settings.decoding)
             append_whole(path, samples.sample_lines(judge_generations(chunk, generations, tokens, pool)))
             note_progress()
             produced += sum(len(each.token_ids) for each in generations)
             rate = produced / (time.perf_counter() - began)
-            log.info("%d of %d samples, %.0f tokens per second", start + len(chunk), len(wanted), rate)
+            log.info("%d of %d samples, %.0f tokens per second", start + len(chunk), len(pending), rate)
 
 
 def judge_generations(

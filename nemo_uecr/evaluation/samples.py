@@ -84,11 +84,11 @@ def rewards_by_benchmark(samples: Iterable[Sample]) -> Rewards:
 def check_complete(folder: Path, record: Mapping[str, Any], rewards: Rewards) -> None:
     """Refuse an unfinished evaluation: its figures would be those of the first problems."""
     k, planned = record["samples"], {name: entry["problems"] for name, entry in record["benchmarks"].items()}
-    found = {name: [len(row) for row in rows.values()] for name, rows in rewards.items()}
-    if found != {name: [k] * problems for name, problems in planned.items()}:
+    counts = {name: [len(row) for row in rows.values()] for name, rows in rewards.items()}
+    if counts != {name: [k] * problems for name, problems in planned.items()}:
         raise DataError(
-            f"{folder}: the evaluation is not finished, {sum(map(sum, found.values()))} of {k * sum(planned.values())} "
-            "samples are there; run the command that began it again"
+            f"{folder}: the evaluation is not finished, it has {sum(map(sum, counts.values()))} of "
+            f"{k * sum(planned.values())} samples; run its command again to continue"
         )
 
 

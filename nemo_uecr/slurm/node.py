@@ -199,15 +199,15 @@ def _wait_for_cluster(job: Job, ray: subprocess.Popen[bytes], address: str) -> N
     """Publish the head's address, and wait until all nodes and GPUs have registered."""
     deadline, status = time.monotonic() + job.register_s, ""
     while True:
-        found: dict[str, int] = {}
+        gpus_by_node: dict[str, int] = {}
         if _listens(address):
             if not job.has("head-address"):  # once: a file replaced while NFS reads it would fail the reader
                 job.write("head-address", address)
-            found = _members(address) or {}
-        before, status = status, _write_status(job, found)
+            gpus_by_node = _members(address) or {}
+        before, status = status, _write_status(job, gpus_by_node)
         if status != before:
             log.info(status)
-        missing = [name for name in job.nodes if found.get(name, -1) < job.gpus]
+        missing = [name for name in job.nodes if gpus_by_node.get(name, -1) < job.gpus]
         if not missing:
             return
         _check(job, ray)
@@ -272,18 +272,18 @@ def _check(job: Job, ray: subprocess.Popen[bytes]) -> None:
 
 
 def _check_members(job: Job, address: str) -> None:
-    found = _members(address)
-    if found is None:
+    gpus_by_node = _members(address)
+    if gpus_by_node is None:
         raise Failed(job.node, "the Ray head no longer answers")
-    status = _write_status(job, found)
-    lost = [name for name in job.nodes if name not in found]
+    status = _write_status(job, gpus_by_node)
+    lost = [name for name in job.nodes if name not in gpus_by_node]
     if lost:
         raise Failed(lost[0], f"lost: the Ray cluster no longer counts it as alive; {status}")
 
 
-def _write_status(job: Job, found: Mapping[str, int]) -> str:
-    there = [name for name in job.nodes if name in found]
-    gpus = sum(min(found[name], job.gpus) for name in there)
+def _write_status(job: Job, gpus_by_node: Mapping[str, int]) -> str:
+    there = [name for name in job.nodes if name in gpus_by_node]
+    gpus = sum(min(gpus_by_node[name], job.gpus) for name in there)
     status = f"{len(there)} of {len(job.nodes)} nodes"
     status += f", {gpus} of {job.gpus * len(job.nodes)} GPUs" if job.gpus else ""
     job.write("status", status)
@@ -393,10 +393,10 @@ def node_resource(node: str) -> str:
     return f"slurm_node:{node}"
 
 
-def nodes_of(found: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
+def nodes_of(ray_nodes: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
     """Resources of each live node by name, from the result of `ray.nodes()`."""
     prefix = node_resource("")
-    live = [node["Resources"] for node in found if node["Alive"]]
+    live = [node["Resources"] for node in ray_nodes if node["Alive"]]
     return {key.removeprefix(prefix): held for held in live for key in held if key.startswith(prefix)}
 
 

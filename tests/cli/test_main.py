@@ -74,10 +74,10 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Ex
 
 def test_a_missing_module_of_an_extra_refuses_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nemo_uecr.errors.find_spec", lambda name: None if name == "tokenizers" else find_spec(name))
-    with pytest.raises(DependencyError, match=r"tokenizers is not installed; run: pip install 'nemo-uecr\[local\]'"):
+    with pytest.raises(DependencyError, match=r"tokenizers .*nemo-uecr\[local\]"):
         require_extra("local")
     monkeypatch.setattr("nemo_uecr.errors.find_spec", lambda name: None)
-    with pytest.raises(DependencyError, match=r"torchao and matplotlib are not .* 'nemo-uecr\[lowbit,plots\]'"):
+    with pytest.raises(DependencyError, match=r"torchao and matplotlib .*\[lowbit,plots\]"):
         require_extra("lowbit", "plots")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SIZES = {"vocabulary": 48, "hidden": 32, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "feed_forward": 40}
+from tests.plan.subjects import TINY
 
 
 def build(tensor: int, pipeline: int, *, tied: bool) -> Any:
@@ -24,8 +24,8 @@ def build(tensor: int, pipeline: int, *, tied: bool) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     config = TransformerConfig(
-        num_layers=SIZES["layers"], hidden_size=SIZES["hidden"], num_attention_heads=SIZES["heads"],
-        num_query_groups=SIZES["kv_heads"], kv_channels=SIZES["head_dim"], ffn_hidden_size=SIZES["feed_forward"],
+        num_layers=TINY["layers"], hidden_size=TINY["hidden"], num_attention_heads=TINY["heads"],
+        num_query_groups=TINY["kv_heads"], kv_channels=TINY["head_dim"], ffn_hidden_size=TINY["feed_forward"],
         normalization="RMSNorm", gated_linear_unit=True, activation_func=torch.nn.functional.silu,
         add_bias_linear=False, qk_layernorm=True, use_cpu_initialization=True, perform_initialization=False,
         tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, pipeline_dtype=torch.bfloat16,
@@ -34,7 +34,7 @@ def build(tensor: int, pipeline: int, *, tied: bool) -> Any:
     )  # fmt: skip
     return GPTModel(
         config=config, transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm"),
-        vocab_size=SIZES["vocabulary"], max_sequence_length=64, pre_process=state.is_pipeline_first_stage(),
+        vocab_size=TINY["vocabulary"], max_sequence_length=64, pre_process=state.is_pipeline_first_stage(),
         post_process=state.is_pipeline_last_stage(), share_embeddings_and_output_weights=tied,
         position_embedding_type="rope",
     )  # fmt: skip

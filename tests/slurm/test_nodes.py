@@ -45,7 +45,7 @@ def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:
     words = command_words(NEMO, GIVEN, smoke=False, nodes=4, gpus=7)
     assert words == ["train", NEMO, "cluster.nodes=4", "cluster.gpus_per_node=7", *GIVEN, "--resume"]
     for wrong in ("cluster.nodes=2", "cluster.gpus_per_node=9"):
-        with pytest.raises(ConfigError, match=f"{wrong}.*the job has 4 nodes of 7 GPUs"):
+        with pytest.raises(ConfigError, match=wrong):
             command_words(NEMO, [*GIVEN, wrong], smoke=False, nodes=4, gpus=7)
 
 
@@ -168,7 +168,7 @@ def test_a_driver_that_hangs_is_ended_with_its_children(tmp_path: Path, ray: sub
 def test_a_finished_test_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     words = ["train.steps=2", f"run.folder={tmp_path}"]
     run_folder(tmp_path / "n1", {"step": 1}, {"step": 2})
-    with pytest.raises(ConfigError, match="holds a finished smoke test; choose another to repeat it"):
+    with pytest.raises(ConfigError, match=f"run.folder={tmp_path}"):
         command_words(LOCAL, words, smoke=True, nodes=2, gpus=0)
     run_folder(tmp_path / "n2", {"step": 1})
     assert command_words(LOCAL, words, smoke=True, nodes=2, gpus=0) == ["slurm", "smoke", LOCAL, *words]
