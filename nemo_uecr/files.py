@@ -125,14 +125,13 @@ def locked(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
     here is removed again if it stays empty.
     """
     made = not folder.exists()
+    check_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=wait)
     except Timeout:
         raise RunFolderError(f"{folder} is in use by another process; wait for it or choose another folder") from None
-    except OSError as error:
-        raise RunFolderError(f"cannot write {folder}: {error.strerror}; choose another folder") from error
     try:
         yield
     finally:

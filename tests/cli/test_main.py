@@ -100,7 +100,7 @@ def test_every_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFi
     assert capsys.readouterr().out.startswith(f"Usage: nemo-uecr {' '.join(words)} ")
 
 
-def test_options_stand_anywhere_among_the_overrides() -> None:
+def test_options_may_follow_overrides() -> None:
     words = ["a.b=1", "--resume", "c=[1,2]"]
     command, bound, _ = app.parse_args(["train", "x.yaml", *words], exit_on_error=False, print_error=False)
     assert command is train.train

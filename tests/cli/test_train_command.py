@@ -144,7 +144,7 @@ def test_advise_draws_or_reads_a_batch(tmp_path: Path, capsys: pytest.CaptureFix
     assert entry_point(["advise", str(folder), "method.alpha=2"]) == 2
 
 
-def test_the_report_says_what_is_not_held_out(tmp_path: Path) -> None:
+def test_the_report_names_what_is_not_held_out(tmp_path: Path) -> None:
     problems, folder = tmp_path / "mine.jsonl", tmp_path / "run"
     problems.write_text("".join(f'{{"question": "{n} + 1", "answer": "{n + 1}", "id": {n}}}\n' for n in range(8)))
     words = [*SMALL, f"run.folder={folder}", f"data.train={problems}", f"evaluation.benchmarks.held={problems}"]

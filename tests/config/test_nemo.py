@@ -51,7 +51,7 @@ LONG = "rollout.max_response_tokens=16383"  # 2048 + 16383 = 18431; sequence par
         (["method.name=g_opd"], "method.name: got 'g_opd'"),
         (["student.parallel.tensr=2"], "unknown key student.parallel.tensr"),
         ([*GRPO, "teacher.dedicated_gpus=1"], "teacher.dedicated_gpus: got 1, but method grpo"),
-        (["teacher.model_name=null", "teachers={a: {model_name: x}}", "teacher.dedicated_gpus=1"], "got 1, but several"),
+        (["teacher.model_name=null", "teachers={a: {model_name: x}}", "teacher.dedicated_gpus=1"], "but several"),
         (["teachers={a: {model_name: x}}"], "teacher and teachers.a: got both"),
         (["teacher.model_name=null", "teachers={a: {self: initial}}"], "unknown key teachers.a.self"),
         *(

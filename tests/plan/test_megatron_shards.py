@@ -39,7 +39,7 @@ def built() -> list[Any]:
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[str(list(case.values())[:4]) for case in CASES])
-def test_every_rank_holds_what_the_plan_says(index: int, built: list[Any]) -> None:
+def test_every_rank_holds_what_is_planned(index: int, built: list[Any]) -> None:
     """Gradients: 4 bytes a parameter and the padding. Optimizer: 12 bytes a parameter over the data-parallel ranks.
 
     The plan counts 10: the precision-aware optimizer, which needs Transformer Engine and a GPU, leaves out the half of
