@@ -304,7 +304,6 @@ def _read(scores: Path) -> Scores:
 
 
 def _uecr(run: Path | None, given: Sequence[str]) -> Uecr:
-    """UECR with the settings of a run, changed by those given."""
     from nemo_uecr.config.load import written_config
 
     method, _ = method_settings("uecr", given, None if run is None else written_config(run / "config.yaml").method)

@@ -45,8 +45,8 @@ def evaluate(
     r"""Measure avg@k of one or several models on benchmarks, keeping every sample.
 
     All models, including the teacher, are evaluated with the same settings, each into its own folder under `--out`.
-    After an interruption, the same command generates only the missing samples. Options aside, the prompt is that of the
-    run that trained one of the models; without such a run it asks for the answer in \boxed{}.
+    After an interruption, the same command generates only the missing samples. By default the prompt is that of the run
+    that trained one of the models; without such a run it asks for the answer in \boxed{}.
 
         nemo-uecr evaluate student=runs/uecr/checkpoints/step-000160 teacher=path/to/teacher \
             --benchmarks aime24 amc23=amc23.jsonl --max-tokens 16384 --out evaluations
@@ -63,7 +63,7 @@ def evaluate(
         top_k: Number of candidate tokens; 0: off.
         stop: Strings that complete a response.
         seed: Seed of the sampling.
-        engine: Generates the responses.
+        engine: Engine that generates the responses.
         dtype: Precision of the models (default: that of the run that trained one of them, else bfloat16).
         batch: Responses generated and saved at once.
         thinking: Whether the chat template enables thinking.
@@ -137,7 +137,6 @@ def label_of(text: str) -> tuple[str, str]:
 
 
 def _dtype(models: Iterable[str]) -> str:
-    """The student's precision in the runs that trained the models."""
     from nemo_uecr.generation.engines import training_of
 
     known: set[str] = {run["student"]["dtype"] for model in models if (run := training_of(model))}

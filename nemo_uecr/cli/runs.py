@@ -29,7 +29,7 @@ def report(
     """Write one self-contained HTML page about one or several runs, or check runs against their own record.
 
     `--verify` compares the run folder's files, the run's models and data, the code and the package versions with the
-    run's record, and lists all changes. The exit code is then 1.
+    run's record, and lists all changes. The exit code is 1 if there are any.
 
     Args:
         run: Run folder.

@@ -389,7 +389,6 @@ def _annotated(tree: Mapping[str, object], origins: Mapping[str, str], path: tup
 
 
 def _scalar(value: object) -> str:
-    """A value as one line of YAML."""
     style = '"' if isinstance(value, str) and "\n" in value else None
     text: str = yaml.safe_dump(
         value, default_flow_style=True, default_style=style, width=float("inf"), allow_unicode=True

@@ -351,7 +351,6 @@ def ray_arguments(job: Job, head_address: str | None) -> list[str]:
 
 
 def _start_ray(job: Job, head_address: str | None) -> subprocess.Popen[bytes]:
-    """Run `ray start --block` with its output in the node's log."""
     words = [sys.executable, "-m", "ray.scripts.scripts", "start", *ray_arguments(job, head_address)]
     # NeMo-RL builds its environments once per node; Ray would do so for each task.
     with job.log_of(job.node).open("ab") as output:
@@ -359,7 +358,6 @@ def _start_ray(job: Job, head_address: str | None) -> subprocess.Popen[bytes]:
 
 
 def _start(words: Sequence[str], output: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a process as the leader of a new process group."""
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         env={**os.environ, **environment},
