@@ -1,7 +1,7 @@
-"""The errors a user can meet. Each message is one line: what was got, what was expected, what to do.
+"""Errors for users. Each message is one line: what was got, what was expected, what to do.
 
-Only a reward function's traceback follows on lines of its own. The command line prints the message of a `UecrError` on
-standard error and exits with code 2.
+Only a reward function's traceback takes more lines. The command line prints the message of a `UecrError` on standard
+error and exits with code 2.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-#: What the command line itself needs.
+#: Modules that the command line itself needs.
 PLAIN = (
     "cyclopts", "filelock", "jinja2", "numpy", "omegaconf", "psutil", "pydantic", "yaml", "rich", "safetensors",
     "scipy",
 )  # fmt: skip
-#: Each extra of the package and the modules that it brings.
+#: The modules of each extra.
 EXTRAS: dict[str, tuple[str, ...]] = {
     "cli": PLAIN,
     "local": ("transformers", "tokenizers"),
@@ -35,7 +35,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 
 class UecrError(Exception):
-    """Base of every error that is the input's or the environment's fault rather than a defect here."""
+    """Base of all errors caused by the input or the environment rather than a defect in this package."""
 
 
 class ConfigError(UecrError, ValueError):
@@ -51,11 +51,11 @@ class ScoreError(UecrError, ValueError):
 
 
 class InvariantError(UecrError, RuntimeError):
-    """An identity that the method declares does not hold within its tolerance."""
+    """An identity of the method is violated."""
 
 
 class RewardError(UecrError, RuntimeError):
-    """A reward function fails too often, or returns something that is not a reward."""
+    """A reward function fails too often, or does not return rewards."""
 
 
 class CheckpointError(UecrError, RuntimeError):
@@ -67,25 +67,25 @@ class RunFolderError(UecrError, RuntimeError):
 
 
 class DependencyError(UecrError, ImportError):
-    """An optional dependency is not installed; the message names the extra that brings it."""
+    """An optional dependency is not installed; the message names the extra to install."""
 
 
 def require_extra(*extras: str) -> None:
-    """Refuse to start when a module of these extras is missing; the message names every extra to install."""
+    """Raise DependencyError if a module of these extras is missing; the message names all extras to install."""
     absent = {extra: " and ".join(each for each in EXTRAS[extra] if not _installed(each)) for extra in extras}
     if missing := {extra: modules for extra, modules in absent.items() if modules}:
         raise _missing(" and ".join(missing.values()), ",".join(missing))
 
 
 def _installed(module: str) -> bool:
-    """Whether a module can be found outside the working directory, where a data folder ray/ looks like one."""
+    """Whether a module can be found outside the working directory, where a data folder ray/ looks like a module."""
     spec = find_spec(module)
     places = [] if spec is None else [spec.origin or each for each in spec.submodule_search_locations or [""]]
     return not all(Path(place).parent == Path.cwd() for place in places)
 
 
 def as_dependency_error(error: ModuleNotFoundError) -> DependencyError | None:
-    """The same failure as a message that names the extra; None for a module that no extra brings."""
+    """The error with a message that names the extra; None for a module of no extra."""
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
     return None if extra is None else _missing(module, extra)
@@ -97,5 +97,5 @@ def _missing(module: str, extra: str) -> DependencyError:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's message, without the advice that follows; the error's type if it is empty."""
+    """The first line of an error's message; its type if there is no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,7 +1,6 @@
-"""Files and folders that are complete or absent, lines that are whole, and one run at a time in a folder.
+"""Atomic writes of files and folders, whole lines, and a lock for one run per folder.
 
-A write that fails leaves what was there, and raises the system's own `OSError` with the path in it: the command line
-reports it in one line.
+A failed write keeps the old content and raises an `OSError` with the path, which the command line reports in one line.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ LOCK = "run.lock"
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
+    """Write a file atomically: a reader sees the old content or the new."""
     with replaced_file(path) as file:
         file.write(content)
 
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to fill, which takes its place when the block ends without an error."""
-    # One fixed name, so that the next writer takes over what a kill left; `mkstemp` would also hide it from the group.
+    """A file to fill; it replaces ``path`` if the block ends without an error."""
+    # A fixed name, so that the next writer replaces what a kill left; `mkstemp` would also deny access to the group.
     aside = path.with_name(f".{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,9 +50,9 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def append_whole(path: Path, content: bytes) -> None:
-    """Add to a file's end, all of it or nothing, and push it to disk; a kill may leave a part."""
+    """Append everything or nothing, and flush it to disk; only a kill may leave a part."""
     rest = memoryview(content)
-    with path.open("ab", buffering=0) as file:  # a buffer would be written again at the close
+    with path.open("ab", buffering=0) as file:  # a buffer would be written again on closing
         end = file.seek(0, os.SEEK_END)
         try:
             while rest:
@@ -67,9 +66,9 @@ def append_whole(path: Path, content: bytes) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its place (and that of an older one) when the block ends without an error."""
+    """A folder to fill; it replaces ``path`` if the block ends without an error."""
     recover_folder(path)
-    path = path.resolve()  # "." has no name to write beside, and a link's folder may lie on another disk
+    path = path.resolve()  # "." has no name, and a link's target may be on another disk
     aside, old = path.with_name(f".{path.name}.tmp"), _moved_away(path)
     shutil.rmtree(aside, ignore_errors=True)
     try:
@@ -77,7 +76,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield aside
         for inner in (*aside.rglob("*"), aside):
             sync_folder(inner)
-        if path.exists():  # moved away whole: a kill during its removal would leave half a folder under the name
+        if path.exists():  # rename first: a kill while removing it would leave half a folder
             shutil.rmtree(old, ignore_errors=True)
             path.rename(old)
         aside.rename(path)
@@ -91,7 +90,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def recover_folder(path: Path) -> None:
-    """Give a folder its name back after a kill between the two renames of `new_folder`."""
+    """Restore a folder after a kill between the two renames of `new_folder`."""
     path = path.resolve()
     if _moved_away(path).exists() and not path.exists():
         _moved_away(path).rename(path)
@@ -102,7 +101,7 @@ def _moved_away(path: Path) -> Path:
 
 
 def sync_folder(path: Path) -> None:
-    """Push a folder's entries to disk, so that a rename survives a power cut; or a file's content."""
+    """Flush a folder's entries or a file's content to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -111,7 +110,7 @@ def sync_folder(path: Path) -> None:
 
 
 def _name(error: BaseException, path: Path, aside: Path) -> None:
-    """Name the file that the user asked for: a failed write names none, or the one beside it that is gone."""
+    """Put the requested path into an error that names none, or only the temporary file."""
     if isinstance(error, OSError) and (error.filename is None or str(aside) in str(error.filename)):
         error.filename = str(path)
         del error.filename2  # None would be printed: 'path' -> None
@@ -119,21 +118,20 @@ def _name(error: BaseException, path: Path, aside: Path) -> None:
 
 @contextmanager
 def locked(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
-    """Hold a run folder, made if need be, or wait seconds for its holder; the lock goes with the process.
+    """Lock a run folder, created if missing; wait up to ``wait`` seconds for another holder.
 
-    It is an `flock`, which NFS passes on to other nodes. On a file system without locks filelock falls back to the
-    file's existence, and a killed run's `run.lock` must be removed by hand. A folder that is made here and in which
-    nothing is written is removed again.
+    The lock is an `flock`, which ends with the process and which NFS passes on to other nodes. On a file system without
+    locks, filelock uses the file's existence, and a killed run's `run.lock` must be removed by hand. A folder created
+    here is removed again if it stays empty.
     """
     made = not folder.exists()
+    check_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=wait)
     except Timeout:
         raise RunFolderError(f"{folder} is in use by another process; wait for it or choose another folder") from None
-    except OSError as error:
-        raise RunFolderError(f"cannot write {folder}: {error.strerror}; choose another folder") from error
     try:
         yield
     finally:
@@ -145,7 +143,7 @@ def locked(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
 def in_use(folder: Path) -> bool:
     """Whether another process holds a run folder."""
     if (folder / LOCK).exists():
-        with suppress(PermissionError):  # a folder of another user's: its lock cannot be tried
+        with suppress(PermissionError):  # another user's folder
             lock = FileLock(folder / LOCK)
             try:
                 lock.acquire(timeout=0)
@@ -156,7 +154,7 @@ def in_use(folder: Path) -> bool:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written, or made, before hours are spent on what goes into it."""
+    """Refuse a folder that cannot be written or created, before hours of work for it."""
     try:
         tempfile.TemporaryFile(dir=existing(folder)).close()
     except OSError as error:
@@ -164,25 +162,25 @@ def check_writable(folder: Path) -> None:
 
 
 def existing(path: Path) -> Path:
-    """The path, or its nearest parent that is there."""
+    """The path, or its nearest existing parent."""
     path = path.expanduser().absolute()
     return next(place for place in (path, *path.parents) if place.exists())
 
 
 def file_sha256(path: Path) -> str:
-    """Hex digest of a file, read in pieces."""
+    """SHA-256 of a file as hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The one JSON object of a file; a `DataError` where it is missing, cut short, or no object."""
+    """Read a file with one JSON object; DataError if it is missing, malformed or another type."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); expected a JSON object") from None
     except ValueError as error:
         raise DataError(f"{path}: malformed JSON ({error}); the file is truncated or corrupt") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: got {type(found).__name__}; expected one JSON object")
-    return found
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: got {type(content).__name__}; expected one JSON object")
+    return content

@@ -1,1 +1,1 @@
-"""The command `nemo-uecr`: one module a command, loaded only when that command runs."""
+"""The command `nemo-uecr`; heavy modules are loaded only when a command runs."""

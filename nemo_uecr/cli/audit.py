@@ -1,4 +1,4 @@
-"""The commands `audit NAME`: each reads scores or a run, prints its table and writes its folder."""
+"""The commands `audit NAME`: each reads scores or a run, prints a table and writes a folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nemo_uecr.audit.store import ScoreFolder
     from nemo_uecr.core.methods.uecr import Uecr
 
-app = family("audit", "The paper's audits, of scores or of a run.")
+app = family("audit", "The paper's audits of scores or of a run.")
 
 ScoresFolder = Annotated[Path, Parameter(help="Folder that `nemo-uecr score` wrote.")]
 Run = Annotated[Path, Parameter(help="Run folder.")]
@@ -27,7 +27,7 @@ Out = Annotated[
 Replicates = Annotated[AtLeastOne, Parameter(help="Bootstrap replicates.")]
 BootstrapSeed = Annotated[Seed, Parameter(help="Seed of the bootstrap.")]
 RunOfSettings = Annotated[
-    Path | None, Parameter(name="--run", help="Run folder; its config.yaml has the settings that --set leaves out.")
+    Path | None, Parameter(name="--run", help="Run folder; its config.yaml gives the settings that --set does not.")
 ]
 Engine = Literal[
     "transformers", "transformers-bf16", "transformers-int8", "transformers-nf4", "megatron", "vllm", "vllm-bf16",
@@ -48,35 +48,35 @@ def signal(
     seed: BootstrapSeed = 42,
     out: Out = None,
 ) -> None:
-    """What the teacher's score adds to the verifier's verdict, and how often it contradicts it, by checkpoint.
+    """What the teacher's score adds to the verifier's verdict, and how often they conflict, by checkpoint.
 
-    SCORES has several responses to each prompt by one or more checkpoints.
+    SCORES has several responses per prompt, by one or more checkpoints.
 
         nemo-uecr audit signal runs/demo/scores
         nemo-uecr audit signal runs/demo/scores --write-pairs judging --pairs 350
         nemo-uecr audit signal runs/demo/scores --judge verdicts.jsonl --key judging/key.jsonl
 
-    The judge gets judging/pairs.jsonl, blinded pairs of responses with equal verdicts, and writes one line a pair:
+    The judge gets judging/pairs.jsonl, blinded pairs of responses with equal verdicts, and writes one line per pair:
     {"pair": "...", "preferred": "first", "second", "tie" or "unjudgeable"}.
 
     Args:
         judge: A judge's verdicts on pairs (JSONL).
         key: The key that was written with the pairs.
-        write_pairs: Only write blinded pairs for a judge, into this folder.
+        write_pairs: Write blinded pairs for a judge into this folder, and stop.
         pairs: Number of pairs to write.
     """
     from nemo_uecr.audit import judging
     from nemo_uecr.audit.signal import signal_audit
 
-    found = _read(scores)
+    scored = _read(scores)
     if write_pairs is not None:
-        written = judging.write_pairs(found, write_pairs, pairs=pairs, seed=seed)
+        written = judging.write_pairs(scored, write_pairs, pairs=pairs, seed=seed)
         say(f"{written} pairs for the judge: {write_pairs}/pairs.jsonl")
         return
     if (judge is None) != (key is None):
         raise DataError("--judge and --key go together; give the verdicts and the key of their pairs")
     judged = judging.read_pairs(judge, key) if judge and key else None
-    _finish(signal_audit(found, judged, replicates=replicates, seed=seed), out, scores)
+    _finish(signal_audit(scored, judged, replicates=replicates, seed=seed), out, scores)
 
 
 @app.command
@@ -91,7 +91,7 @@ def token_credit(
     seed: BootstrapSeed = 42,
     out: Out = None,
 ) -> None:
-    """Where the teacher's token signals are large, how certain it is there, and what the weights do to the budget.
+    """Where the teacher's token signals are large, how certain it is there, and how the weights affect the budget.
 
     SCORES has groups of responses of the initial student, for example the batch of a run's first step.
 
@@ -99,7 +99,7 @@ def token_credit(
         nemo-uecr audit token-credit runs/demo/scores-start --run runs/demo
 
     Args:
-        checkpoint: Step of the checkpoint whose responses are audited (default: the first).
+        checkpoint: Step of the checkpoint to audit (default: the first).
     """
     from nemo_uecr.audit.token_credit import token_credit_audit
 
@@ -122,7 +122,7 @@ def group_signal(
 ) -> None:
     """PUU's signal in pseudo-groups of eight and four, against a fixed base model, by checkpoint.
 
-    SCORES has 12 responses (or a multiple of 12) to each problem, scored with the base model as an anchor.
+    SCORES has 12 responses per problem, or a multiple of 12, scored with the base model as an anchor.
 
         nemo-uecr score runs/demo --anchor base=demo:student --out runs/demo/scores
         nemo-uecr audit group-signal runs/demo/scores
@@ -144,11 +144,11 @@ def group_signal(
 def alpha_sweep(
     scores: ScoresFolder, /, *, replicates: Replicates = 2000, seed: BootstrapSeed = 42, out: Out = None
 ) -> None:
-    """At which weight of the teacher a wrong response overtakes a right one, on fixed rollouts, by checkpoint.
+    """The teacher's weight at which a wrong response overtakes a right one, on fixed rollouts, by checkpoint.
 
-    The gap is taken against the checkpoint that generated the response, clipped at 5 nats. Reports conflicts and fully
-    safe groups over alpha in [0, 8], ten values of alpha below the first that inverts a tenth of a checkpoint's mixed
-    groups, tie points, sign changes, and intervals over problems.
+    The gap is measured against the checkpoint that generated the response, and clipped at 5 nats. Reports conflicts and
+    fully safe groups over alpha in [0, 8], ten values of alpha below the first that inverts a tenth of a checkpoint's
+    mixed groups, tie points, sign changes, and intervals over problems.
 
         nemo-uecr audit alpha-sweep runs/demo/scores
     """
@@ -175,43 +175,43 @@ def localization(
     seed: BootstrapSeed = 42,
     out: Out = None,
 ) -> None:
-    r"""Whether ECR blames a failed response on the steps that a judge calls invalid.
+    r"""Whether ECR assigns the blame for a failed response to the steps that a judge calls invalid.
 
-    First write the steps for the judge, then audit with the judge's labels.
+    First write the steps for the judge, then audit with its labels.
 
         nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
         nemo-uecr audit localization runs/demo/scores-start --write-steps judging-steps
         nemo-uecr audit localization runs/demo/scores-start --run runs/demo \
             --judge labels.jsonl --key judging-steps/key.jsonl
 
-    The judge gets judging-steps/steps.jsonl alone and writes one line an item:
-    {"item": NAME, "labels": [valid|invalid|uncertain|not_reasoning, one a step], "first_error": NUMBER or null}.
+    The judge gets only judging-steps/steps.jsonl and writes one line per item:
+    {"item": NAME, "labels": [valid|invalid|uncertain|not_reasoning, one per step], "first_error": NUMBER or null}.
 
     Args:
-        write_steps: Only write blinded steps for a judge, into this folder.
+        write_steps: Write blinded steps for a judge into this folder, and stop.
         limit: Number of responses to write.
         judge: The judge's labels (JSONL).
         key: The key that was written with the steps.
-        checkpoint: Step of the checkpoint whose responses are audited.
-        tokenizer: Model with the tokenizer of the responses (default: the teacher).
-        shuffles: Number of shuffles within each response.
+        checkpoint: Step of the checkpoint to audit.
+        tokenizer: Model with the responses' tokenizer (default: the teacher).
+        shuffles: Number of shuffles per response.
     """
     from nemo_uecr.audit.judging import STEPS, read_labels
     from nemo_uecr.audit.localization import localization_audit, write_candidates
     from nemo_uecr.generation.engines import load_tokens
     from nemo_uecr.paths import resolve_path
 
-    found = _read(scores)
+    scored = _read(scores)
     if write_steps is not None:
-        responses, steps = write_candidates(found, write_steps, checkpoint=checkpoint, limit=limit, seed=seed)
+        responses, steps = write_candidates(scored, write_steps, checkpoint=checkpoint, limit=limit, seed=seed)
         say(f"{responses} responses, {steps} steps for the judge: {write_steps / STEPS}")
         return
     if judge is None or key is None:
         raise DataError("expected --judge LABELS and --key KEY; write the steps for a judge with --write-steps DIR")
     settings, labels = _uecr(run, words), read_labels(judge, key)
-    spelled = load_tokens(resolve_path(tokenizer or found.plan["teacher"]["name"])).tokenizer
+    spelled = load_tokens(resolve_path(tokenizer or scored.plan["teacher"]["name"])).tokenizer
     counts = {"checkpoint": checkpoint, "shuffles": shuffles, "replicates": replicates, "seed": seed}
-    _finish(localization_audit(found, labels, settings, spelled, **counts), out, scores)
+    _finish(localization_audit(scored, labels, settings, spelled, **counts), out, scores)
 
 
 @app.command
@@ -224,40 +224,40 @@ def teacher(
     responses: AtLeastOne | None = None,
     out: Out = None,
 ) -> None:
-    """How far the log-probabilities, entropies and R^T of one checkpoint differ between engines and low precisions.
+    """Differences of a checkpoint's log-probabilities, entropies and R^T between engines and low precisions.
 
-    SCORES has responses that the teacher scored with transformers in float32; the same tokens are scored again, one
-    response at a time. transformers-int8 and transformers-nf4 round the linear layers as `teacher.quantize` does, and
-    compute in bf16. megatron is Megatron-Bridge's model in float32; vllm-bf16 and vllm-fp8 need a GPU. For an engine
-    that cannot run here, the reason is given.
+    SCORES has responses scored by the teacher with transformers in float32; the same tokens are scored again, one
+    response at a time. transformers-int8 and transformers-nf4 quantize the linear layers like `teacher.quantize` and
+    compute in bf16. megatron is Megatron-Bridge's model in float32; vllm-bf16 and vllm-fp8 need a GPU. If an engine
+    cannot run here, the table gives the reason.
 
         nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
         nemo-uecr audit teacher runs/demo/scores-start
 
     Args:
-        teacher: The teacher's folder (default: where it was when it scored).
+        teacher: The teacher's folder (default: that of the scores).
         engines: Engines to compare.
-        responses: Only the first N responses.
+        responses: Number of responses (default: all).
     """
     require_extra("local", "data", "plots")
     from nemo_uecr.audit.teacher import teacher_audit
     from nemo_uecr.evaluation.runner import model_digest
     from nemo_uecr.paths import resolve_path
 
-    found = _read(scores)
-    model = resolve_path(teacher or found.plan["teacher"]["name"])
-    if model_digest(model) != found.plan["teacher"]["sha256"]:
+    scored = _read(scores)
+    model = resolve_path(teacher or scored.plan["teacher"]["name"])
+    if model_digest(model) != scored.plan["teacher"]["sha256"]:
         raise DataError(
             f"the weights of {model} are not those that gave the scores; name the scores' own teacher with --teacher"
         )
-    _finish(teacher_audit(found, model, engines, responses=responses), out, scores)
+    _finish(teacher_audit(scored, model, engines, responses=responses), out, scores)
 
 
 @app.command
 def batch(run: Run, /, *, out: Out = None) -> int:
-    """Count prompts, trajectories, tokens and steps of a run, and report every fault in them.
+    """Count prompts, trajectories, tokens and steps of a run, and report every fault.
 
-    Exit code 1 when there is a fault.
+    The exit code is 1 if there is a fault.
 
         nemo-uecr audit batch runs/demo
     """
@@ -273,14 +273,14 @@ def batch(run: Run, /, *, out: Out = None) -> int:
 
 @app.command
 def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) -> None:
-    """What a run costs in time and memory, and what scoring by the teacher adds to GRPO.
+    """Time and memory of a run, and the overhead of the teacher's scores over GRPO.
 
-    The overhead against the baseline is per token, because two methods write responses of different lengths.
+    The overhead over the baseline is per token, because two methods write responses of different lengths.
 
         nemo-uecr audit efficiency runs/demo --baseline runs/grpo
 
     Args:
-        baseline: Run of method grpo to compare with.
+        baseline: Run with method grpo to compare with.
     """
     require_extra("data", "plots")
     from nemo_uecr.audit.runs import efficiency_audit
@@ -304,7 +304,6 @@ def _read(scores: Path) -> ScoreFolder:
 
 
 def _uecr(run: Path | None, given: Sequence[str]) -> Uecr:
-    """UECR with the settings of a run, then those given one by one."""
     from nemo_uecr.config.load import written_config
 
     method, _ = method_settings("uecr", given, None if run is None else written_config(run / "config.yaml").method)

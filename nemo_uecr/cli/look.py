@@ -1,4 +1,4 @@
-"""Commands that look before a run: `plan`, `doctor`, `config` and `advise`."""
+"""Commands before a run: `plan`, `doctor`, `config` and `advise`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nemo_uecr.plan.shapes import ModelShape
 
 
-#: What `config check` says of problems that are made on first use.
+#: Shown by `config check` for problems that are made on first use.
 DEMO = "of the demo"
 
 
@@ -38,11 +38,11 @@ def plan(
     fit: types.PositiveFloat | None = None,
     json: Json = None,
 ) -> None:
-    """Predict layout, memory and time of a run from its configuration alone, without a GPU.
+    """Predict layout, memory and time of a run from its configuration, without a GPU.
 
-    A model's sizes come from its config.json, in a folder or the hub's cache, or from a table of Qwen3. If the teacher
-    does not exist yet, name the model that it is made from. A run that does not fit ends with exit code 2 and with what
-    would fit.
+    A model's sizes come from its config.json, in a folder or the hub's cache, or from a table of Qwen3 models. For a
+    teacher that does not exist yet, name its base model. If the run does not fit, the exit code is 2 and changes that
+    would fit are printed.
 
         nemo-uecr plan examples/configs/uecr_qwen3_4b.yaml teacher.model_name=Qwen/Qwen3-8B data.subset=null
         nemo-uecr plan CONFIG cluster.nodes=2 --response-tokens 5000 --json plan.json
@@ -52,8 +52,8 @@ def plan(
         memory: Memory of each device in GiB (default: from a table).
         response_tokens: Mean response length, for the times (default: the longest allowed).
         prompt_tokens: Mean prompt length (default: the longest allowed).
-        length_sigma: Standard deviation of ln(response length) before truncation; 0: all have the mean.
-        fit: For a local run: find keys that make it fit one GPU of this many GB, first those that change no number.
+        length_sigma: Standard deviation of ln(response length) before truncation; 0: all equal the mean.
+        fit: For a local run: find keys with which it fits one GPU of this many GB, first those that change no number.
     """
     from nemo_uecr.audit.output import text_table
     from nemo_uecr.config.load import load
@@ -108,7 +108,7 @@ def _fit(
     lengths: Lengths,
     json: Path | None,
 ) -> None:
-    """Say with which keys a local run fits a GPU of so many GB; the rates are the device's, or those of the nearest."""
+    """Print keys with which a local run fits a GPU of ``size`` GB; its rates are those of ``device`` or the nearest."""
     from nemo_uecr.config.load import load_config
     from nemo_uecr.plan.contents import GIB, GPUS, as_json
     from nemo_uecr.plan.faults import refuse
@@ -135,7 +135,7 @@ def _fit(
 
 
 def sizes(name: str, role: str) -> ModelShape:
-    """Sizes of a model; the demo's come from their recipe, so that nothing is trained to know them."""
+    """Sizes of a model; the demo's come from its recipe, without training it."""
     from nemo_uecr.plan.shapes import KNOWN, shape_of
     from nemo_uecr.study.demo import RECIPE
     from nemo_uecr.study.task import MODEL_MAX_LENGTH, build_tokenizer
@@ -158,10 +158,10 @@ def doctor(
     ray_port: Annotated[int, Parameter(validator=validators.Number(gte=1024, lt=65535))] = 9900,
     json: Json = None,
 ) -> int:
-    """Check this machine and, with CONFIG, everything that the configuration names. One line a check: ok, warn or fail.
+    """Check this machine and, with CONFIG, everything that the configuration needs: one line per check.
 
-    Run it where the training will run: on a compute node, inside the container. It downloads nothing. Exit code 1 when
-    a check fails, 2 when the configuration is not valid.
+    Run it where the training will run: on a compute node, inside the container. It downloads nothing. The exit code is
+    1 if a check fails, 2 if the configuration is invalid.
 
         nemo-uecr doctor
         nemo-uecr doctor examples/configs/uecr_qwen3_4b.yaml teacher.model_name=/models/teacher data.subset=null
@@ -189,8 +189,8 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     """Show or check a configuration.
 
     Args:
-        action: `show` prints the complete configuration as YAML, every value with the file it comes from. `check`
-            validates it, reads the problems, and prints the objective as one equation.
+        action: `show` prints the complete configuration as YAML with the origin of every value; `check` validates it,
+            reads the problems, and prints the objective as one equation.
     """
     from nemo_uecr.config.load import annotated_yaml, load
     from nemo_uecr.config.methods import objective, unused_line
@@ -212,7 +212,7 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
 
 
 def _check_nemo(config: NemoConfig) -> list[str]:
-    """Check problems and models, and NeMo-RL's own schema where it can be imported; says what was checked."""
+    """Check problems and models, and NeMo-RL's schema if it can be imported; return what was checked."""
     from nemo_uecr.nemo.preflight import check_problems, check_visible_models
 
     check_problems(config)

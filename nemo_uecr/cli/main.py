@@ -1,4 +1,4 @@
-"""The command `nemo-uecr`: its commands, and how their errors leave the program."""
+"""The command `nemo-uecr`: its commands, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nemo_uecr.stopping import STOPPED, RunStopped
 USER_ERROR = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
-#: By heading in the help. A command is a function, whose docstring is its help, or a family of commands.
+#: Headings of the help and their commands: functions, whose docstrings are the help, or families of commands.
 COMMANDS: dict[str, tuple[Callable[..., int | None] | App, ...]] = {
     "Train": (train.train, train.demo, train.smoke, train.study),
     "Inspect": (look.plan, look.doctor, look.config, look.advise, runs.report, runs.replay),
@@ -48,14 +48,14 @@ app = _app()
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code.
+    """Run the command line.
 
     Args:
-        arguments: what follows `nemo-uecr`; None: those of the process.
+        arguments: the words after `nemo-uecr`; None: those of the process.
 
     Returns:
-        What the command returned; 2 for an error of the user's; 75 where a run was asked to end and has saved; 130
-        after Ctrl-C.
+        The command's exit code; 2 after a user's error, 75 after a run that saved and stopped on request, 130 after
+        Ctrl-C.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("nemo_uecr").setLevel(logging.INFO)
@@ -83,11 +83,11 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("nemo-uecr: interrupted\n")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`| head`). Python would complain again while flushing at exit.
+        # The reader of the output has closed it (`| head`). Python would fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        if error.strerror is None:  # a library's own, not the operating system's
+        if error.strerror is None:  # raised by a library, not by the operating system
             raise
         where = f"{error.filename}: " if error.filename else ""
         return _refuse(f"{where}{error.strerror}; make room or name another path, and run the command again")

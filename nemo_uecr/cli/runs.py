@@ -1,4 +1,4 @@
-"""Commands on what a run has left: `report`, `replay`, `pack`, `unpack`, `convert` and `export`."""
+"""Commands on finished runs: `report`, `replay`, `pack`, `unpack`, `convert` and `export`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def report(
 ) -> int:
     """Write one self-contained HTML page about one or several runs, or check runs against their own record.
 
-    `--verify` compares the run folder's files, the models and data that the run read, the code and the package versions
-    with the run's record, and names everything that changed. Exit code 1 when something did.
+    `--verify` compares the run folder's files, the run's models and data, the code and the package versions with the
+    run's record, and lists all changes. The exit code is 1 if there are any.
 
     Args:
         run: Run folder.
@@ -45,7 +45,7 @@ def report(
     written = write_report([run, *others], run / "report.html" if out is None else out)
     say(f"report: {written}")
     if open_:
-        # On a Linux terminal without a screen a text browser would take over the terminal.
+        # Without a display, a text browser would take over a Linux terminal.
         screen = sys.platform != "linux" or os.environ.keys() & {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}
         address = written.resolve().as_uri()
         if not (screen and webbrowser.open(address)):
@@ -57,8 +57,8 @@ def _verify(folder: Path) -> int:
     require_extra("local")
     from nemo_uecr.local.provenance import verify_run
 
-    found = verify_run(folder)
-    same, changed, unknown = (found[kind] for kind in ("same", "changed", "unknown"))
+    verified = verify_run(folder)
+    same, changed, unknown = (verified[kind] for kind in ("same", "changed", "unknown"))
     say(
         *(f"changed: {text}" for text in changed),
         *(f"not checked: {text}" for text in unknown),
@@ -72,23 +72,23 @@ def replay(
 ) -> int:
     r"""Recompute a method's advantages from a saved batch, or check those that a run saved.
 
-    BATCH is a safetensors file with task_reward [B], group [B], mask [B, T], old_logp [B, T] and those of teacher_logp,
-    teacher_entropy, initial_logp and segments [B, T] that the method reads. OUT gets advantage [B, T] (0 where the mask
-    is 0) and the method's intermediate quantities.
+    BATCH is a safetensors file with task_reward [B], group [B], mask [B, T], old_logp [B, T] and, as far as the method
+    reads them, teacher_logp, teacher_entropy, initial_logp and segments [B, T]. OUT gets advantage [B, T], 0 where the
+    mask is 0, and the method's intermediate quantities.
 
         nemo-uecr replay runs/demo/batches/step-000010.safetensors --method uecr \
             --set alpha=1 rho=.5 tau_delta=1 tau_entropy=1 --out advantages.safetensors
 
-    With `--check`, BATCH is a saved step or a run folder. The file names method and settings, and recomputing must
+    With `--check`, BATCH is a saved step, with the run's method and settings, or a run folder. Recomputing must
     reproduce the saved advantages: bit for bit with the run's package versions and kind of processor, within 1e-6
-    elsewhere. Exit code 1 when it does not.
+    elsewhere. Otherwise the exit code is 1.
 
         nemo-uecr replay runs/demo --check
 
     Args:
-        batch: Saved batch, or with `--check` a run folder.
+        batch: Saved batch; with `--check` also a run folder.
         check: Compare with the advantages that the run saved.
-        method: Method, for example uecr.
+        method: Name of the method.
         out: File to write (safetensors).
     """
     if check and method is None and not words and out is None:
@@ -116,7 +116,7 @@ def _write_advantages(path: Path, name: str, words: Sequence[str], out: Path) ->
 
 
 def _check_steps(path: Path) -> int:
-    """Print one line a step; 1 when a step is not reproduced, is gone or is not as the run wrote it."""
+    """Print one line per step; return 1 if a step is not reproduced, is missing or was changed."""
     from nemo_uecr.data.batch_file import TOLERANCE, recompute
     from nemo_uecr.local.provenance import batch_faults, of_other_code, package_source
 
@@ -131,21 +131,21 @@ def _check_steps(path: Path) -> int:
             failed += 1
             say(f"{name}: {fault}, by the run's list of files: NOT REPRODUCED")
             continue
-        found = recompute(run / "batches" / name if path.is_dir() else path)
-        failed += not found.holds
-        word = "bit for bit" if found.bitwise else f"differs by {found.difference:.3g}"
-        want = "the run's own arithmetic" if found.same_arithmetic else f"other arithmetic, {TOLERANCE:g} allowed"
-        say(f"{name}: {word} ({want}){'' if found.holds else ': NOT REPRODUCED'}")
+        replayed = recompute(run / "batches" / name if path.is_dir() else path)
+        failed += not replayed.holds
+        word = "bit for bit" if replayed.bitwise else f"differs by {replayed.difference:.3g}"
+        want = "the run's own arithmetic" if replayed.same_arithmetic else f"other arithmetic, {TOLERANCE:g} allowed"
+        say(f"{name}: {word} ({want}){'' if replayed.holds else ': NOT REPRODUCED'}")
     other = failed > 0 and of_other_code(run, package_source()[0]["package_sha256"])
-    said = "; the code is not the run's, see report --verify" if other else ""
-    say(f"{len(steps) - failed} of {len(steps)} saved steps reproduced{said}")
+    hint = "; the code is not the run's, see report --verify" if other else ""
+    say(f"{len(steps) - failed} of {len(steps)} saved steps reproduced{hint}")
     return 1 if failed else 0
 
 
 def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
     """Pack a run folder into one archive (.tar.gz), to unpack and replay elsewhere.
 
-    The archive has a checksum. Equal folders give equal archives.
+    The archive contains a checksum. Equal folders give equal archives.
 
         nemo-uecr pack runs/demo demo.tar.gz --without-checkpoints
 
@@ -168,13 +168,13 @@ def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
 def unpack(archive: Path, folder: Path, /, *, max_gib: AtLeastOne = 64) -> None:
     """Unpack an archive that `nemo-uecr pack` wrote into a new folder.
 
-    Compares the checksum. Refuses an archive with links, with names that lead outside the folder, or with more
-    than `--max-gib` of files.
+    The checksum must match. Archives with links, with names that lead outside the folder, or with more than
+    `--max-gib` of files are refused.
 
     Args:
         archive: File that `pack` wrote.
-        folder: Folder to make.
-        max_gib: Largest total size of the files, GiB.
+        folder: Folder to create.
+        max_gib: Largest total size of the files in GiB.
     """
     from nemo_uecr.telemetry.archive import unpack as read_archive
 
@@ -193,11 +193,11 @@ def convert(
     tolerance: types.PositiveFloat = 1e-4,
     shard_gb: types.PositiveFloat = 4.0,
 ) -> None:
-    """Convert a checkpoint between Megatron and Hugging Face, and prove that the result is the same model.
+    """Convert a checkpoint between Megatron and Hugging Face, and verify that the result is the same model.
 
-    CKPT is a step that NeMo-RL saved (step_N), a Megatron distributed checkpoint (iter_0000000 or the folder above it),
-    or a Hugging Face model. Both models then score fixed sequences in float32; OUT appears only if their
-    log-probabilities agree, and holds the evidence in conversion.json.
+    CKPT is a step that NeMo-RL saved (step_N), a Megatron distributed checkpoint (iter_0000000 or its parent), or a
+    Hugging Face model. Both models score fixed sequences in float32. OUT is created only if their log-probabilities
+    agree; its conversion.json has the evidence.
 
         nemo-uecr convert runs/uecr/checkpoints/step_100 --to models/uecr-step-100
         nemo-uecr convert models/Qwen3-4B --to models/Qwen3-4B-megatron
@@ -205,9 +205,9 @@ def convert(
 
     Args:
         ckpt: The checkpoint.
-        to: Folder to make; it must not exist.
-        check: Verify a converted folder again instead.
-        dry_run: Check everything that is named; write nothing.
+        to: Folder to create; it must not exist.
+        check: Verify a converted folder again.
+        dry_run: Check all arguments; write nothing.
         hf: Hugging Face model of CKPT's architecture (default: what CKPT names).
         tokenizer: Folder of the tokenizer (default: CKPT's, else the model's).
         tolerance: Largest allowed difference of two log-probabilities, nats.
@@ -226,7 +226,7 @@ def convert(
             ckpt=ckpt, out=to.absolute(), model=hf, tokenizer=tokenizer,
             tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
         )  # fmt: skip
-        prepare(request)  # a wrong path is reported before a missing package
+        prepare(request)  # report a wrong path before a missing package
     if dry_run:
         if request is None:
             read_record(ckpt)
@@ -244,17 +244,17 @@ def convert(
 def export(
     run: Path, /, *, merged: Path, dtype: Literal["float32", "bfloat16"] = "float32", tolerance: float = 1e-4
 ) -> None:
-    """Write the model that a local run trained as one ordinary Hugging Face folder.
+    """Write the model that a local run trained as an ordinary Hugging Face folder.
 
-    An adapter is merged into a copy of its base, and both are scored on the same tokens. The run's best checkpoint is
-    taken where it kept one, else its newest.
+    An adapter is merged into a copy of its base, and both models are compared on the same tokens. Exports the run's
+    best checkpoint if it kept one, else its newest.
 
         nemo-uecr export runs/lora --merged models/trained
 
     Args:
         run: Run folder, or one of its checkpoints.
-        merged: Folder to make.
-        dtype: Format of the weights; bfloat16 is half the size, and rounds them once more.
+        merged: Folder to create.
+        dtype: Format of the weights; bfloat16 halves the size and rounds once more.
         tolerance: Largest allowed difference of two log-probabilities in float32, nats.
     """
     require_extra("local")

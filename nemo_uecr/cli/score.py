@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Numbers, Override, family, refuse_input, say, write_json
 from nemo_uecr.errors import DataError, require_extra
 
-teacher = family("teacher", "What FP8 changes in a Megatron teacher's scores.")
+teacher = family("teacher", "The effect of FP8 on a Megatron teacher's scores.")
 
 
 def score(
@@ -29,10 +29,10 @@ def score(
     batch: AtLeastOne = 16,
     part: AtLeastOne = 512,
 ) -> None:
-    """Score responses with a teacher and with the policies that they are compared to, for the audits.
+    """Score responses with a teacher, the student and further policies, for the audits.
 
-    ROLLOUTS is a run folder (back end local), a folder of `nemo-uecr evaluate`, or a JSONL file. Before the last two,
-    STEP= says how many steps the policy that generated the responses had been trained.
+    ROLLOUTS is a run folder (back end local), a folder of `nemo-uecr evaluate`, or a JSONL file. For the last two,
+    STEP= states how many steps the policy that generated the responses had been trained.
 
         nemo-uecr score runs/demo --out runs/demo/scores
         nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
@@ -40,24 +40,24 @@ def score(
         nemo-uecr score rollouts.jsonl --teacher T --student 'checkpoints/step-{step:06d}' --out scores
 
     Each line of a file has "problem", "response", "prompt" (the whole text that the model read) or "prompt_ids", and
-    "token_ids" (as sampled, with the end token) or "truncated"; and, where known, "checkpoint", "reward" or "answer"
-    (which is then verified), "question", "benchmark", "sample", "group", "id".
+    "token_ids" (as sampled, with the end token) or "truncated". Optional are "checkpoint", "reward" or "answer" (to
+    verify), "question", "benchmark", "sample", "group" and "id".
 
-    Run the same command again after an interruption, or a longer one to add scores.
+    After an interruption, the same command continues; a longer one adds scores.
 
     Args:
         rollouts: Run, evaluation folder or JSONL file, each as PATH or STEP=PATH.
         out: Folder of the scores.
         teacher: Folder or hub name (default: a run folder's own teacher).
-        student: Model that generated the responses, {step} in it if it varies (default: a run's checkpoints, an
+        student: Model that generated the responses, with {step} if it varies (default: a run's checkpoints, or an
             evaluation's model).
         anchor: A further, fixed policy as NAME=MODEL; may be repeated.
-        take: Which responses of a run.
+        take: The responses of a run to score.
         steps: Only these steps of a run: 1,5,10 (default: all).
-        max_length: Longest sequence, in tokens; longer ones are truncated at the end (default: no limit).
+        max_length: Longest sequence in tokens; longer ones are cut at the end (default: no limit).
         dtype: Precision of the models.
-        batch: Responses in one forward pass.
-        part: Responses between two writes.
+        batch: Responses per forward pass.
+        part: Responses per write.
     """
     require_extra("local", "data")
     import torch
@@ -84,12 +84,12 @@ def score(
     )
     responses = [rollout for source in sources for rollout in source.rollouts]
     files = [path for source in sources for path in source.files]
-    found = score_rollouts(out, responses, files, scoring).responses
+    scored = score_rollouts(out, responses, files, scoring).responses
     say(
-        f"{len(found.ids)} responses, {int(found.scored_B.sum())} tokens, "
-        f"checkpoints {', '.join(map(str, found.checkpoints))}; "
-        f"{int(found.truncated_B.sum())} truncated in generation, {int(found.cut_B.sum())} cut by --max-length, "
-        f"{int(found.from_text_B.sum())} with token ids from text",
+        f"{len(scored.ids)} responses, {int(scored.scored_B.sum())} tokens, "
+        f"checkpoints {', '.join(map(str, scored.checkpoints))}; "
+        f"{int(scored.truncated_B.sum())} truncated in generation, {int(scored.cut_B.sum())} cut by --max-length, "
+        f"{int(scored.from_text_B.sum())} with token ids from text",
         f"scores: {out}",
     )
 
@@ -105,10 +105,10 @@ def _anchor(text: str) -> tuple[str, str]:
 
 @teacher.command(name="score")
 def teacher_score(config: ConfigFile, /, *overrides: Override, batch: Path, out: Path) -> None:
-    """Score a saved batch with the teacher of a configuration and write the batch with those scores.
+    """Score a saved batch with the teacher of a configuration, and write the batch with these scores.
 
-    Score a batch twice, with and without FP8, to see what FP8 changes. The teacher takes all GPUs that the
-    configuration names. OUT has no advantages: those of the batch belong to the teacher of the run.
+    Score a batch with and without FP8 to measure the effect of FP8. The teacher uses all GPUs of the configuration. OUT
+    has no advantages: those of the batch belong to the run's teacher.
 
         nemo-uecr teacher score CONFIG --batch BATCH --out bf16.safetensors teacher.fp8=false
         nemo-uecr teacher score CONFIG --batch BATCH --out fp8.safetensors  teacher.fp8=true
@@ -132,11 +132,11 @@ def teacher_score(config: ConfigFile, /, *overrides: Override, batch: Path, out:
 
 @teacher.command
 def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
-    """What FP8, or another layout, changes in a teacher's scores: gap, entropy and advantages, token by token.
+    """Compare a teacher's scores with FP8 or another layout: gap, entropy and advantages, token by token.
 
     Args:
-        first: Batch that `nemo-uecr teacher score` wrote, the reference.
-        second: The same batch with the scores in question.
+        first: Reference batch from `nemo-uecr teacher score`.
+        second: The same batch with other scores.
     """
     from nemo_uecr.audit.output import shown, text_table
     from nemo_uecr.audit.teacher import teacher_effect

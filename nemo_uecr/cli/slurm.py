@@ -1,4 +1,4 @@
-"""What slurm/*.sh call: `slurm smoke`, `slurm command` and `slurm node`."""
+"""The commands that slurm/*.sh call: `slurm smoke`, `slurm command` and `slurm node`."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from nemo_uecr.errors import require_extra
 if TYPE_CHECKING:
     from nemo_uecr.stopping import StopRequest
 
-app = family("slurm", "What slurm/*.sh call.")
+app = family("slurm", "The commands that slurm/*.sh call.")
 app.show = False
 
 
 @app.command
 def smoke(config: ConfigFile, /, *overrides: Override) -> None:
-    """The same short run of the local back end on every node of the Ray cluster at RAY_ADDRESS; no GPU is needed.
+    """Run the same short local training on every node of the Ray cluster at RAY_ADDRESS, without GPUs.
 
-    Each node trains in run.folder/NODE; at the end all must have come to the same numbers. It continues an unfinished
-    test, and ends early as `train` does.
+    Each node trains in run.folder/NODE; all must arrive at the same numbers. An unfinished test is continued, and stops
+    early on the same signals as `train`.
     """
     from nemo_uecr.config.load import load_config
     from nemo_uecr.slurm.replicas import compare_nodes
     from nemo_uecr.stopping import listening
 
     folder = Path(load_config(config, overrides).config.run.folder).resolve()
-    os.environ["RAY_DEDUP_LOGS"] = "0"  # read at the import; else lines end in "[repeated 4x across cluster]", coloured
+    os.environ["RAY_DEDUP_LOGS"] = "0"  # read at import; avoids coloured "[repeated 4x across cluster]"
     require_extra("ray")
     import ray
 
     ray.init(address=os.environ["RAY_ADDRESS"])
     try:
-        with listening() as stop:  # after connecting: Ray sets a handler of its own
+        with listening() as stop:  # after connecting, because Ray sets its own handler
             work = partial(train_replica, os.path.abspath(config), tuple(overrides))
             names, difference = compare_nodes(work, folder, stop)
     finally:
-        ray.shutdown()  # it prints the last lines of its actors, and the job's last line is ours
+        ray.shutdown()  # prints the last lines of its actors; the job's last line must be ours
     say(f"smoke: {len(names)} nodes ({', '.join(names)}) agree, largest difference {difference:.3g}; {folder}")
 
 
 def train_replica(config: str, overrides: tuple[str, ...], folder: Path, stop: StopRequest) -> Path:
-    """One replica's run; called on its node."""
+    """Train one replica; called on its node."""
     return train_local(config, [*overrides, f"run.folder={folder}"], resume=True, stop=stop)
 
 
 @app.command
 def command(config: ConfigFile, /, *overrides: Override, nodes: int, gpus: int, smoke: bool = False) -> None:
-    """Print the command that a Slurm job with these resources runs; the first step of every `--dry-run`."""
+    """Print the command that a Slurm job with these resources runs, for `--dry-run`."""
     from nemo_uecr.slurm.node import command_words
 
     say(shlex.join(["nemo-uecr", *command_words(config, overrides, smoke=smoke, nodes=nodes, gpus=gpus)]))
@@ -64,16 +64,16 @@ def node(
     /,
     *overrides: Override,
     job: Path,  # its folder on the shared file system
-    nodes: str,  # the names of all, the head first: N1,N2
-    gpus: int,  # of each node
+    nodes: str,  # all names, the head first: N1,N2
+    gpus: int,  # per node
     cpus: int,
     port: int,  # of the Ray head
     register_s: float,  # longest wait for all nodes
-    heartbeat_s: float,  # between two looks at the members
+    heartbeat_s: float,  # between two checks of the members
     silence_s: float,  # longest silence of the driver
     smoke: bool = False,
 ) -> int:
-    """What each node of a Slurm job runs: its part of the Ray cluster, and on the first node the driver."""
+    """Run a node's part of a Slurm job: of the Ray cluster and, on the first node, the driver."""
     from nemo_uecr.slurm.node import Job, run_node
 
     name = os.environ["SLURMD_NODENAME"]

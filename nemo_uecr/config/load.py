@@ -1,9 +1,9 @@
 """Files and overrides to one validated configuration, with the origin of every value.
 
-`defaults:` in a file names the files that it builds on, as in NeMo-RL: a text or a list, relative to the file that has
-it or else to the shipped configurations, read depth first, later wins; `_override_: true` in a section replaces the
-inherited section. Beyond that, duplicate keys are refused, the marker works at any depth, and a file that inherits
-itself is an error.
+As in NeMo-RL, `defaults:` names one or several files to inherit, relative to the file itself or else to the shipped
+configurations; they are read depth first and later values win. `_override_: true` in a section replaces the inherited
+section. Unlike NeMo-RL, this loader refuses duplicate keys and files that inherit themselves, and takes the marker at
+any depth.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
 from nemo_uecr.files import read_object
 
-#: Origins of a value given on the command line, and of one that neither a file nor the command line gave.
+#: Origin of a value from the command line, and of one that was given nowhere.
 OVERRIDE, DEFAULT = "override", "default"
 REPLACE_MARKER = "_override_"
-#: OmegaConf's mark for a value that a later file must give.
+#: OmegaConf's mark for a value that another file must give.
 MISSING = "???"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CLONED = _PACKAGE.parent / "examples" / "configs"
-#: The configurations that come with the package: the clone's, or those inside an installed package.
+#: The shipped configurations: the clone's, or those inside an installed package.
 SHIPPED = _CLONED if (_CLONED / "local" / "base.yaml").is_file() else _PACKAGE / "configs"
-#: Keys that a resumed run may change: they alter what is written, not what is trained.
+#: Keys that a resumed run may change, because they do not affect what is trained.
 FREE_KEYS = (
     "train.steps", "telemetry.", "checkpoint.", "run.folder",
     "offload", "train.activation_checkpointing", "rollout.gpu_memory",
 )  # fmt: skip
-#: `${` with the backslashes before it, each of which OmegaConf reads as an escape there and nowhere else.
+#: `${` and the backslashes before it, which OmegaConf reads as escapes there and nowhere else.
 INTERPOLATION = re.compile(r"(\\*)\$\{")
-#: `${mul:a,b}`, `${div:a,b}` and `${max:a,b}`, as in NeMo-RL's files.
+#: `${mul:a,b}`, `${div:a,b}` and `${max:a,b}`, as NeMo-RL has them.
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b),
 }  # fmt: skip
-#: Where `annotated_yaml` begins its comments.
+#: Column of the comments of `annotated_yaml`.
 COLUMN = 48
 
 C = TypeVar("C", bound=BaseModel)
@@ -58,7 +58,7 @@ C = TypeVar("C", bound=BaseModel)
 
 @dataclass(frozen=True)
 class Loaded(Generic[C]):
-    """A validated configuration and, by dotted key, where each value came from: a file, `override` or `default`."""
+    """A validated configuration and the origin of each dotted key: a file, `override` or `default`."""
 
     config: C
     origins: dict[str, str]
@@ -66,7 +66,7 @@ class Loaded(Generic[C]):
 
 @dataclass(frozen=True)
 class Layer:
-    """Values of files or overrides, and the origin of each by dotted key."""
+    """Values of files or overrides, and the origin of each dotted key."""
 
     values: dict[str, object]
     origins: dict[str, str]
@@ -76,32 +76,35 @@ class Layer:
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[Config]:
-    """The configuration of a run of the local back end; see `load_as`."""
+    """Load a configuration of the local back end; see `load_as`."""
     return load_as(Config, path, overrides)
 
 
 def load_nemo_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> NemoConfig:
-    """The configuration of a NeMo-RL run; see `load_as`."""
+    """Load a configuration of a NeMo-RL run; see `load_as`."""
     return load_as(NemoConfig, path, overrides).config
 
 
 def load(path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[Config] | Loaded[NemoConfig]:
-    """The configuration of either back end, the one that it names; see `load_as`."""
+    """Load a configuration of the back end that it names; see `load_as`."""
     if backend_of(path, overrides) == "nemo_rl":
         return load_as(NemoConfig, path, overrides)
     return load_as(Config, path, overrides)
 
 
 def backend_of(path: str | os.PathLike[str], overrides: Sequence[str]) -> str:
-    """The back end that a configuration names, before anything else of it is read."""
+    """The back end that a configuration names, without validating anything else."""
     named = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("backend=")]
     return named[-1] if named else str(read_chain(os.fspath(path)).values.get("backend"))
 
 
 def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[C]:
-    """Read a YAML file with what it inherits, apply `dotted.key=value` overrides, resolve and validate.
+    """Read a YAML file and its parents, apply `dotted.key=value` overrides, resolve and validate.
 
-    A fault is one line that says what was got, what was expected and where it was set; a run's file keeps its defaults.
+    In a `config.yaml` that a run wrote, values that were defaults keep that origin.
+
+    Raises:
+        ConfigError: one line with the value, what was expected and where it was set.
     """
     shown = os.fspath(path)
     chain = read_chain(shown)
@@ -118,20 +121,20 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
 
 
 class _MethodAlone(Section):
-    """The one section that commands on saved batches and scores need."""
+    """A configuration of the section `method` alone, for commands on saved batches and scores."""
 
     method: MethodSection
 
 
 def load_method(name: str, overrides: Sequence[str], run: Method | None = None) -> Method:
-    """A method's section: the run's, or None for the schema's defaults, changed by `method.key=value` overrides."""
+    """The method with the settings of ``run``, or else its defaults, and `method.key=value` overrides."""
     base = _layer({"method": {**({} if run is None else run.settings()), "name": name}}, OVERRIDE)
     layer = reduce(_overlay, [override_layer(text, _MethodAlone) for text in overrides], base)
     return _validated(_MethodAlone, layer.values, layer.origins, OVERRIDE).method
 
 
 def _resolved(layer: Layer, path: str) -> dict[str, object]:
-    """The values with every `${...}` filled in, those yet to be given left out."""
+    """The values with every `${...}` resolved and `???` left out."""
     # OmegaConf 2.4 warns about `register_new_resolver`; in 2.3 `register_resolver` is an older, weaker function.
     current = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
     register = OmegaConf.register_resolver if current else OmegaConf.register_new_resolver
@@ -158,7 +161,7 @@ def flat_values(config: BaseModel) -> dict[str, object]:
 
 
 def flattened(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """A tree of mappings as one mapping with dotted keys; lists and empty mappings are values."""
+    """Nested mappings as one with dotted keys; lists and empty mappings are values."""
     flat: dict[str, object] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
@@ -172,12 +175,12 @@ def flattened(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]
 
 
 def _overlay(base: Layer, layer: Layer) -> Layer:
-    """The base with the layer on top; a replace marker acts once."""
+    """The layer merged over the base; a replace marker acts once."""
     return Layer(_merged(base.values, layer.values), base.origins | layer.origins)
 
 
 def _merged(base: Mapping[str, object], layer: Mapping[str, object]) -> dict[str, object]:
-    """Mappings merge, unless the layer's carries the replace marker; everything else is replaced by the later value."""
+    """Merge mappings, except those with a replace marker; replace all other values."""
     merged = dict(base)
     for key, value in layer.items():
         if isinstance(value, Mapping):
@@ -194,12 +197,12 @@ def _layer(tree: dict[str, object], origin: str) -> Layer:
 
 
 def read_chain(path: str) -> Layer:
-    """A file with everything it inherits; its path, as the user wrote it, becomes the origin of its values."""
+    """A file merged over its parents; each file's path, as written, is the origin of its values."""
     return _overlay(Layer({}, {}), _chain(path, above=()))
 
 
 def _chain(path: str, *, above: tuple[str, ...]) -> Layer:
-    """The same, but a file that inherits nothing keeps its replace markers; `above` are the files that led here."""
+    """The same, but a file without parents keeps its replace markers; ``above`` lists the files that inherit it."""
     if os.path.realpath(path) in map(os.path.realpath, above):
         raise ConfigError(f"{above[-1]}: 'defaults' leads back to {path}; a file cannot inherit itself")
     tree = _read_mapping(path)
@@ -229,10 +232,10 @@ def _read_mapping(path: str) -> dict[str, object]:
 
 
 def override_layer(text: str, schema: type[BaseModel]) -> Layer:
-    """`dotted.key=value` from the command line, the value read as YAML; with the origin `override`.
+    """Parse `dotted.key=value` from the command line; the value is YAML, its origin `override`.
 
-    `+key=value` and `++key=value`, Hydra's spellings for a key that the files may lack, mean the same. A whole mapping
-    of names, `evaluation.benchmarks={...}`, or a whole `teacher={...}`, replaces what the files say.
+    Hydra's `+key=value` and `++key=value` mean the same. A whole mapping of names, `evaluation.benchmarks={...}`, or a
+    whole `teacher={...}` replaces the one in the files.
     """
     name, _, written = text.partition("=")
     name = name.strip().lstrip("+")
@@ -252,7 +255,7 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
 
 def _override_value(text: str, written: str, annotation: object) -> object:
     if written == "" or _takes_text(annotation):
-        # A path or a prompt needs no YAML quoting; quotes around it are dropped.
+        # Paths and prompts need no YAML quoting; surrounding quotes are dropped.
         quoted = len(written) >= 2 and written[0] in "'\"" and written[-1] == written[0]
         return None if written in ("null", "~") else written[1:-1] if quoted else written
     try:
@@ -272,30 +275,30 @@ def _takes_text(annotation: object) -> bool:
 
 @cache
 def known_keys(schema: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Every section and key by dotted name, in the order of the schema; NAME stands for one of the user's own."""
-    found: dict[str, FieldInfo] = {}
+    """All sections and keys by dotted name, in schema order; NAME stands for a name that the user chooses."""
+    keys: dict[str, FieldInfo] = {}
     for name, field in schema.model_fields.items():
-        found[name] = field
+        keys[name] = field
         own = ".NAME" if get_origin(field.annotation) is dict else ""
         for section in sections_of(field.annotation):
-            found |= {f"{name}{own}.{key}": inner for key, inner in known_keys(section).items()}
+            keys |= {f"{name}{own}.{key}": inner for key, inner in known_keys(section).items()}
         if field.annotation is Method:
-            found[f"{name}.name"] = FieldInfo(annotation=str)
+            keys[f"{name}.name"] = FieldInfo(annotation=str)
             for method in METHODS.values():
                 kinds = get_type_hints(method)
-                found |= {f"{name}.{key}": FieldInfo(annotation=kinds[key]) for key in method.ranges()}
-    return found
+                keys |= {f"{name}.{key}": FieldInfo(annotation=kinds[key]) for key in method.ranges()}
+    return keys
 
 
 def sections_of(annotation: object) -> list[type[BaseModel]]:
-    """The sections that a field's annotation allows, also optionally or by name; none for a key."""
+    """The section types within a field's annotation; empty for a plain key."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [section for part in get_args(annotation) for section in sections_of(part)]
 
 
 def key_of(name: str, schema: type[BaseModel]) -> str | None:
-    """The section or key that a dotted name is, or the mapping of names that it is an entry of; None if unknown."""
+    """The known key for a dotted name, or that of the mapping which contains it; None if unknown."""
     keys = known_keys(schema)
     if name in keys:
         return name
@@ -306,7 +309,7 @@ def key_of(name: str, schema: type[BaseModel]) -> str | None:
     return holder if not below else f"{holder}.NAME.{below}" if f"{holder}.NAME.{below}" in keys else None
 
 
-# -- faults in one line ----------------------------------------------------------------------------------------------
+# -- errors in one line ----------------------------------------------------------------------------------------------
 
 
 def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[str, str], path: str) -> C:
@@ -317,8 +320,8 @@ def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[s
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        # The first fault in full and the names of the others. A misspelt key is unknown and missing: unknown comes
-        # first, after another back end, whose keys are all unknown.
+        # The first error in full, and the keys of the others. A misspelt key is both unknown and missing: report it as
+        # unknown. With another back end all keys are unknown: report that before anything else.
         details = sorted(
             error.errors(include_url=False),
             key=lambda detail: (detail["loc"] != ("backend",), detail["type"] != "extra_forbidden"),
@@ -328,15 +331,15 @@ def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[s
         first = details[0]
         name, got = _name(first["loc"]), json.dumps(first["input"], default=str, ensure_ascii=False)
         if first["type"] == "value_error":
-            said = str(first["ctx"]["error"])
+            message = str(first["ctx"]["error"])
         elif first["type"] == "extra_forbidden":
-            said = _unknown(name, schema, origins, path)
+            message = _unknown(name, schema, origins, path)
         elif first["type"] == "missing" and isinstance(first["loc"][-1], str):  # else a list is too short
-            said = f"{path}: missing {name}; write it in the file or pass {name}=VALUE"
+            message = f"{path}: missing {name}; write it in the file or pass {name}=VALUE"
         else:
             expected = first["msg"].replace("Input should be", "expected").partition(" or instance of ")[0]
-            said = f"{name}: got {got:.60}, {expected} ({_set_where(name, origins, path)})"
-        raise ConfigError(said + more) from error
+            message = f"{name}: got {got:.60}, {expected} ({_set_where(name, origins, path)})"
+        raise ConfigError(message + more) from error
 
 
 def _unknown(name: str, schema: type[BaseModel], origins: Mapping[str, str], path: str) -> str:
@@ -345,12 +348,12 @@ def _unknown(name: str, schema: type[BaseModel], origins: Mapping[str, str], pat
 
 
 def _name(loc: Sequence[int | str]) -> str:
-    """The dotted key of an error's location, without list positions and the kinds of a section."""
+    """The dotted key of a pydantic error, without list indices and section tags."""
     return ".".join(part for part in loc if isinstance(part, str) and not part.startswith("["))
 
 
 def _origin(name: str, origins: Mapping[str, str], path: str) -> str:
-    """Where a key or section, or the list that it stands in, got its value; else the file that was asked for."""
+    """Origin of a key, of a key in the section or of the list that contains it; else the file that was loaded."""
     known = [name] if name in origins else [key for key in origins if f"{key}.".startswith(f"{name}.")]
     known = known or [key for key in origins if name.startswith(f"{key}.")]
     return origins[known[0]] if known else path
@@ -361,17 +364,17 @@ def _set_where(name: str, origins: Mapping[str, str], path: str) -> str:
     return "set on the command line" if origin == OVERRIDE else f"set in {origin}"
 
 
-# -- what a run writes and reads again -------------------------------------------------------------------------------
+# -- the configuration in a run folder -------------------------------------------------------------------------------
 
 
 def dump_config(config: BaseModel) -> str:
-    """The complete configuration as YAML; `load_config` of it gives the same configuration back."""
+    """The complete configuration as YAML that `load_config` reads back unchanged."""
     text: str = OmegaConf.to_yaml(OmegaConf.create(_escaped(config)))
     return text
 
 
 def annotated_yaml(config: BaseModel, origins: Mapping[str, str]) -> str:
-    """The complete configuration as YAML with the origin of every value in a comment, itself a configuration file."""
+    """The same with the origin of each value in a comment."""
     return "".join(f"{line}\n" for line in _annotated(_escaped(config), origins, ()))
 
 
@@ -386,7 +389,6 @@ def _annotated(tree: Mapping[str, object], origins: Mapping[str, str], path: tup
 
 
 def _scalar(value: object) -> str:
-    """A value on one line; `width` keeps the dumper from folding long texts."""
     style = '"' if isinstance(value, str) and "\n" in value else None
     text: str = yaml.safe_dump(
         value, default_flow_style=True, default_style=style, width=float("inf"), allow_unicode=True
@@ -395,8 +397,8 @@ def _scalar(value: object) -> str:
 
 
 def _escaped(config: BaseModel) -> Any:
-    """Keep `${` in a text from being read as an interpolation, and backslashes before it as they are."""
-    return _with_texts(config.model_dump(mode="json"), lambda found: f"{found[1] * 2}\\${{")
+    """The values, with `${` in texts escaped so that it is not read as an interpolation."""
+    return _with_texts(config.model_dump(mode="json"), lambda match: f"{match[1] * 2}\\${{")
 
 
 def _with_texts(value: Any, change: Callable[[re.Match[str]], str]) -> Any:
@@ -408,29 +410,29 @@ def _with_texts(value: Any, change: Callable[[re.Match[str]], str]) -> Any:
 
 
 def read_written(path: Path) -> dict[str, object]:
-    """The values of the `config.yaml` that a run wrote, every value resolved.
+    """The values of the `config.yaml` that a run wrote.
 
-    Nothing is looked up for it: `${oc.env:...}` in a folder that came from elsewhere would put the reader's environment
-    into a report.
+    Nothing is interpolated: `${oc.env:...}` in someone else's run folder would put the reader's environment into a
+    report.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise RunFolderError(f"{path} cannot be read ({reason}); expected the resolved configuration") from error
-    resolved: dict[str, object] = _with_texts(values, lambda found: found[1][: len(found[1]) // 2] + "${")
+    resolved: dict[str, object] = _with_texts(values, lambda match: match[1][: len(match[1]) // 2] + "${")
     return resolved
 
 
 def written_config(path: Path) -> Config:
-    """The configuration of a run of the local back end, as its `config.yaml` stands; see `read_written`."""
+    """The configuration that a local run wrote; see `read_written`."""
     return _validated(Config, read_written(path), {}, str(path))
 
 
 def check_run_folder(folder: Path, config: BaseModel, *, resume: bool) -> None:
-    """Refuse a folder that holds a run, unless that run is to be continued under the same configuration.
+    """Refuse a folder that holds a run, unless the run is resumed with the same configuration.
 
-    Checkpoints alone are a run too: NeMo-RL continues from the newest that it finds, asked or not.
+    Checkpoints alone count as a run, because NeMo-RL always continues from the newest one.
     """
     written = folder / "config.yaml"
     if not resume and (written.exists() or any((folder / "checkpoints").glob("step?*"))):
@@ -441,7 +443,7 @@ def check_run_folder(folder: Path, config: BaseModel, *, resume: bool) -> None:
 
 
 def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str, object]) -> None:
-    """Refuse to continue a run with another value than the one ``saved``, but for the keys that may change."""
+    """Refuse to resume a run with values other than ``saved``, except for `FREE_KEYS`."""
     trees = (config.model_dump(mode="json"), saved)  # of the list of rewards, `reward.0.weight` is a key
     ours, theirs = (
         flattened({key: dict(enumerate(v)) if isinstance(v, list) else v for key, v in tree.items()}) for tree in trees

@@ -1,4 +1,4 @@
-"""What a configuration computes: its objective as one equation, and the settings that its method does not read."""
+"""The objective of a configuration as one equation, and the settings that its method does not read."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from dataclasses import fields
 from nemo_uecr.config.load import DEFAULT, flat_values
 from nemo_uecr.config.nemo_schema import AnyConfig
 
-#: The keys that say what a teacher is.
+#: The keys that name a teacher.
 TEACHER = re.compile(r"(teacher|teachers\..+)\.(model_name|self)")
 
 
 def objective(config: AnyConfig) -> str:
-    """What the run minimises, on one line: loss, token advantage, and the settings that the method uses.
+    """The run's loss, token advantage and method settings on one line.
 
-    PG is the clipped surrogate, averaged over the valid tokens of the optimizer step; KL3 is the low-variance
-    estimate of the KL to the reference policy. Settings that the equation does not name are shown where they differ
-    from their default.
+    PG is the clipped surrogate, averaged over the valid tokens of the optimizer step; KL3 is the low-variance estimate
+    of the KL to the reference policy. Settings that the equation does not name appear if they differ from the default.
 
     References:
         eq:final-objective.
@@ -33,19 +32,14 @@ def objective(config: AnyConfig) -> str:
         for each in fields(method)
         if each.name in re.findall(r"\w+", equation) or getattr(method, each.name) != each.default
     }
-    settings = ", ".join(f"{key} = {_value(value)}" for key, value in shown.items())
+    settings = ", ".join(
+        f"{key} = {value!r}" if isinstance(value, str) else f"{key} = {value:g}" for key, value in shown.items()
+    )
     return "; ".join(part for part in (f"loss = PG(A; {clip}){second}{reference}", advantage, settings) if part)
 
 
-def _value(value: float | str) -> str:
-    """A text is quoted where it would not look like one word: a separator may be the end of a line."""
-    if isinstance(value, str):
-        return value if value.isprintable() and " " not in value else repr(value)
-    return f"{value:g}"
-
-
 def unused_line(config: AnyConfig, origins: Mapping[str, str]) -> str | None:
-    """What a file or an override states and the method does not use, on one line; None when everything is used."""
+    """The stated settings that the method does not use, on one line; None if it uses all."""
     own = {"method.name", *(f"method.{key}" for key in config.method.settings())}
     stated = [key for key, at in origins.items() if key.startswith("method.") and key not in own and at != DEFAULT]
     if not config.method.needs_teacher():

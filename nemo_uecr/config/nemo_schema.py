@@ -1,6 +1,6 @@
-"""The configuration of a run inside NeMo-RL; `schema` has what both back ends share.
+"""The configuration of a run inside NeMo-RL; `schema` has the sections that both back ends share.
 
-How the models are split across the GPUs is checked in `plan.faults`, for a run and for a teacher alone.
+`plan.faults` checks how the models are split across the GPUs.
 """
 
 from __future__ import annotations
@@ -51,55 +51,55 @@ class ParallelConfig(Section):
 
     @property
     def ranks(self) -> int:
-        """GPUs that hold one copy of the model."""
+        """GPUs of one copy of the model."""
         return self.tensor * self.pipeline * self.context
 
     @property
     def sequence_multiple(self) -> int:
-        """What a sequence's length must be a multiple of to be split."""
+        """A sequence's length must be a multiple of this to be split."""
         context = 2 * self.context if self.context > 1 else 1
         return context * (self.tensor if self.sequence else 1)
 
 
 class NemoStudentConfig(Section):
-    """The policy that is trained with Megatron."""
+    """The policy to train with Megatron."""
 
     model_name: Text  # Hugging Face model: a local folder or a hub name.
-    # Megatron checkpoint of that model to start from; null: its Hugging Face weights are converted.
+    # Megatron checkpoint of that model to start from; null: convert its Hugging Face weights.
     megatron_checkpoint: Text | None
     # Real vocabulary columns (the model's vocab_size); the padding that Megatron adds carries no probability.
     vocabulary: Count
     parallel: ParallelConfig  # Its layout.
-    activation_checkpointing: bool  # Whether activations are computed again in the backward pass instead of kept.
+    activation_checkpointing: bool  # Whether the backward pass recomputes activations instead of keeping them.
 
 
 class NemoTeacherConfig(Section):
-    """The frozen model that scores the student's tokens, with its own layout."""
+    """The frozen model that scores the student's tokens."""
 
     model_name: Text | None  # Hugging Face model: a local folder or a hub name; null where the method reads no teacher.
-    megatron_checkpoint: Text | None  # Megatron checkpoint of that model; null: its Hugging Face weights are converted.
+    megatron_checkpoint: Text | None  # Megatron checkpoint of that model; null: convert its Hugging Face weights.
     parallel: ParallelConfig  # Its own layout.
-    fp8: bool  # Whether Transformer Engine computes in FP8; it changes gap and entropy, so measure it first.
-    # GPUs of its own: some of a single node's, or whole nodes; 0: it uses the student's GPUs while it scores.
+    fp8: bool  # Whether Transformer Engine computes in FP8. It changes gap and entropy, so measure it first.
+    # GPUs of its own: some of a single node's, or whole nodes. 0: it scores on the student's GPUs.
     dedicated_gpus: NonNegativeInt
-    offload_limit_mebi: Count  # MiB that may stay on each GPU after its offload; checked at start.
+    offload_limit_mebi: Count  # MiB that may remain on each GPU after its offload; checked at the start.
 
 
 class NemoNamedTeacherConfig(Section):
-    """One of several teachers; layout, FP8 and offload are those of `teacher`, for all of them."""
+    """One of several teachers, which share layout, FP8 and offload of the section `teacher`."""
 
     model_name: Text  # Hugging Face model: a local folder or a hub name.
-    megatron_checkpoint: Text | None = None  # Megatron checkpoint of that model; null: its weights are converted.
+    megatron_checkpoint: Text | None = None  # Megatron checkpoint of that model; null: convert its weights.
 
 
 class NemoDataConfig(ProblemsConfig):
     """Training problems and how a prompt is made from one."""
 
-    difficulty_key: Text | None  # Field of the difficulty; null: problems are not chosen by it.
-    difficulty_low: NonNegative | None  # Lowest difficulty that is kept; null: all.
-    difficulty_high: NonNegative | None  # Highest difficulty that is kept; null: all.
-    subset: Count | None  # Number of problems drawn by the run's seed from those that are kept; null: all of them.
-    verifier_workers: Count  # Processes that judge the responses.
+    difficulty_key: Text | None  # Field of the difficulty; null: do not filter by it.
+    difficulty_low: NonNegative | None  # Lowest difficulty to keep; null: all.
+    difficulty_high: NonNegative | None  # Highest difficulty to keep; null: all.
+    subset: Count | None  # Number of problems drawn from those kept, by the run's seed; null: all.
+    verifier_workers: Count  # Processes that verify responses.
 
     @model_validator(mode="after")
     def _difficulty_is_a_range(self) -> Self:
@@ -112,7 +112,7 @@ class NemoDataConfig(ProblemsConfig):
 
 
 class NemoRlEnvironment(Section):
-    """An environment registered in NeMo-RL, as the only reward; every other key is one of its own settings."""
+    """An environment registered in NeMo-RL, as the only reward; all other keys are its own settings."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -136,14 +136,14 @@ class NemoRolloutConfig(SamplingConfig):
     """How vLLM samples the student's responses."""
 
     tensor: Count  # vLLM's tensor-parallel ranks.
-    gpu_memory: Share  # Share of each GPU's memory that vLLM takes while it generates.
+    gpu_memory: Share  # Share of each GPU's memory for vLLM while it generates.
     enforce_eager: bool  # Whether vLLM runs without CUDA graphs.
 
 
 class NemoTrainConfig(OptimizerConfig):
-    """The optimizer and its steps; the data-parallel ranks share a mini-batch equally."""
+    """The optimizer and its steps; data-parallel ranks share a mini-batch equally."""
 
-    # Tokens packed into a forward and backward pass; at least the longest prompt and response together, padded.
+    # Tokens packed into a forward and backward pass; at least those of the longest prompt with response, padded.
     tokens_per_microbatch: Count
     warmup_steps: NonNegativeInt  # Rollout batches of linear warm-up.
 
@@ -151,10 +151,10 @@ class NemoTrainConfig(OptimizerConfig):
 class ScoringConfig(Section):
     """Scoring passes of student, reference and teacher."""
 
-    # Tokens packed into a scoring forward; at least the longest prompt and response together, padded.
+    # Tokens packed into a scoring forward pass; at least those of the longest prompt with response, padded.
     tokens_per_microbatch: Count
-    chunk_tokens: Count  # Tokens whose logits are reduced at once; bounds memory.
-    # Longest wait for a scoring pass or an evaluation; then the run ends and names the workers that are silent.
+    chunk_tokens: Count  # Tokens per chunk whose logits are reduced at once; bounds memory.
+    # Longest wait in seconds for a scoring pass or an evaluation; then the run ends and names the silent workers.
     timeout_s: Positive
 
 
@@ -162,14 +162,14 @@ class ClusterConfig(Section):
     """The GPUs of the run."""
 
     nodes: Count  # Nodes.
-    gpus_per_node: Count  # GPUs of each node that the run uses.
+    gpus_per_node: Count  # GPUs that the run uses per node.
 
 
 class NemoCheckpointConfig(Section):
-    """The checkpoints that a run can be resumed from."""
+    """Checkpoints to resume from."""
 
     every: NonNegativeInt  # Steps between checkpoints; 0: none.
-    keep_last: Count  # Newest checkpoints that are kept.
+    keep_last: Count  # Newest checkpoints to keep.
 
 
 class NemoTelemetryConfig(Section):
@@ -183,7 +183,7 @@ class NemoTelemetryConfig(Section):
 
 
 class ConventionsConfig(Section):
-    """Where NeMo-RL departs from the paper: `paper` for the paper's form, `nemo_rl` for NeMo-RL's own."""
+    """Where NeMo-RL departs from the paper: `paper` for the paper's form, `nemo_rl` for NeMo-RL's."""
 
     kl: Form  # Reference KL: plain k3, or with a score-function factor and clamps.
     grouping: Form  # Groups: by problem, or by equal prompt token rows.
@@ -197,7 +197,7 @@ class NemoConfig(Section):
     run: RunConfig
     student: NemoStudentConfig
     teacher: NemoTeacherConfig
-    # Several models by name, in place of `teacher.model_name`; `routing` chooses, and they share the section `teacher`.
+    # Several named models instead of `teacher.model_name`; `routing` chooses, and they share the section `teacher`.
     teachers: dict[TeacherName, NemoNamedTeacherConfig] = Field({})
     routing: RoutingConfig | None = None
     data: NemoDataConfig
@@ -223,37 +223,37 @@ class NemoConfig(Section):
 
     @property
     def active_teachers(self) -> dict[str, NemoTeacherConfig]:
-        """What the run reads scores from, by key; empty where its method reads none."""
+        """The teachers by key; empty if the method reads none."""
         named = {f"teachers.{name}": self.teacher.model_copy(update=dict(one)) for name, one in self.teachers.items()}
-        found = (named or {"teacher": self.teacher}).items() if self.method.needs_teacher() else ()
-        return {key: teacher for key, teacher in found if teacher.model_name is not None}
+        active = (named or {"teacher": self.teacher}).items() if self.method.needs_teacher() else ()
+        return {key: teacher for key, teacher in active if teacher.model_name is not None}
 
     def alone(self, teacher: NemoTeacherConfig) -> NemoConfig:
-        """The run as if it had this one of its teachers alone."""
+        """The run with this teacher as its only one."""
         return self.model_copy(update={"teacher": teacher, "teachers": {}, "routing": None})
 
     @property
     def student_gpus(self) -> int:
-        """GPUs that the student trains on."""
+        """GPUs of the student."""
         return self.gpus - self.teacher.dedicated_gpus
 
     @property
     def teacher_gpus(self) -> int:
-        """GPUs that the teacher scores on: its own, or the student's."""
+        """GPUs of the teacher: its own, or the student's."""
         return self.teacher.dedicated_gpus or self.student_gpus
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with the longest response."""
+        """Tokens of the longest prompt with response."""
         return self.data.max_prompt_tokens + self.rollout.max_response_tokens
 
     @property
     def sequence_multiple(self) -> int:
-        """What every sequence is padded to, so that student and teacher can both cut it."""
+        """Sequences are padded to a multiple of this, so that student and teacher can split them."""
         return math.lcm(self.student.parallel.sequence_multiple, self.teacher.parallel.sequence_multiple)
 
     def packed(self, tokens: int) -> int:
-        """Tokens that a sequence takes in a micro-batch: NeMo-RL packs lengths that are rounded up."""
+        """Tokens of a sequence in a micro-batch, where NeMo-RL rounds lengths up."""
         return -(-tokens // self.sequence_multiple) * self.sequence_multiple
 
     @model_validator(mode="after")

@@ -1,9 +1,8 @@
-"""The configuration of a run of the local back end: every key, its type, its limits, its meaning and the rules.
+"""The configuration of a run of the local back end: all keys with types, limits, meanings and rules.
 
-One key is one line; the comment behind it, or above a long one, is what docs/configuration.md says (`make pages`). A
-default stands either here or in a YAML file, never at a call site. Unknown keys are errors. Texts that look like
-numbers stay texts, booleans are not numbers, NaN and infinities are refused. A rule that spans several keys is a
-validator that raises ValueError with a sentence naming them.
+Each key is one line. The comment after it, or above it, becomes its meaning in docs/configuration.md (`make pages`).
+Defaults are either here or in a YAML file, never at a call site. Types are strict and unknown keys are errors. A rule
+that spans several keys is a validator that raises ValueError with a sentence naming them.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ Tracking = Annotated[Literal["off", "offline", "online"], Word]
 
 
 def nearest_name(wrong: str, known: Iterable[str]) -> str:
-    """The known name most similar to a wrong one; first come those that end alike, then those that begin with it."""
+    """The most similar known name, preferably one with the same last part or that begins with the wrong one."""
     known, last = list(known), wrong.rpartition(".")[2]
     alike = [name for name in known if name.rpartition(".")[2] == last] or [n for n in known if n.startswith(wrong)]
     return get_close_matches(wrong.lower(), alike or known, n=1, cutoff=0.0)[0]
@@ -72,25 +71,25 @@ class Section(BaseModel):
 class RunConfig(Section):
     """Where the run lives and what seeds it."""
 
-    folder: Text  # Output folder of the run; created when missing. One run per folder.
+    folder: Text  # Output folder of the run; created if missing. One run per folder.
     seed: Seed  # Seeds the sampling of prompts and tokens, and every permutation.
 
 
 class SamplingConfig(Section):
-    """How the student's responses are sampled, in either back end."""
+    """How the student's responses are sampled."""
 
     prompts_per_step: Count  # P: prompts per step.
     responses_per_prompt: Annotated[int, Field(ge=2)]  # G: responses per prompt; a group of one has no advantage.
     temperature: Positive  # T_r: sampling temperature, also the temperature of the PPO ratio.
     top_p: UpToOne  # Nucleus mass of generation only; 1 is off.
     top_k: NonNegativeInt  # Number of candidate tokens of generation only; 0 is off.
-    max_response_tokens: Count  # Longest response in tokens; a response cut there counts as truncated.
+    max_response_tokens: Count  # Longest response in tokens; a response cut off there counts as truncated.
     stop: Texts = ()  # A response ends after the token that completes one of these strings, finished.
     overlong_filter: bool  # Whether truncated responses are left out of the loss.
 
 
 def _method(values: object) -> Method:
-    """The method that the section ``method`` names, with its settings; those of other methods are accepted."""
+    """The method that the section names, with its settings; settings of other methods are ignored."""
     if not isinstance(values, dict) or "name" not in values:
         raise ValueError(f"method: got {values!r:.60}, expected a section with a name and settings")
     name, settings = values["name"], {key: value for key, value in values.items() if key != "name"}
@@ -107,8 +106,8 @@ def _method(values: object) -> Method:
             if key in settings:
                 settings[key] = TypeAdapter(kinds[key]).validate_python(settings[key], strict=True)
         except ValidationError as error:
-            wanted = error.errors()[0]["msg"].replace("Input should be", "expected")
-            raise ValueError(f"method.{key}: got {settings[key]!r:.60}, {wanted}") from error
+            expected = error.errors()[0]["msg"].replace("Input should be", "expected")
+            raise ValueError(f"method.{key}: got {settings[key]!r:.60}, {expected}") from error
         if allowed is not None and settings.get(key) is not None and settings[key] not in allowed:
             raise ValueError(f"method.{key}: got {settings[key]!r}, expected {allowed}")
     return method_of(name, settings)
@@ -125,12 +124,12 @@ class LossConfig(Section):
 
     clip_low: Share  # The ratio is clipped below at 1 - clip_low.
     clip_high: Positive  # The ratio is clipped above at 1 + clip_high.
-    # Coefficient of the k3 KL to the initial student; 0: no reference model is loaded, unless the method reads it.
+    # Coefficient of the k3 KL to the initial student. 0 loads no reference model unless the method reads it.
     reference_kl: NonNegative
 
 
 class VerifierReward(Section):
-    """The built-in verifier: 1 for a correct final answer, else 0. `reward: math` is short for it."""
+    """The built-in verifier: 1 for a correct final answer, else 0. `reward: math` is an abbreviation."""
 
     verifier: Literal["math"] = "math"  # Compares the last box of the response with the reference answer.
     weight: float = 1.0  # Its weight in the sum.
@@ -163,7 +162,7 @@ class CallReward(Section):
 
 
 def by_key(usual: str, *keys: str) -> Discriminator:
-    """Tells a section's kind by the key that only this kind has, so that an error names only this kind's keys."""
+    """Choose a section's type by a key that only this type has, so that errors name only this type's keys."""
 
     def kind(section: object) -> str:
         own = section if isinstance(section, dict) else getattr(type(section), "model_fields", ())
@@ -173,7 +172,7 @@ def by_key(usual: str, *keys: str) -> Discriminator:
 
 
 def one_or_several(given: object) -> object:
-    """`math`, one section or several as several sections."""
+    """A list of sections from `math`, one section or several."""
     listed = given if isinstance(given, list | tuple) else [given]
     return [{"verifier": each} if isinstance(each, str) else each for each in listed]
 
@@ -185,7 +184,7 @@ def _distinct(rewards: Sequence[Any]) -> Sequence[Any]:
     return rewards
 
 
-#: Lets a field of several rewards be given as one.
+#: For a field of several rewards that may be given as one.
 SEVERAL = (Field(strict=False), BeforeValidator(one_or_several), AfterValidator(_distinct))
 AnyReward = Annotated[
     Annotated[VerifierReward, Tag("[verifier]")] | Annotated[CallReward, Tag("[call]")], by_key("verifier", "call")
@@ -193,7 +192,7 @@ AnyReward = Annotated[
 
 
 class EvaluationConfig(Section):
-    """avg@k on named benchmark files, with decoding of its own."""
+    """avg@k on named benchmarks, with its own decoding settings."""
 
     every: NonNegativeInt  # Steps between evaluations; 0: only after the last step.
     at_start: bool  # Whether the untrained student is evaluated too.
@@ -252,7 +251,7 @@ class TolerancesConfig(Section):
     # Mean of |ratio - 1| over the tokens of a batch's first optimizer step. Where none is given and `student.dtype` is
     # bfloat16 on a `device` other than cpu, the local back end takes 0.05.
     first_ratio: Positive = 1e-5
-    # |ratio - 1| that at most 1 % of these tokens may exceed; 0.9 in that case.
+    # |ratio - 1| that at most 1 % of these tokens may exceed; 0.9 in the same case.
     first_ratio_p99: Positive = 1e-5
 
 
@@ -264,7 +263,7 @@ class LocalTolerancesConfig(TolerancesConfig):
     teacher_probe: Positive = 0.05
 
 
-#: Bounds of the first ratio for bfloat16 on a GPU: docs/nemo-rl.md says why.
+#: Bounds of the first ratio for bfloat16 on a GPU; docs/nemo-rl.md has the reason.
 BFLOAT16_ON_GPU = {"first_ratio": 0.05, "first_ratio_p99": 0.9}
 
 
@@ -279,7 +278,7 @@ def check_batch(config: AnyConfig) -> None:
 
 
 def check_teacher(config: AnyConfig) -> None:
-    """Refuse a method that reads teacher scores when there is no teacher."""
+    """Refuse a method that reads a teacher if there is none."""
     if config.method.needs_teacher() and not config.active_teachers:
         raise ValueError(
             f"teacher.model_name: got null, but method {config.method.name} reads a teacher; name a model, or choose "
@@ -288,7 +287,7 @@ def check_teacher(config: AnyConfig) -> None:
 
 
 def check_routing(config: AnyConfig) -> None:
-    """Refuse teachers by name beside an unnamed one, and a routing that does not fit them."""
+    """Refuse named teachers beside an unnamed one, and a routing that does not match the teachers."""
     names, routing = ", ".join(config.teachers), config.routing
     if config.teachers and getattr(config.teacher, "model_name", config.teacher) is not None:
         raise ValueError(f"teacher and teachers.{names}: got both, expected one; remove the unnamed teacher")
@@ -305,25 +304,25 @@ def check_routing(config: AnyConfig) -> None:
 
 
 def teacher_models(config: AnyConfig) -> dict[str, str]:
-    """Folder or hub name of each teacher that the run loads, by its key: `teacher`, or `teachers.NAME`."""
+    """Folder or hub name of each teacher that the run loads, by key: `teacher` or `teachers.NAME`."""
     elsewhere = SelfTeacherConfig | UrlTeacherConfig
-    found = config.active_teachers.items()
-    return {key: str(teacher.model_name) for key, teacher in found if not isinstance(teacher, elsewhere)}
+    active = config.active_teachers.items()
+    return {key: str(teacher.model_name) for key, teacher in active if not isinstance(teacher, elsewhere)}
 
 
 def longest_generated(config: AnyConfig) -> int:
-    """Tokens of the longest prompt with the longest response that is generated, in training or an evaluation."""
+    """Tokens of the longest prompt with the longest response, in training or evaluation."""
     evaluated = config.evaluation.max_tokens if config.evaluation.benchmarks else 0
     return config.data.max_prompt_tokens + max(config.rollout.max_response_tokens, evaluated)
 
 
 def url_teachers(config: AnyConfig) -> dict[str, UrlTeacherConfig]:
-    """The teachers on a server, by their keys."""
+    """The teachers on a server, by key."""
     return {key: one for key, one in config.active_teachers.items() if isinstance(one, UrlTeacherConfig)}
 
 
 def teacher_folders(config: AnyConfig) -> dict[str, str]:
-    """Folder or hub name of what each teacher has here, its tokenizer at least, by its key."""
+    """Folder or hub name of each teacher's model, or of its tokenizer if a server has the model, by key."""
     return teacher_models(config) | {key: teacher.tokenizer for key, teacher in url_teachers(config).items()}
 
 
@@ -331,12 +330,12 @@ def teacher_folders(config: AnyConfig) -> dict[str, str]:
 
 
 class StudentConfig(Section):
-    """The policy that is trained."""
+    """The policy to train."""
 
     model_name: Text  # Hugging Face model: a local folder or a hub name.
-    # Number format of the computation; the weights that are trained are float32 except under `adamw8bit_sr`.
+    # Number format of the computation; trained weights are float32 except under `adamw8bit_sr`.
     dtype: Dtype
-    # r: train an adapter B A of this rank on every linear layer instead of the weights; 0: train the weights.
+    # r: rank of an adapter B A on every linear layer, trained instead of the weights; 0: train the weights.
     lora_rank: Annotated[int, Field(ge=0, le=512)] = 0
     lora_alpha: Positive = 32.0  # The adapter is scaled by alpha / r.
 
@@ -346,34 +345,34 @@ class TeacherConfig(Section):
 
     model_name: Text | None  # Hugging Face model: a local folder or a hub name; null where the method reads no teacher.
     dtype: Dtype | None = None  # Number format of weights and activations; null: the student's.
-    # Number format of its linear layers, rounded as they are loaded (int8: torchao, nf4: bitsandbytes); embedding and
-    # output layer keep `dtype`. A method whose group normalisation reads R^T would divide by the rounding's noise: it
-    # needs a `method.std_floor` above the measured `method.scoring_noise`. Other methods do not enlarge the noise.
+    # Number format of its linear layers, quantized when loaded (int8: torchao, nf4: bitsandbytes); embedding and output
+    # layer keep `dtype`. A method that normalises R^T within a group would divide by the rounding noise: it needs a
+    # `method.std_floor` above the measured `method.scoring_noise`. Other methods do not amplify the noise.
     quantize: Quantize = "none"
-    # Its score of the token that ends a response, of a teacher that ends otherwise than the student: that of the
-    # `sampled` token; that its `own` end tokens have together; or the student's, so that the token is `left_out` of the
-    # gap. Null: as sampled, and the run says what it costs.
+    # Score of the token that ends a response, if this teacher ends with other tokens than the student: that of the
+    # `sampled` token, the sum over its `own` end tokens, or the student's, which leaves the token out of the gap
+    # (`left_out`). Null: as sampled, and the run reports the cost.
     end_token: Literal["sampled", "own", "left_out"] | None = None
 
 
 class UrlTeacherConfig(Section):
-    """A server that scores the student's tokens: vLLM by its completions route, SGLang by its native one."""
+    """A server that scores the student's tokens: vLLM's completions route or SGLang's native one."""
 
-    # What serves it; the SGLang route has not yet been tested against a real server.
+    # The server; the SGLang route has not been tested against a real one.
     server: Literal["vllm", "sglang"] = "vllm"
-    url: Annotated[str, Field(pattern=r"^https?://.*[^/]$")]  # Where it is: http://HOST:PORT.
-    model_name: Text  # What the server calls the model.
-    tokenizer: Text  # The model's tokenizer, a local folder or a hub name; the student's, id by id.
-    # Whether the vLLM has the plugin that returns the entropy; only methods that read the entropy need it.
+    url: Annotated[str, Field(pattern=r"^https?://.*[^/]$")]  # Its address: http://HOST:PORT.
+    model_name: Text  # The server's name for the model.
+    tokenizer: Text  # The model's tokenizer, a local folder or a hub name, with the same ids as the student's.
+    # Whether vLLM has the plugin that returns the entropy, which only some methods read.
     entropy: Literal["plugin", "none"]
-    end_token: Literal["sampled", "left_out"] | None = None  # As of a model, but its own end tokens it cannot score.
+    end_token: Literal["sampled", "left_out"] | None = None  # As for a model, but without `own`.
 
 
 class SelfTeacherConfig(Section):
-    """The student as its own teacher, which may read more than the student does: a solution, a hint."""
+    """The student as its own teacher, which may read more than the student: a solution or a hint."""
 
-    self: Literal["initial", "current"]  # Whose weights: the student's before training, or as they are at each step.
-    # The user's turn that it reads; may contain {question}, {answer} and {COLUMN} for any column of the problem.
+    self: Literal["initial", "current"]  # The student's weights before training, or at the current step.
+    # The user's turn for the teacher, with {question}, {answer} or {COLUMN} for any column of the problem.
     prompt_template: Annotated[str, Field(pattern=r"\{\w+\}")]
 
 
@@ -388,56 +387,56 @@ TeacherName = Annotated[str, Field(pattern=r"^[\w-]+$")]
 
 
 class RoutingConfig(Section):
-    """Which of several teachers scores the responses to a problem."""
+    """Which teacher scores the responses to a problem."""
 
-    key: Text  # Column of the problems that names the teacher.
-    default: TeacherName | None = None  # Teacher of the problems that name none of `teachers`; null: refuse them.
+    key: Text  # Column of the problems with the teacher's name.
+    default: TeacherName | None = None  # Teacher of problems that name none; null: refuse them.
 
 
 class DataConfig(ProblemsConfig):
     """Training problems and how a prompt is made from one."""
 
-    id_key: Text | None  # Field of the problem's id; null, or where there is none: the row's number.
+    id_key: Text | None  # Field of the problem's id; the row number if null or absent.
     system_prompt: Text | None  # The system turn; null: none.
 
 
 class RolloutConfig(SamplingConfig):
     """How the student's responses are sampled."""
 
-    # What samples them: the model's own forward, or vLLM in the same process.
+    # What samples them: transformers, or vLLM in the same process.
     engine: Literal["transformers", "vllm"] = "transformers"
-    gpu_memory: Share = 0.5  # Share of the GPU's memory that vLLM takes while it samples.
+    gpu_memory: Share = 0.5  # Share of the GPU's memory for vLLM while it samples.
     microbatch_responses: Count  # Responses sampled at once by transformers; bounds memory.
-    # Whether the text that the rewards read lacks the special tokens inside a response; the end token it always lacks.
+    # Whether special tokens within a response are removed from the text for the rewards; the end token always is.
     skip_special_tokens: bool = True
 
 
 class TrainConfig(OptimizerConfig):
     """The optimizer and its steps."""
 
-    # AdamW with float32 moments, with 8-bit moments (bitsandbytes), or with 8-bit moments and bfloat16 weights that
-    # are rounded at random (torchao).
+    # AdamW with float32 moments, with 8-bit moments (bitsandbytes), or with 8-bit moments and stochastically rounded
+    # bfloat16 weights (torchao).
     optimizer: Literal["adamw", "adamw8bit", "adamw8bit_sr"] = "adamw"
-    # Whether the backward pass recomputes each layer's activations instead of keeping them; the numbers are the same.
+    # Whether the backward pass recomputes activations instead of keeping them; the numbers are the same.
     activation_checkpointing: bool = False
-    # Whether scoring and update take torch's deterministic algorithms, so that a GPU repeats a run bit for bit. Costs
-    # time, most of it in the attention's backward pass; an operation that has no such algorithm ends the run.
+    # Whether to use torch's deterministic algorithms, so that a GPU repeats a run bit for bit. Costs time, mostly in
+    # the backward pass of attention; an operation without such an algorithm ends the run.
     deterministic: bool = False
-    # Responses per forward and backward pass; gradients accumulate, so the result is the same.
+    # Responses per forward and backward pass; gradients accumulate, so the result does not change.
     microbatch_responses: Count
     warmup_steps: NonNegativeInt  # Optimizer steps of linear warm-up.
 
 
 class CheckpointConfig(Section):
-    """The checkpoints that a run can be resumed from."""
+    """Checkpoints to resume from."""
 
     every: NonNegativeInt  # Steps between checkpoints; 0: only after the last step.
-    keep_last: Count  # Newest checkpoints that are kept.
-    keep_best: bool  # Whether the checkpoint with the highest average avg@k is kept as well; needs benchmarks.
+    keep_last: Count  # Newest checkpoints to keep.
+    keep_best: bool  # Whether to keep the checkpoint with the highest average avg@k too; needs benchmarks.
 
 
 class TelemetryConfig(Section):
-    """What is written in addition to the metrics file."""
+    """Outputs besides the metrics file."""
 
     tensorboard: Annotated[Literal["auto", "on", "off"], Word]  # TensorBoard events; auto: when it is installed.
     wandb: Tracking = "off"  # Weights & Biases; offline: into the run folder, for `wandb sync`; online: to its service.
@@ -456,20 +455,20 @@ class TelemetryConfig(Section):
 class Config(Section):
     """A whole run."""
 
-    backend: Literal["local"]  # What executes the run: one process, CPU or one GPU.
-    device: Literal["auto", "cpu", "cuda"]  # Where the models live; auto: the GPU when there is one.
-    threads: Count | None  # CPU threads of the mathematics; null: what torch chooses.
-    # What waits in host memory while a phase does not need it: nothing, teacher and reference, or the student and its
-    # optimizer too; the numbers are the same.
+    backend: Literal["local"]  # What executes the run: one process on a CPU or one GPU.
+    device: Literal["auto", "cpu", "cuda"]  # Device of the models; auto: the GPU if there is one.
+    threads: Count | None  # CPU threads for torch; null: torch's choice.
+    # What is moved to host memory while a phase does not need it: nothing, teacher and reference, or also the student
+    # and its optimizer; the numbers are the same.
     offload: Literal["none", "teacher", "all"] = "none"
     run: RunConfig
     student: StudentConfig
     teacher: AnyTeacher | None = None
-    teachers: dict[TeacherName, AnyTeacher] = {}  # Several, by name, in place of `teacher`; `routing` chooses.
+    teachers: dict[TeacherName, AnyTeacher] = {}  # Several named ones instead of `teacher`; `routing` chooses.
     routing: RoutingConfig | None = None
     data: DataConfig
     reward: Annotated[tuple[AnyReward, ...], *SEVERAL] = (VerifierReward(),)
-    # Smallest task reward that counts as correct in telemetry, when the verifier is not among the rewards.
+    # Smallest task reward that counts as correct in telemetry if the verifier is not among the rewards.
     correct_at: float = 0.5
     rollout: RolloutConfig
     method: MethodSection
@@ -482,20 +481,20 @@ class Config(Section):
 
     @property
     def active_teachers(self) -> dict[str, OneTeacher]:
-        """What the run reads scores from, by key: `teacher`, or `teachers.NAME`; empty where its method reads none."""
+        """The teachers by key, `teacher` or `teachers.NAME`; empty if the method reads none."""
         stated: dict[str, OneTeacher | None] = {f"teachers.{name}": teacher for name, teacher in self.teachers.items()}
-        found: dict[str, OneTeacher] = {}
+        active: dict[str, OneTeacher] = {}
         for key, teacher in (stated or {"teacher": self.teacher}).items():
             if isinstance(teacher, TeacherConfig) and teacher.model_name is not None:
-                found[key] = teacher.model_copy(update={"dtype": teacher.dtype or self.student.dtype})
+                active[key] = teacher.model_copy(update={"dtype": teacher.dtype or self.student.dtype})
             elif isinstance(teacher, SelfTeacherConfig | UrlTeacherConfig):
-                found[key] = teacher
-        return found if self.method.needs_teacher() else {}
+                active[key] = teacher
+        return active if self.method.needs_teacher() else {}
 
     @model_validator(mode="before")
     @classmethod
     def _leave_room_for_rounding(cls, values: object) -> object:
-        """Fill in the bounds of the first ratio that are not given where a GPU may compute in bfloat16."""
+        """Set the bounds of the first ratio that are not given if a GPU may compute in bfloat16."""
         if not isinstance(values, dict) or not isinstance(values.get("tolerances", {}), dict):
             return values
         match values.get("device"), values.get("student"):

@@ -1,4 +1,4 @@
-"""The model between the two formats: Megatron-Bridge's GPT model on one rank, in float32; and the files it becomes."""
+"""Megatron-Bridge's GPT model on one rank in float32, between the two formats; and the weight files to write."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
     from nemo_uecr.conversion.reading import Qwen3
 
-#: The tensors of a layer in the Hugging Face model.
+#: Tensors of a layer of the Hugging Face model.
 LAYER = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
     "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm",
 )  # fmt: skip
-#: Norms where Transformer Engine does not fuse them into the layer behind; the bridge names the fused ones only.
+#: Norms that are not fused into the next layer, as they are with Transformer Engine; the bridge knows only those.
 NORMS = {
     "decoder.layers.*.input_layernorm.weight": "model.layers.*.input_layernorm.weight",
     "decoder.layers.*.pre_mlp_layernorm.weight": "model.layers.*.post_attention_layernorm.weight",
 }
-#: Settings that belong to the model; the others are those of a conversion on a CPU.
+#: Settings of the model itself; the others serve the conversion on a CPU and are reset before saving.
 KEPT = frozenset({"rotary_base", "share_embeddings_and_output_weights"})
 
 
 class Bridge:
-    """Megatron-Bridge for one Hugging Face folder. Lives within `on_cpu.megatron_on_cpu`."""
+    """Megatron-Bridge for one Hugging Face folder; use it within `on_cpu.megatron_on_cpu`."""
 
     def __init__(self, folder: Path, model: Qwen3) -> None:
-        """Read the folder's config.json; it needs weights only if they are to be read."""
+        """Read the folder's config.json; only `from_huggingface` needs weights."""
         from megatron.bridge import AutoBridge
 
         self._architecture = model
@@ -45,7 +45,7 @@ class Bridge:
         _name_the_norms()
 
     def from_megatron(self, weights: Path) -> Any:
-        """The model with the weights of a distributed checkpoint, whatever its tensor and pipeline parallelism."""
+        """The model with the weights of a distributed checkpoint of any tensor and pipeline parallelism."""
         from megatron.core import dist_checkpointing
         from megatron.core.dist_checkpointing.core import CheckpointingException
         from torch.distributed.checkpoint.api import CheckpointException
@@ -54,8 +54,8 @@ class Bridge:
         try:
             common = dist_checkpointing.load_common_state_dict(str(weights))
             layout = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
-            wanted = {"model": model.sharded_state_dict(metadata=layout)}
-            state = dist_checkpointing.load(wanted, str(weights))["model"]
+            sharded = {"model": model.sharded_state_dict(metadata=layout)}
+            state = dist_checkpointing.load(sharded, str(weights))["model"]
         except (CheckpointException, CheckpointingException, pickle.UnpicklingError, RuntimeError, EOFError) as error:
             raise CheckpointError(
                 f"{weights}: Megatron cannot load it ({type(error).__name__}: {first_line(error)}); a file is corrupt, "
@@ -97,18 +97,18 @@ class Bridge:
         }  # fmt: skip
 
     def save(self, model: Any, folder: Path) -> None:
-        """Write the model, in the dtype to be stored, as Megatron does, with the run_config.yaml of a trainer."""
+        """Write the model in its dtype and in Megatron's format, with the run_config.yaml of a trainer."""
         for name, value in self._before.items():
             setattr(model.config, name, value)
         self._auto.save_megatron_model([model], folder)
 
     def export(self, model: Any) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor under its Hugging Face name, float32."""
+        """All tensors with their Hugging Face names, in float32."""
         yield from self._auto.export_hf_weights([model], cpu=True, show_progress=False)
 
 
 def _name_the_norms() -> None:
-    """Teach the bridge the norms of layers without Transformer Engine, once a process."""
+    """Add the norms of layers without Transformer Engine to the bridge, once per process."""
     from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
     from megatron.bridge.models.conversion.param_mapping import AutoMapping
     from megatron.bridge.models.qwen.qwen3_bridge import Qwen3Bridge
@@ -126,7 +126,7 @@ def _name_the_norms() -> None:
 
 
 def hf_names(model: Qwen3) -> list[str]:
-    """Every tensor of the Hugging Face model, in its own order."""
+    """Names of all tensors of the Hugging Face model, in its order."""
     layers = [f"model.layers.{layer}.{name}.weight" for layer in range(model.layers) for name in LAYER]
     head = [] if model.tied else ["lm_head.weight"]
     return ["model.embed_tokens.weight", *layers, "model.norm.weight", *head]
@@ -134,7 +134,7 @@ def hf_names(model: Qwen3) -> list[str]:
 
 @contextlib.contextmanager
 def names_alone(config: Path, model: Qwen3) -> Iterator[Path]:
-    """A temporary folder with a config.json and the names of its tensors: all that the bridge reads to export."""
+    """A temporary folder with config.json and tensor names only, which suffices for the bridge to export."""
     index = {"metadata": {}, "weight_map": dict.fromkeys(hf_names(model), SINGLE)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -146,7 +146,7 @@ def names_alone(config: Path, model: Qwen3) -> Iterator[Path]:
 def write_weights(
     tensors: Iterable[tuple[str, Tensor]], names: Iterable[str], dtype: str, folder: Path, shard_bytes: int
 ) -> None:
-    """Write every tensor once, in the order of ``names``, into safetensors files of at most ``shard_bytes``."""
+    """Write the tensors in the order of ``names`` into safetensors files of at most ``shard_bytes``."""
     import torch
     from huggingface_hub import save_torch_state_dict
 

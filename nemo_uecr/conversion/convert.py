@@ -1,4 +1,4 @@
-"""The conversion from beginning to end: look, convert beside OUT, verify, and only then give OUT its name."""
+"""The whole conversion: check the input, convert into a temporary folder, verify, and rename it to OUT."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nemo_uecr.generation.models import GENERATION, TOKENIZER, check_objects
 
 logger = logging.getLogger(__name__)
 
-#: The evidence in OUT.
+#: File in OUT with the evidence.
 RECORD = "conversion.json"
 FORMAT = "nemo_uecr.conversion/1"
 PACKAGES = ("torch", "transformers", "safetensors", "megatron-core", "megatron-bridge")
@@ -32,11 +32,11 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True)
 class ConversionRequest:
-    """What to convert, and into which folder."""
+    """What to convert, and how."""
 
     ckpt: Path
     out: Path
-    model: str | None  # folder or hub name of the Hugging Face model with the architecture; None: what CKPT names
+    model: str | None  # folder or hub name of the Hugging Face model with the architecture; None: CKPT names it
     tokenizer: Path | None  # None: CKPT's, else the model's
     tolerance: float  # largest difference of two log-probabilities, in nats
     shard_bytes: int  # most bytes of a weight file
@@ -44,7 +44,7 @@ class ConversionRequest:
 
 @dataclass(frozen=True)
 class Conversion:
-    """A conversion whose inputs have been looked at."""
+    """A conversion with checked inputs."""
 
     request: ConversionRequest
     weights: reading.Weights
@@ -54,9 +54,9 @@ class Conversion:
 
 
 def prepare(request: ConversionRequest) -> Conversion:
-    """Check everything that can be checked before anything is written."""
+    """Check everything that can be checked before writing."""
     out = request.out.absolute()
-    if request.ckpt.resolve() in out.resolve().parents:  # NeMo-RL deletes old steps, and OUT would go with them
+    if request.ckpt.resolve() in out.resolve().parents:  # NeMo-RL deletes old steps, and OUT with them
         raise CheckpointError(f"{out}: lies within the checkpoint {request.ckpt}; choose an --to outside of it")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
@@ -80,7 +80,7 @@ def prepare(request: ConversionRequest) -> Conversion:
 
 
 def _locate_model(name: str | None, ckpt: Path) -> Path:
-    """A local folder with config.json, from the hub if the name is no folder here."""
+    """The local folder with config.json, downloaded from the hub unless ``name`` is a folder."""
     if name is None:
         raise CheckpointError(f"{ckpt}: does not say which model it is; name it: --hf FOLDER (one with config.json)")
     if Path(name).is_dir():
@@ -96,7 +96,7 @@ def _locate_model(name: str | None, ckpt: Path) -> Path:
 
 
 def convert(request: ConversionRequest) -> Agreement:
-    """Convert, verify, and return how far the two models are apart; after any failure there is no OUT."""
+    """Convert, verify, and return the agreement of the two models; a failure leaves no OUT."""
     job = prepare(request)
     logger.info("%s: %s weights, %s", job.weights.folder, job.weights.kind, job.weights.dtype)
     with new_folder(request.out) as folder:
@@ -111,7 +111,7 @@ def convert(request: ConversionRequest) -> Agreement:
 
 
 def _to_huggingface(job: Conversion, folder: Path) -> tuple[Sequences, Scores, Scores]:
-    """Write the model; return the sequences with their scores under Megatron's model and what transformers loads."""
+    """Write the model; return sequences with their scores by Megatron and by what transformers loads."""
     _write_assets(job, folder)
     sequences = proof.fixed_sequences(folder, job.model.vocabulary)
     with megatron_on_cpu(), names_alone(job.config / "config.json", job.model) as names:
@@ -126,7 +126,7 @@ def _to_huggingface(job: Conversion, folder: Path) -> tuple[Sequences, Scores, S
 
 
 def _to_megatron(job: Conversion, folder: Path) -> tuple[Sequences, Scores, Scores]:
-    """Write the model; return the sequences with their scores under what megatron-core loads and CKPT."""
+    """Write the model; return sequences with their scores by what megatron-core loads and by CKPT."""
     import torch
 
     sequences = proof.fixed_sequences(job.tokenizer, job.model.vocabulary)
@@ -134,7 +134,7 @@ def _to_megatron(job: Conversion, folder: Path) -> tuple[Sequences, Scores, Scor
         bridge = Bridge(job.weights.folder, job.model)
         bridge.save(bridge.from_huggingface().to(getattr(torch, job.weights.dtype)), folder)
         del bridge
-        for settings in folder.glob("iter_*/run_config.yaml"):  # it names the folder that it was written into
+        for settings in folder.glob("iter_*/run_config.yaml"):  # it names the temporary folder
             text = settings.read_text(encoding="utf-8")
             settings.write_text(text.replace(str(folder), str(job.request.out)), encoding="utf-8")
         _write_assets(job, folder / reading.ASSETS)
@@ -146,25 +146,25 @@ def _to_megatron(job: Conversion, folder: Path) -> tuple[Sequences, Scores, Scor
 
 
 def _written_megatron_scores(folder: Path, sequences: Sequences) -> Scores:
-    """What megatron-core loads from a converted folder; within `megatron_on_cpu`."""
+    """Scores by what megatron-core loads from a converted folder; within `megatron_on_cpu`."""
     model, iteration = reading.read_qwen3(folder / reading.ASSETS), reading.newest_iteration(folder)
     with names_alone(folder / reading.ASSETS / "config.json", model) as names:
         return proof.megatron_scores(Bridge(names, model).from_megatron(iteration), sequences)
 
 
 def _assets(job: Conversion) -> tuple[Path, ...]:
-    """What belongs to the model beside its weights: configuration, generation configuration, tokenizer, template."""
+    """The model's files besides weights: configuration, generation configuration, tokenizer, template."""
     tokenizer = job.tokenizer
     if not (tokenizer / "tokenizer.json").is_file() and not (tokenizer / "vocab.json").is_file():
         raise CheckpointError(f"{tokenizer}: no tokenizer.json; expected the model's tokenizer. Name it: --tokenizer")
     check_objects(job.config)
     check_objects(tokenizer)
-    wanted = [job.config / "config.json", job.config / GENERATION, *(tokenizer / name for name in TOKENIZER)]
-    return tuple(path for path in wanted if path.is_file())
+    candidates = [job.config / "config.json", job.config / GENERATION, *(tokenizer / name for name in TOKENIZER)]
+    return tuple(path for path in candidates if path.is_file())
 
 
 def _write_assets(job: Conversion, folder: Path) -> None:
-    """Copy them; config.json names the dtype of the weights."""
+    """Copy these files, and set the dtype of the weights in config.json."""
     folder.mkdir(exist_ok=True)
     for file in _assets(job):
         shutil.copyfile(file, folder / file.name)
@@ -201,16 +201,17 @@ def _hashes(files: Iterable[Path], folder: Path) -> dict[str, str]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """The conversion.json of a finished conversion."""
+    """The content of conversion.json."""
     if not (folder / RECORD).is_file():
         raise CheckpointError(f"{folder}: no {RECORD}; expected a folder that nemo-uecr convert made")
     return read_object(folder / RECORD)
 
 
 def check(out: Path, tolerance: float) -> Agreement:
-    """Score the fixed sequences again: how far the model in OUT is from the one that it was made from.
+    """Score the fixed sequences again, and return the agreement of the model in OUT with its source.
 
-    More than ``tolerance`` nats are refused, and so is a file that changed since the conversion.
+    Raises:
+        CheckpointError: they differ by more than ``tolerance`` nats, or a file changed since the conversion.
     """
     record = read_record(out)
     recorded: dict[str, Any] = record["verification"]

@@ -1,4 +1,4 @@
-"""The model that a run trained, as one ordinary Hugging Face folder: an adapter merged into a copy of its base."""
+"""Exports a trained model as an ordinary Hugging Face folder, with its adapter merged into the base."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nemo_uecr.generation.models import load_tokenizer, only_here, save_pretrain
 
 
 def trained_model(run: Path) -> Path:
-    """The checkpoint that a run folder kept as its best one, or its newest; a checkpoint is itself."""
+    """The best checkpoint of a run folder if it kept one, else its newest; a checkpoint is returned as it is."""
     inside = sorted((run / "checkpoints").glob("step-*"))
     if not inside:
         if (run / "config.json").is_file():
@@ -30,11 +30,10 @@ def trained_model(run: Path) -> Path:
 
 
 def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path, Agreement]:
-    """Write the model of a run, and prove that it is the one that was trained.
+    """Write the model of a run, and verify that it is the trained one.
 
-    Adapter and base are added in float32 in a copy; then both folders score the same sequences. bfloat16 rounds the sum
-    once more, which the agreement then shows; the ``tolerance``, in nats, applies to float32 alone. Returns the
-    checkpoint that was taken, and how far apart the two models are.
+    Adapter and base are added in float32; then both folders score the same sequences. ``tolerance``, in nats, applies
+    to float32 only: bfloat16 rounds once more, which the agreement shows. Returns the checkpoint and the agreement.
     """
     source = trained_model(run)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
@@ -45,7 +44,7 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
     sequences = fixed_sequences(source, sizes.get("text_config", sizes)["vocab_size"])
     with new_folder(out) as folder:
         _write(source, base, folder, dtype)
-        if (source / STATE).is_file():  # `evaluate` takes the prompt from it
+        if (source / STATE).is_file():  # for the prompt of `evaluate`
             shutil.copyfile(source / STATE, folder / STATE)
         before, after = huggingface_scores(source, sequences), huggingface_scores(folder, sequences)
         limit = tolerance if dtype == "float32" else float("inf")
@@ -62,7 +61,7 @@ def _write(source: Path, base: str | None, folder: Path, dtype: str) -> None:
         from peft import PeftModel
 
         plain, _ = load_causal_lm(base, local_files_only=only_here(base), dtype=torch.float32)
-        with warnings.catch_warnings():  # of a name that transformers gave up and peft still asks for
+        with warnings.catch_warnings():  # peft uses a name that transformers deprecates
             warnings.simplefilter("ignore", FutureWarning)
             module = PeftModel.from_pretrained(plain, str(source)).merge_and_unload()
     save_pretrained(module.to(getattr(torch, dtype)), load_tokenizer(str(source), local_files_only=True), folder)

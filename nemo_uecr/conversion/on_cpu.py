@@ -1,9 +1,9 @@
 """Runs megatron-core and Megatron-Bridge in one process on a CPU.
 
-Both ask for CUDA in a few places whatever the device: the current device, `Module.cuda`, the CUDA generator around
-attention, an unconditional import of Transformer Engine. Within `megatron_on_cpu` the CPU answers, and everything is
-put back at the end. Neither package is edited. A conversion runs here even where a GPU is present, so that the proof's
-arithmetic, float32 on one rank, is the same on every machine.
+Both use CUDA in a few places whatever the device: the current device, `Module.cuda`, the CUDA generator in attention,
+an unconditional import of Transformer Engine. `megatron_on_cpu` replaces these with the CPU and restores them at its
+end; neither package is edited. A conversion runs on the CPU even on a machine with a GPU, so that the arithmetic of the
+proof, float32 on one rank, is the same everywhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unittest import mock
 from nemo_uecr.errors import DependencyError
 
 ENGINE = "transformer_engine"
-#: What the bridge imports without needing it here.
+#: Packages that the bridge imports but does not need here.
 STAND_INS = (ENGINE, "modelopt", "datasets")
 TRAINING = "megatron.bridge.training.model_load_save"
 
@@ -38,7 +38,7 @@ def megatron_on_cpu() -> Iterator[None]:
     import torch
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # both packages report with print
+        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # both packages print
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # dozens of "Apex is not installed" lines from one import
         import_bridge()  # first: torch's compiler, which it imports, refuses two names for one function
@@ -49,7 +49,7 @@ def megatron_on_cpu() -> Iterator[None]:
         stack.enter_context(_random_states())
         from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-        # Megatron's writer keeps a server process for its results, which would outlive a kill of this one.
+        # Megatron's writer starts a server process for its results, which would survive a kill of this one.
         queues = mock.patch.object(filesystem_async, "_get_write_results_queue", queue.Queue, create=True)
         stack.enter_context(queues)
         stack.enter_context(_one_rank())
@@ -57,7 +57,7 @@ def megatron_on_cpu() -> Iterator[None]:
 
 
 def require_bridge() -> None:
-    """Refuse to start without Megatron-Bridge; quiet the libraries otherwise."""
+    """Refuse to start without Megatron-Bridge, and silence the libraries."""
     if importlib.util.find_spec("megatron.bridge") is None:
         raise DependencyError(
             "megatron.bridge is not installed; convert inside NeMo-RL's container, or run: "
@@ -71,10 +71,10 @@ def require_bridge() -> None:
 
 
 def import_bridge() -> None:
-    """Import Megatron-Bridge, with empty modules for what is missing of `STAND_INS` while the import runs."""
+    """Import Megatron-Bridge, with empty modules for missing `STAND_INS` during the import."""
     missing = frozenset(name for name in STAND_INS if importlib.util.find_spec(name) is None)
     if ENGINE in missing and TRAINING not in sys.modules:
-        # megatron-core decides at import whether Transformer Engine is there. It must not meet the stand-in.
+        # megatron-core checks at import whether Transformer Engine exists; it must not find the stand-in.
         _import_engine_users()
     finder = _StandIn(missing)
     sys.meta_path.append(finder)
@@ -95,13 +95,13 @@ def _import_engine_users() -> None:
         if ENGINE in file.read_text(encoding="utf-8"):
             parts = file.relative_to(folder).with_suffix("").parts
             name = ".".join(("megatron.core", *parts)).removesuffix(".__init__")
-            # A module that cannot be imported here cannot take the stand-in for the real thing either.
+            # A module that fails to import here cannot mistake the stand-in for the real package either.
             with contextlib.suppress(ImportError, AttributeError, NameError, TypeError, RuntimeError, AssertionError):
                 importlib.import_module(name)
 
 
 def _empty(name: str) -> Any:
-    """A class good for `isinstance`; one that is named as a function is does nothing when it is called."""
+    """A class for `isinstance`; one with a function's name does nothing when called."""
     import torch
 
     def refuse(self: Any, *arguments: Any, **options: Any) -> None:
@@ -127,7 +127,7 @@ class _EmptyModule(types.ModuleType):
 
 
 class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the missing packages as empty modules."""
+    """Provides empty modules for the missing packages."""
 
     def __init__(self, roots: frozenset[str]) -> None:
         self._roots = roots
@@ -135,17 +135,17 @@ class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """An empty module for a missing package or a part of one."""
+        """The spec of an empty module for a missing package or submodule."""
         if fullname.partition(".")[0] not in self._roots:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """The module."""
+        """An empty module."""
         return _EmptyModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run."""
+        """Do nothing."""
 
 
 class _Idle:
@@ -183,7 +183,7 @@ def _cpu_mode() -> contextlib.AbstractContextManager[Any]:
     from torch.overrides import TorchFunctionMode
 
     class OnCpu(TorchFunctionMode):
-        """Turns every request for a CUDA device into one for the CPU."""
+        """Replaces CUDA devices with the CPU."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             named = dict(kwargs or {})
@@ -197,7 +197,7 @@ def _cpu_mode() -> contextlib.AbstractContextManager[Any]:
 
 
 def _random_states() -> contextlib.AbstractContextManager[Any]:
-    """Attention forks a named CUDA generator even without dropout; nothing here draws a random number."""
+    """Stub the CUDA generators that attention forks even without dropout; no random number is drawn."""
     from megatron.core.tensor_parallel import random
 
     return mock.patch.multiple(

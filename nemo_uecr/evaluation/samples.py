@@ -1,4 +1,4 @@
-"""The samples of an evaluation on disk, and the result they give: avg@k with intervals, pass@k, verdicts."""
+"""The samples of an evaluation on disk, and their result: avg@k with intervals, pass@k, verdicts."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Sample:
     verdict: str
     tokens: int
     truncated: bool
-    token_ids: list[int] | None = None  # what was sampled
+    token_ids: list[int] | None = None  # as sampled
     context: tuple[dict[str, str], ...] = ()  # the turns before the question
 
     @property
     def key(self) -> Key:
-        """Which sample it is."""
+        """Benchmark, problem and number of the sample."""
         return self.benchmark, self.problem, self.sample
 
     @property
@@ -52,28 +52,28 @@ class Sample:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Every sample of a file; DataError names the line that is no sample."""
+    """All samples of a file; DataError names the first malformed line."""
     return [sample for _, sample in checked_lines(path, Sample)]
 
 
 def drop_torn_line(path: Path) -> None:
-    """Cut off what follows the last line break: a kill in the middle of a write leaves half a line."""
+    """Remove an incomplete last line, which a kill during a write leaves."""
     if path.is_file():
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def sample_lines(samples: Iterable[Sample]) -> bytes:
-    """The samples as a file holds them, one a line."""
+    """The samples as JSON lines."""
     return "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples).encode()
 
 
 def write_samples(folder: Path, step: int, samples: Sequence[Sample]) -> None:
-    """Every sample of an evaluation inside a training run, complete or not at all."""
+    """Write all samples of an evaluation within a training run, or none."""
     replace_file(folder / "evaluations" / f"step-{step:06d}.jsonl", sample_lines(samples))
 
 
 def rewards_by_benchmark(samples: Iterable[Sample]) -> Rewards:
-    """Rewards by benchmark and problem: the paper's benchmarks first, in its order, whatever order they came in."""
+    """Rewards by benchmark and problem, the paper's benchmarks first, in its order."""
     ranks = {name: rank for rank, name in enumerate(BENCHMARKS)}
     rewards: Rewards = {}
     for sample in sorted(samples, key=lambda each: (ranks.get(each.benchmark, len(ranks)), each.key)):
@@ -82,18 +82,18 @@ def rewards_by_benchmark(samples: Iterable[Sample]) -> Rewards:
 
 
 def check_complete(folder: Path, record: Mapping[str, Any], rewards: Rewards) -> None:
-    """Check that every problem has its k samples: partial figures would be those of the problems that came first."""
+    """Refuse an unfinished evaluation: its figures would be those of the first problems."""
     k, planned = record["samples"], {name: entry["problems"] for name, entry in record["benchmarks"].items()}
-    found = {name: [len(row) for row in rows.values()] for name, rows in rewards.items()}
-    if found != {name: [k] * problems for name, problems in planned.items()}:
+    counts = {name: [len(row) for row in rows.values()] for name, rows in rewards.items()}
+    if counts != {name: [k] * problems for name, problems in planned.items()}:
         raise DataError(
-            f"{folder}: the evaluation is not finished, {sum(map(sum, found.values()))} of {k * sum(planned.values())} "
-            "samples are there; run the command that began it again"
+            f"{folder}: the evaluation is not finished, it has {sum(map(sum, counts.values()))} of "
+            f"{k * sum(planned.values())} samples; run its command again to continue"
         )
 
 
 def summarise(samples: Sequence[Sample]) -> dict[str, Any]:
-    """avg@k and pass@k of every benchmark, and their equal-weight average; every problem has the same k samples."""
+    """avg@k and pass@k per benchmark, and their equal-weight average; every problem has k samples."""
     rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
     k = len(next(iter(rewards.values()))[0])
     sets = {
@@ -104,7 +104,7 @@ def summarise(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
-    """Summarise complete samples into ``result.json``; ``record`` is the content of ``settings.json``."""
+    """Write and return ``result.json`` from complete samples; ``record`` is the content of ``settings.json``."""
     rewards, k = rewards_by_benchmark(samples), record["samples"]
     check_complete(folder, record, rewards)
     result = {"label": record["label"], "model": record["model"]["name"]} | summarise(samples)
@@ -120,7 +120,7 @@ def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[Samp
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:
-    """The result as lines of a table for a terminal."""
+    """The result as a table for the terminal."""
     k = result["samples"]
     lines = [f"{result['label']}: avg@{k} in percent, 95% interval over problems"]
     for name, row in [*result["sets"].items(), ("average", result["average"])]:

@@ -1,4 +1,4 @@
-"""Tables of methods by benchmarks, as the paper prints them: read from folders, ranked, written in three formats."""
+"""Tables of methods by benchmarks as in the paper: read from folders, ranked, and written in three formats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nemo_uecr.evaluation.samples import RESULT
 from nemo_uecr.files import read_object
 
 EVALUATIONS = "evaluation.jsonl"
-#: Method -> title, and which parts it has: task, teacher, joint norm, gap, entropy, projection (None: not an ablation).
+#: Method -> title and, for ablations, a 0 or 1 for each of `PARTS`.
 METHODS: dict[str, tuple[str, str | None]] = {
     "initial": ("Initial student", None),
     "teacher": ("Teacher", None),
@@ -38,11 +38,11 @@ METHODS: dict[str, tuple[str, str | None]] = {
     "shuffled_entropy": ("shuffled entropy", "111111"),
 }
 PARTS = ("Task", "Teacher", "Joint norm.", "Gap", "Entropy", "Proj.")
-#: Signs of a cell: a check mark, a multiplication sign, an en dash.
+#: Check mark, multiplication sign, en dash.
 YES, NO, NOTHING = "\u2713", "\u00d7", "\u2013"
-#: Shown in a table and not ranked.
+#: Rows that are not ranked.
 REFERENCE_ROWS = ("initial", "teacher")
-#: Settings that decide the numbers, and what the note under a table calls them.
+#: Settings that affect the numbers, and their names in the note under a table.
 BASIS = {"decoding": "decoding settings", "chat": "chat settings", "engine": "engines", "dtype": "number types"}
 
 
@@ -56,20 +56,20 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table; its scores, and what is known of how they were taken, by column."""
+    """One row of a table: scores, and the known settings behind them, by column."""
 
-    method: str  # its key, or a free label
+    method: str  # its name, or any label
     scores: Mapping[str, Score]
     basis: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
-        """What the table calls it."""
+        """Its title in the table."""
         return METHODS[self.method][0] if self.method in METHODS else self.method
 
 
 class Entry(NamedTuple):
-    """A text of the table with its rank in the column: 1 best, 2 second, 0 any other."""
+    """A cell of the table, with its rank in the column: 1 best, 2 second, 0 other."""
 
     text: str
     interval: str = ""
@@ -78,7 +78,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Head and lines, ready for any format, and a note to stand below them."""
+    """Head, rows and a note below them, in no particular format."""
 
     head: tuple[str, ...]
     lines: tuple[tuple[Entry, ...], ...]
@@ -86,13 +86,13 @@ class Table:
 
 
 def rounded(value: float, decimals: int, *, sign: str = "") -> str:
-    """A number as tables print it, -0.04 as "-0.0"; ``sign`` "+" also marks positive numbers."""
-    # Means that are equal fractions may differ in their last bits; they must print alike, and + 0.0 drops -0's sign.
+    """A rounded number, -0.04 as "-0.0"; ``sign`` "+" also marks positive numbers."""
+    # Equal means may differ in their last bits but must print alike; + 0.0 drops the sign of -0.
     return f"{round(value, 9) + 0.0:{sign}.{decimals}f}"
 
 
 def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
-    """Rows in the order given, each ``[LABEL=]FOLDER`` of an evaluation or of a run, whose last one counts; and k."""
+    """Rows from ``[LABEL=]FOLDER`` of evaluations or of runs (their last evaluation), and k."""
     rows, samples = [], {}
     for text in given:
         label, sign, place = text.partition("=")
@@ -121,7 +121,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], str]:
 
 
 def _basis(folder: Path, sets: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """By column, what is known of how the numbers were taken; of its problems a training run says only how many."""
+    """The known settings behind the numbers, by column; of its problems a training run records only the number."""
     settings = recorded_settings(folder)
     common = {what: json.dumps(settings[key], sort_keys=True) for key, what in BASIS.items() if key in settings}
     problems: dict[str, dict[str, str]] = {}
@@ -137,9 +137,9 @@ def _basis(folder: Path, sets: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     """Arrange rows into the main table or the ablation table.
 
-    Ranks are those of the values as printed (two decimals), equal values alike; the initial student and the teacher are
-    shown and not ranked. Scores taken in different ways (problems, decoding, chat, engine) are not ranked, and averages
-    of different ways or benchmarks are left out. The note says why.
+    Values are ranked as printed, with two decimals; equal values share a rank. The initial student and the teacher are
+    not ranked, nor are scores with different settings (problems, decoding, chat, engine). Averages over different
+    settings or benchmarks are left out. The note gives the reasons.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row.scores))
     columns.sort(key=lambda name: name == "average")
@@ -176,7 +176,7 @@ def _marks(method: str, layout: str) -> list[Entry]:
 
 
 def _difference(rows: Sequence[Row], column: str) -> str | None:
-    """The first thing known of two rows' scores that differs; what is not known of a row counts as equal."""
+    """The first known setting that differs between two rows; an unknown one counts as equal."""
     known: dict[str, tuple[Row, str]] = {}
     for row in rows:
         for what, value in row.basis.get(column, {}).items():
@@ -200,7 +200,7 @@ def _latex(text: str) -> str:
         ">": r"\textgreater{}", YES: r"\(\checkmark\)", NO: r"\(\times\)", NOTHING: "--",
     }  # fmt: skip
     text = "".join(commands.get(sign, sign) for sign in text)
-    return f"{{{text}}}" if text.startswith(("[", "*")) else text  # else it is an argument of the \\ before it
+    return f"{{{text}}}" if text.startswith(("[", "*")) else text  # unbraced, the \\ before it takes an argument
 
 
 def _written(table: Table, *, form: str, plain: Callable[[str], str]) -> str:
@@ -214,7 +214,7 @@ def _written(table: Table, *, form: str, plain: Callable[[str], str]) -> str:
     return environment.get_template(f"table.{form}.jinja").render(table=table)
 
 
-#: The templates stand in assets/; each format escapes plain text in its own way.
+#: The templates are in assets/; each format has its own escaping.
 FORMATS: dict[str, Callable[[Table], str]] = {
     form: partial(_written, form=form, plain=plain)
     for form, plain in (("markdown", _markdown), ("latex", _latex), ("html", html.escape))

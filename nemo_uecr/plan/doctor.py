@@ -113,8 +113,8 @@ def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
     """Findings of the checks; a check that raises becomes a finding, and the others continue."""
     for check, make in checks:
         try:
-            found = make()
-            yield from [found] if isinstance(found, Finding) else found
+            findings = make()
+            yield from [findings] if isinstance(findings, Finding) else findings
         except UecrError as error:
             yield Finding(check, "fail", str(error), "")
         except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:  # raised by a library
@@ -215,23 +215,23 @@ def _run(python: str, code: str, *arguments: str) -> subprocess.CompletedProcess
     )
 
 
-def cuda_finding(wanted: int, remedy: str) -> Finding:
+def cuda_finding(needed_gpus: int, remedy: str) -> Finding:
     """Whether torch sees the GPUs that the configuration asks for."""
     import torch
 
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     built = f"torch {torch.__version__} for CUDA {torch.version.cuda}" if torch.version.cuda else "torch without CUDA"
     names = sorted({torch.cuda.get_device_name(index) for index in range(seen)})
-    needed = f", the run needs {wanted} here" if wanted else ""
-    return ok_if(seen >= wanted, "gpus", f"{built} sees {' '.join([str(seen), 'GPUs', *names])}{needed}", remedy)
+    needed = f", the run needs {needed_gpus} here" if needed_gpus else ""
+    return ok_if(seen >= needed_gpus, "gpus", f"{built} sees {' '.join([str(seen), 'GPUs', *names])}{needed}", remedy)
 
 
 def gpu_memory() -> int | None:
     """Bytes of the smallest GPU here; None without one."""
     import torch
 
-    found = (torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
-    return min(found, default=None)
+    sizes = (torch.cuda.get_device_properties(index).total_memory for index in range(torch.cuda.device_count()))
+    return min(sizes, default=None)
 
 
 def port_finding(port: int) -> Finding:

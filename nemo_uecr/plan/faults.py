@@ -49,7 +49,6 @@ def layout_faults(config: NemoConfig, student: ModelShape | None, teacher: Model
 
 
 def _megatron_faults(role: str, parallel: ParallelConfig, gpus: int, shape: ModelShape | None) -> list[str]:
-    """Why Megatron cannot split a model into equal parts."""
     faults = []
     if gpus % parallel.ranks:
         faults.append(

@@ -225,12 +225,12 @@ def _weights(run: _Run) -> dict[str, Item]:
     """All weights and moments of the run, under the names of `local.memory.Placement`."""
     count, kind = shapes.parameters(run.student), {FP32: "float32", BF16: "bfloat16"}
     size, adapter = run.weight * count, FP32 * run.trained if run.lora else 0
-    said = f"{count:,} parameters, {kind[run.weight]}"
-    said += f"; adapter of {run.trained:,}, float32" if run.lora else ""
+    how = f"{count:,} parameters, {kind[run.weight]}"
+    how += f"; adapter of {run.trained:,}, float32" if run.lora else ""
     small = run.config.train.optimizer != "adamw"
     moments = (SMALL_MOMENTS if small else 2 * FP32) * run.trained
     members = {
-        "student": Item("student weights", size + adapter, said),
+        "student": Item("student weights", size + adapter, how),
         "optimizer": Item("optimizer", int(moments), f"AdamW's two moments, {'8 bits' if small else 'float32'}"),
     }
     if run.reference and not run.lora:  # with its adapter off, the student is its own reference
@@ -238,10 +238,10 @@ def _weights(run: _Run) -> dict[str, Item]:
     for key, teacher in run.teachers.items():
         if isinstance(teacher, TeacherConfig):
             held, width = shapes.parameters(run.shapes[key]), BF16 if teacher.dtype == "bfloat16" else FP32
-            size, said = width * held, f"{held:,} parameters, {teacher.dtype}"
+            size, how = width * held, f"{held:,} parameters, {teacher.dtype}"
             if teacher.quantize != "none":
-                size, said = quantized_bytes(run.shapes[key], teacher.quantize, width), f"{said}; {teacher.quantize}"
-            members[key] = Item(f"{key} weights", size, said)
+                size, how = quantized_bytes(run.shapes[key], teacher.quantize, width), f"{how}; {teacher.quantize}"
+            members[key] = Item(f"{key} weights", size, how)
     return members
 
 
@@ -379,12 +379,12 @@ def _update(run: _Run) -> Phase:
     if run.lora:
         layer = adapted_bytes(shape, run.tokens, run.lora, bfloat16=low)
         gradients = 2 * FP32 * run.tokens * shape.feed_forward
-    kept, said = shape.layers * layer, f"{shape.layers} layers, {run.tokens} tokens, all kept"
+    kept, how_kept = shape.layers * layer, f"{shape.layers} layers, {run.tokens} tokens, all kept"
     # These follow one another, so the largest counts: the logits, a layer, and the sum of the output layer's gradients.
     work = [(logits_bytes(shape, run.tokens, bfloat16=low, gpu=run.gpu), "logits", "one chunk and its gradient")]
     if again:
         kept = (shape.layers + 5) * run.tokens * shape.hidden * run.weight
-        said = f"{shape.layers} layers' inputs, the features and their gradients, {run.tokens} tokens"
+        how_kept = f"{shape.layers} layers' inputs, the features and their gradients, {run.tokens} tokens"
         work.append((layer + gradients, "layer at work", "one recomputed layer"))
     if not run.lora:
         table = 3 * run.weight * shape.vocabulary * shape.hidden
@@ -392,7 +392,7 @@ def _update(run: _Run) -> Phase:
     size, name, how = max(work)
     items = (
         *_resident(run, "student", "optimizer"),
-        Item("activations", kept, said),
+        Item("activations", kept, how_kept),
         Item(name, size, how),
         *_asleep(run),
     )

@@ -1,1 +1,1 @@
-"""What the nodes of a Slurm job run; its scripts, its end and its requeue lie in the repository's `slurm/`."""
+"""What the nodes of a Slurm job run; the batch scripts, which also requeue, are in the repository's `slurm/`."""

@@ -1,14 +1,14 @@
-"""What each node of a job runs: its part of the Ray cluster and, on the first node, the driver and the watch over all.
+"""What each node of a job runs: its part of the Ray cluster and, on the first node, the driver and its supervision.
 
-Ray and the driver each lead a process group of their own, so that they can be ended with everything they started. The
-batch script and the nodes talk through files in the job's folder on the shared file system: they cross the container's
+Ray and the driver each lead their own process group, so that everything they started can be ended with them. Batch
+script and nodes communicate through files in the job's folder on the shared file system: these cross the container's
 boundary, need no port, and can be read after a failure.
 
-    cause         why the job failed, in one line; the first one stays
-    stop          the batch script wants the run to save and end
+    cause         why the job failed, in one line; the first one is kept
+    stop          the batch script asks the run to save and end
     head-address  where the Ray head listens
     status        the head's state in one line; its age shows whether the head is alive
-    ended         the driver's exit code: every node leaves
+    ended         the driver's exit code; every node leaves
     final         the batch script's last line
     left-NODE     this node has stopped its Ray
 """
@@ -41,46 +41,46 @@ from nemo_uecr.telemetry.sinks import STEPS, read_records
 log = logging.getLogger(__name__)
 
 TERMINATED = 143  # 128 + SIGTERM, as shells report it
-POLL_S = 0.5  # between two looks at whatever a node waits for
-LEAVING_S, FAILING_S = 30.0, 5.0  # for the others to stop their Ray: in peace, and when one of them may be gone
-CLOSING_S = 10.0  # a worker's Ray may notice the end of the head before the file system shows that the driver has ended
-ASKING_S = 60.0  # for the answer of the process that asks Ray for its members
-RAY_STOP_S, DRIVER_STOP_S = 15.0, 10.0  # for Ray and for the driver to end when they are asked to
-SIGNAL_AGAIN_S = 5.0  # the driver is signalled again and again: a signal is lost on one that is still loading
-# Below the ephemeral range, and where NeMo-RL's own port plan has Ray's workers: 10002-11000.
+POLL_S = 0.5  # between two checks of whatever a node waits for
+LEAVING_S, FAILING_S = 30.0, 5.0  # for the others to stop Ray: normally, and when one of them may be gone
+CLOSING_S = 10.0  # a worker's Ray may end before the file system shows that the driver has ended
+ASKING_S = 60.0  # for the process that asks Ray for its members
+RAY_STOP_S, DRIVER_STOP_S = 15.0, 10.0  # for Ray and for the driver to end when asked
+SIGNAL_AGAIN_S = 5.0  # the driver is signalled repeatedly: while it is loading, a signal is lost
+# Below the ephemeral range; NeMo-RL's port plan gives Ray's workers 10002-11000.
 FIRST_WORKER_PORT, WORKER_PORTS = 10002, 998
-# Nodes that share one host (in tests) must not share worker ports; more nodes than this are on hosts of their own.
+# Nodes on one host (in tests) must not share worker ports; more nodes than this are on separate hosts.
 MOST_ON_A_HOST = 8
 
 ASK = "import sys; from nemo_uecr.slurm.node import print_members; print_members(sys.argv[1])"
 
 
 class Failed(Exception):
-    """Something in this job is broken: on which node, and how."""
+    """A failure of the job; arguments: node, reason."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One attempt of a job, as one of its nodes sees it."""
+    """One attempt of a job, on one of its nodes."""
 
-    folder: Path  # of the attempt; the batch script has made it
+    folder: Path  # of the attempt, made by the batch script
     node: str  # this node
-    nodes: tuple[str, ...]  # all of them; the first one is the head
-    gpus: int  # of each node; 0 on machines without
-    cpus: int  # of each node
-    port: int  # of the head's control store; the next one is its client server's
-    register_s: float  # longest wait for every node and GPU to join the Ray cluster
-    heartbeat_s: float  # between two looks at the cluster's members
+    nodes: tuple[str, ...]  # all nodes, the head first
+    gpus: int  # per node; may be 0
+    cpus: int  # per node
+    port: int  # of the head's control store; the next port is its client server's
+    register_s: float  # longest wait for all nodes and GPUs to join the Ray cluster
+    heartbeat_s: float  # between two checks of the cluster's members
     silence_s: float  # longest wait for the driver's next line of output
 
     @property
     def driver_log(self) -> Path:
-        """What the driver printed."""
+        """The driver's output."""
         return self.folder / "driver.log"
 
     @property
     def ray_folder(self) -> Path:
-        """Ray's on each node: sockets, whose paths may have 107 characters, logs, spilled objects."""
+        """Ray's folder on each node; short, because paths of sockets may have only 107 characters."""
         return Path(f"/tmp/uecr-ray-{self.folder.name}")
 
     def log_of(self, node: str) -> Path:
@@ -88,11 +88,11 @@ class Job:
         return self.folder / f"node-{node}.log"
 
     def has(self, name: str) -> bool:
-        """Whether a file of the module's table exists."""
+        """Whether a file listed above exists."""
         return (self.folder / name).exists()
 
     def read(self, name: str) -> str | None:
-        """Its content; None while it is not there."""
+        """Its content; None if it does not exist yet."""
         return (self.folder / name).read_text(encoding="utf-8").strip() if self.has(name) else None
 
     def write(self, name: str, text: str) -> None:
@@ -100,7 +100,7 @@ class Job:
         replace_file(self.folder / name, text.encode())
 
     def blame(self, node: str, reason: str) -> None:
-        """State the cause of the failure; a later one follows from the first and is dropped."""
+        """State the cause of the failure; only the first one is kept, because others follow from it."""
         aside = self.folder / f".cause-{self.node}-{os.getpid()}"
         aside.write_text(f"node {node}: {' '.join(reason.split())}\n", encoding="utf-8")
         with contextlib.suppress(FileExistsError):
@@ -109,11 +109,11 @@ class Job:
 
 
 def run_node(job: Job, config: str, overrides: Sequence[str], *, smoke: bool) -> int:
-    """Do this node's part of the job; returns the driver's exit code on the head, else 0; 1 for what `cause` says."""
+    """Do this node's part of the job; return the driver's exit code on the head, else 0, or 1 after a failure."""
     handler = logging.FileHandler(job.log_of(job.node), encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.getLogger("nemo_uecr").addHandler(handler)
-    # Whatever ends this process, what it started must be ended first.
+    # SIGTERM must run the `finally` blocks that end what this process started.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     head = job.node == job.nodes[0]
     take_interface()
@@ -130,9 +130,9 @@ def run_node(job: Job, config: str, overrides: Sequence[str], *, smoke: bool) ->
 
 
 def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: int, gpus: int) -> list[str]:
-    """What follows `nemo-uecr` on the driver's command line: the user's configuration with the job's resources.
+    """Arguments of the driver's `nemo-uecr`: the user's configuration with the job's resources.
 
-    Every attempt of a job runs the same words: they continue what the run folder holds.
+    All attempts of a job use the same arguments, which continue the run in the run folder.
     """
     backend = backend_of(config, overrides)
     if smoke:
@@ -148,9 +148,9 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
     if backend != "nemo_rl":
         if nodes != 1:
             raise ConfigError(f"{config}: backend local runs on one node, the job has {nodes}; sbatch --nodes=1")
-        load_config(config, overrides)  # a misspelt key is reported before Ray starts
+        load_config(config, overrides)  # report a misspelt key before Ray starts
         return ["train", config, *overrides, "--resume"]
-    words = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus or 1}", *overrides]  # without any: refused below
+    words = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus or 1}", *overrides]  # no GPUs: refused below
     loaded = load_nemo_config(config, words)
     asked = loaded.cluster
     if gpus == 0:
@@ -168,7 +168,7 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
 
 
 def _run_head(job: Job, driver_words: Sequence[str]) -> int:
-    """Bring the cluster up, run the driver in it, take the cluster down; returns the node's exit code."""
+    """Start the cluster, run the driver in it, stop the cluster; return the node's exit code."""
     try:
         address = f"{own_address(alone=len(job.nodes) == 1)}:{job.port}"
         if _listens(address):
@@ -190,24 +190,24 @@ def _run_head(job: Job, driver_words: Sequence[str]) -> int:
         try:
             while not all(job.has(f"left-{name}") for name in job.nodes[1:]) and time.monotonic() < deadline:
                 time.sleep(POLL_S)
-        finally:  # the end of the job may cut the wait short
+        finally:  # Slurm may end the job during the wait
             _stop_ray(job, ray, keep_logs=not peaceful)
     return code
 
 
 def _wait_for_cluster(job: Job, ray: subprocess.Popen[bytes], address: str) -> None:
-    """Tell the others where the head listens, and wait until every node and GPU has registered."""
+    """Publish the head's address, and wait until all nodes and GPUs have registered."""
     deadline, status = time.monotonic() + job.register_s, ""
     while True:
-        found: dict[str, int] = {}
+        gpus_by_node: dict[str, int] = {}
         if _listens(address):
             if not job.has("head-address"):  # once: a file replaced while NFS reads it would fail the reader
                 job.write("head-address", address)
-            found = _members(address) or {}
-        before, status = status, _write_status(job, found)
+            gpus_by_node = _members(address) or {}
+        before, status = status, _write_status(job, gpus_by_node)
         if status != before:
             log.info(status)
-        missing = [name for name in job.nodes if found.get(name, -1) < job.gpus]
+        missing = [name for name in job.nodes if gpus_by_node.get(name, -1) < job.gpus]
         if not missing:
             return
         _check(job, ray)
@@ -218,7 +218,7 @@ def _wait_for_cluster(job: Job, ray: subprocess.Popen[bytes], address: str) -> N
 
 
 def run_driver(job: Job, ray: subprocess.Popen[bytes], address: str, words: Sequence[str]) -> int:
-    """Run the driver to its end while everything around it lives; returns its exit code.
+    """Run the driver to its end and return its exit code; stop it if the cluster fails.
 
     Its output goes to its log, and from there to the job's.
     """
@@ -256,7 +256,7 @@ def run_driver(job: Job, ray: subprocess.Popen[bytes], address: str, words: Sequ
 
 
 def _pass_on(printed: IO[bytes]) -> bool:
-    """Copy what was added to a log to standard output; returns whether anything was."""
+    """Copy new output of a log to standard output; return whether there was any."""
     text = printed.read()
     sys.stdout.buffer.write(text)
     sys.stdout.buffer.flush()
@@ -265,25 +265,25 @@ def _pass_on(printed: IO[bytes]) -> bool:
 
 def _check(job: Job, ray: subprocess.Popen[bytes]) -> None:
     if (cause := job.read("cause")) is not None:
-        raise Failed(job.node, cause)  # another node wrote it, and the first cause stays
+        raise Failed(job.node, cause)  # another node wrote it, and the first cause is kept
     if ray.poll() is not None:
         last = last_line(job.log_of(job.node))
         raise Failed(job.node, f"the Ray head has died (code {ray.poll()}); last line: {last}")
 
 
 def _check_members(job: Job, address: str) -> None:
-    found = _members(address)
-    if found is None:
+    gpus_by_node = _members(address)
+    if gpus_by_node is None:
         raise Failed(job.node, "the Ray head no longer answers")
-    status = _write_status(job, found)
-    lost = [name for name in job.nodes if name not in found]
+    status = _write_status(job, gpus_by_node)
+    lost = [name for name in job.nodes if name not in gpus_by_node]
     if lost:
         raise Failed(lost[0], f"lost: the Ray cluster no longer counts it as alive; {status}")
 
 
-def _write_status(job: Job, found: Mapping[str, int]) -> str:
-    there = [name for name in job.nodes if name in found]
-    gpus = sum(min(found[name], job.gpus) for name in there)
+def _write_status(job: Job, gpus_by_node: Mapping[str, int]) -> str:
+    there = [name for name in job.nodes if name in gpus_by_node]
+    gpus = sum(min(gpus_by_node[name], job.gpus) for name in there)
     status = f"{len(there)} of {len(job.nodes)} nodes"
     status += f", {gpus} of {job.gpus * len(job.nodes)} GPUs" if job.gpus else ""
     job.write("status", status)
@@ -294,14 +294,14 @@ def _write_status(job: Job, found: Mapping[str, int]) -> str:
 
 
 def _run_worker(job: Job) -> int:
-    """Join the head's cluster and stay until the driver has ended; returns the node's exit code."""
+    """Join the head's cluster until the driver has ended; return the node's exit code."""
     deadline = time.monotonic() + job.register_s
     while (address := job.read("head-address")) is None:
-        # A node that Slurm forgot to end hears of the job's end by the batch script's last line alone.
+        # To a node that Slurm failed to end, only `final` shows that the job has ended.
         if any(job.has(name) for name in ("ended", "cause", "final")):
             return 1
         if time.monotonic() > deadline:
-            job.blame(job.nodes[0], f"no Ray head within {job.register_s:.0f} s, says node {job.node}; see its log")
+            job.blame(job.nodes[0], f"no Ray head within {job.register_s:.0f} s on node {job.node}; see its log")
             return 1
         time.sleep(POLL_S)
     log.info("node %s: joining %s", job.node, address)
@@ -334,12 +334,12 @@ def _outcome(job: Job, ray: subprocess.Popen[bytes], address: str) -> int:
 
 
 def ray_arguments(job: Job, head_address: str | None) -> list[str]:
-    """What follows `ray start`; the head itself has no address to join."""
+    """Arguments of `ray start`; None for the address on the head itself."""
     parts = len(job.nodes) if len(job.nodes) <= MOST_ON_A_HOST else 1
     share = WORKER_PORTS // parts
     first = FIRST_WORKER_PORT + job.nodes.index(job.node) % parts * share
     joining: dict[str, object] = {"address": head_address}
-    if head_address is None:  # the head's choice of a folder is that of all nodes
+    if head_address is None:  # the head's folder is used on all nodes
         joining = {"port": job.port, "ray-client-server-port": job.port + 1, "temp-dir": job.ray_folder}
     resources = json.dumps({node_resource(job.node): 1})
     values = joining | {"num-cpus": job.cpus, "num-gpus": job.gpus, "resources": resources}
@@ -351,15 +351,13 @@ def ray_arguments(job: Job, head_address: str | None) -> list[str]:
 
 
 def _start_ray(job: Job, head_address: str | None) -> subprocess.Popen[bytes]:
-    """`ray start --block`, its output into the node's log."""
     words = [sys.executable, "-m", "ray.scripts.scripts", "start", *ray_arguments(job, head_address)]
-    # NeMo-RL builds its environments itself, once per node; Ray would do it for each task.
+    # NeMo-RL builds its environments once per node; Ray would do so for each task.
     with job.log_of(job.node).open("ab") as output:
         return _start(words, output, {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"})
 
 
 def _start(words: Sequence[str], output: IO[bytes], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the leader of a process group of its own."""
     return subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
         env={**os.environ, **environment},
@@ -367,7 +365,7 @@ def _start(words: Sequence[str], output: IO[bytes], environment: Mapping[str, st
 
 
 def _stop_ray(job: Job, ray: subprocess.Popen[bytes], *, keep_logs: bool) -> None:
-    """End Ray on this node and remove what it left; after a failure its logs go to the job's folder first."""
+    """Stop Ray on this node and remove its folder; ``keep_logs`` copies its logs into the job's folder first."""
     _end_group(ray, RAY_STOP_S)
     for logs in job.ray_folder.glob("session_[0-9]*/logs") if keep_logs else ():
         with contextlib.suppress(shutil.Error, OSError):  # a log may vanish while it is copied
@@ -376,34 +374,34 @@ def _stop_ray(job: Job, ray: subprocess.Popen[bytes], *, keep_logs: bool) -> Non
 
 
 def _end_group(process: subprocess.Popen[bytes], patience_s: float) -> int:
-    """Ask a process to end, kill it after that long, and kill what is left of its group; returns its exit code."""
+    """Terminate a process, kill it after ``patience_s`` and kill the rest of its group; return its exit code."""
     try:
         if process.poll() is None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(patience_s)
-    finally:  # a signal to this process may cut the wait short
+    finally:  # a signal may interrupt the wait
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
 
 
 def node_resource(node: str) -> str:
-    """The custom resource that pins work to a node, and that identifies the node in the Ray cluster."""
+    """The custom Ray resource that identifies a node and pins work to it."""
     return f"slurm_node:{node}"
 
 
-def nodes_of(found: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
-    """Resources of each live node by its name, from what `ray.nodes()` returns."""
+def nodes_of(ray_nodes: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, float]]:
+    """Resources of each live node by name, from the result of `ray.nodes()`."""
     prefix = node_resource("")
-    live = [node["Resources"] for node in found if node["Alive"]]
+    live = [node["Resources"] for node in ray_nodes if node["Alive"]]
     return {key.removeprefix(prefix): held for held in live for key in held if key.startswith(prefix)}
 
 
 def _members(address: str) -> dict[str, int] | None:
-    """GPUs of each live node by name; None where the head does not answer.
+    """GPUs of each live node by name; None if the head does not answer.
 
-    A process of its own asks, because a Ray client can die with the cluster it asks.
+    A separate process asks, because a Ray client can die with its cluster.
     """
     try:
         done = subprocess.run([sys.executable, "-c", ASK, address], capture_output=True, timeout=ASKING_S, check=True)
@@ -413,7 +411,7 @@ def _members(address: str) -> dict[str, int] | None:
 
 
 def print_members(address: str) -> None:
-    """GPUs of each live node of a Ray cluster as JSON, on standard output."""
+    """Print the GPUs of each live node as JSON."""
     import ray
 
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")

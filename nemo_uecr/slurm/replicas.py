@@ -1,7 +1,7 @@
-"""The same short run of the local back end on every node of a Ray cluster, and whether all come to the same numbers.
+"""Runs the same short local training on every node of a Ray cluster, and compares the results.
 
-A node that computes something else, cannot be reached, does not see the shared file system or cannot save shows here,
-without a GPU and before a long run.
+This finds, before a long run and without GPUs, a node that computes other numbers, cannot be reached, does not see the
+shared file system or cannot save.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from nemo_uecr.telemetry.sinks import STEPS, read_records
 log = logging.getLogger(__name__)
 
 Work = Callable[[Path, StopRequest], Path]  # trains in a folder until the last step or the request
-TOLERANCE = 1e-6  # machines of one kind agree to the last bit; others round differently
-REASON = 300  # characters of Ray's reason for a death: one about memory lists every process of the node
+TOLERANCE = 1e-6  # equal machines agree to the last bit; others round differently
+REASON = 300  # most characters of Ray's reason for a death, which may list every process of the node
 MEASURED = ("time/", "throughput/", "memory/")  # metrics that are measured, not computed
 
 
 class ReplicaError(UecrError, RuntimeError):
-    """A node of the cluster did not do what the others did."""
+    """A replica failed, or its result differs from the others'."""
 
 
 class Replica:
-    """One replica, as a Ray actor with two threads: one trains, the other can be asked to end."""
+    """A Ray actor with two threads: one trains, the other receives requests to stop."""
 
     def __init__(self) -> None:
         self._stop = StopRequest()
 
     def train(self, work: Work, folder: Path) -> tuple[str, str]:
-        """How the run ended ("done", "stopped", "failed"), with its folder or the message that says why."""
+        """Train, and return "done" with the run folder, or "stopped" or "failed" with a message."""
         try:
             return "done", str(work(folder, self._stop))
         except RunStopped as stopped:
@@ -44,15 +44,15 @@ class Replica:
             return "failed", str(error)
 
     def ask(self, reason: str) -> None:
-        """Let the step under way be the last one."""
+        """Stop after the current step."""
         self._stop.ask(reason)
 
 
 def compare_nodes(work: Work, folder: Path, stop: StopRequest) -> tuple[list[str], float]:
-    """Run ``work`` on every node of the Ray cluster that this process is connected to, and compare the metrics.
+    """Run ``work`` on every node of the connected Ray cluster and compare the metrics.
 
-    Each replica trains in a folder below ``folder`` with its node's name, and saves when ``stop`` is asked. Returns the
-    nodes' names, and the largest relative difference of a metric between them.
+    Each replica trains in ``folder``/NODE and saves when ``stop`` is asked. Returns the nodes' names and the largest
+    relative difference of a metric between them.
     """
     outcomes = dict(sorted(_train_everywhere(work, folder, stop).items()))
     for name, (how, text) in sorted(outcomes.items(), key=lambda item: item[1][0]):  # a failure comes first
@@ -70,7 +70,7 @@ def compare_nodes(work: Work, folder: Path, stop: StopRequest) -> tuple[list[str
 def _train_everywhere(work: Work, folder: Path, stop: StopRequest) -> dict[str, tuple[str, str]]:
     import ray
 
-    # 0 CPUs: no other work is placed, and a node whose CPUs are taken must not make the check wait for ever.
+    # 0 CPUs, so that a node with busy CPUs does not block the check forever.
     maker = ray.remote(num_cpus=0, max_concurrency=2)(Replica)
     replicas: dict[str, Any] = {
         name: maker.options(resources={node_resource(name): 0.001}).remote() for name in nodes_of(ray.nodes())
@@ -91,20 +91,20 @@ def _train_everywhere(work: Work, folder: Path, stop: StopRequest) -> dict[str, 
 
 
 def outcome_of(future: Any, name: str) -> tuple[str, str]:
-    """The outcome of the replica on a node; ReplicaError if it has died."""
+    """The result of a replica; ReplicaError if it has died."""
     import ray
 
     try:
         outcome: tuple[str, str] = ray.get(future)
     except ray.exceptions.RayTaskError:
-        raise  # it lives, and the error is none of the user's
+        raise  # a defect, not a dead replica
     except ray.exceptions.RayError as error:  # RayActorError, and another where Ray ends a worker for memory
         raise ReplicaError(f"node {name}: its replica has died: {first_line(error):.{REASON}}") from error
     return outcome
 
 
 def largest_difference(folders: Sequence[Path]) -> float:
-    """Largest relative difference of a computed metric between the first run and any other one."""
+    """Largest relative difference of a computed metric between the first run and any other."""
     first, *others = [
         {
             (step, name): float(value)

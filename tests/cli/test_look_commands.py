@@ -87,7 +87,7 @@ def test_config_check_counts_problems(
     assert "held: 1 of 1 questions are also in data.train; it is not held out" in caplog.text
 
 
-def test_a_plan_for_one_gpu_says_that_it_is_assumed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_assumed_gpu_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     ready = str(CONFIGS / "one_gpu" / "qwen3_0p6b_4b.yaml")
     for words, shown in (
         ([], "one H200 (assumed: plan --device names another), "),
@@ -97,7 +97,7 @@ def test_a_plan_for_one_gpu_says_that_it_is_assumed(capsys: pytest.CaptureFixtur
         assert capsys.readouterr().out.splitlines()[1].startswith(shown)
 
 
-def test_show_says_where_every_value_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_has_the_origin_of_every_value(capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "student.parallel={tensor: 2, pipeline: 1}", "method.name=grpo", "teacher.model_name=null", "data.subset=null",
     ]  # fmt: skip

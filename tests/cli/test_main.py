@@ -74,10 +74,10 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, error: Ex
 
 def test_a_missing_module_of_an_extra_refuses_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nemo_uecr.errors.find_spec", lambda name: None if name == "tokenizers" else find_spec(name))
-    with pytest.raises(DependencyError, match=r"tokenizers is not installed; run: pip install 'nemo-uecr\[local\]'"):
+    with pytest.raises(DependencyError, match=r"tokenizers .*nemo-uecr\[local\]"):
         require_extra("local")
     monkeypatch.setattr("nemo_uecr.errors.find_spec", lambda name: None)
-    with pytest.raises(DependencyError, match=r"torchao and matplotlib are not .* 'nemo-uecr\[lowbit,plots\]'"):
+    with pytest.raises(DependencyError, match=r"torchao and matplotlib .*\[lowbit,plots\]"):
         require_extra("lowbit", "plots")
 
 
@@ -100,7 +100,7 @@ def test_every_command_has_help(words: tuple[str, ...], capsys: pytest.CaptureFi
     assert capsys.readouterr().out.startswith(f"Usage: nemo-uecr {' '.join(words)} ")
 
 
-def test_options_stand_anywhere_among_the_overrides() -> None:
+def test_options_may_follow_overrides() -> None:
     words = ["a.b=1", "--resume", "c=[1,2]"]
     command, bound, _ = app.parse_args(["train", "x.yaml", *words], exit_on_error=False, print_error=False)
     assert command is train.train

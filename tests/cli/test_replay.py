@@ -92,7 +92,7 @@ def test_another_process_gives_the_same_bits(run: Path) -> None:
     assert done.stdout.count("bit for bit") == 2
 
 
-def test_a_saved_step_that_was_altered_or_is_gone_is_said(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_altered_or_missing_step_is_reported(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where the advantages would come out again: a constant added to every reward changes none."""
     path = copy / "batches" / "step-000001.safetensors"
     with safe_open(str(path), framework="pt") as file:

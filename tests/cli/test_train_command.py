@@ -15,7 +15,6 @@ import torch
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.cli.train import demo_config_path, with_free_folder
-from nemo_uecr.local.trainer import Trainer
 from tests.local.tiny import SMALL, assets
 from tests.reliability.commands import refused
 
@@ -68,25 +67,6 @@ def test_ctrl_c_leaves_the_command_that_continues(tmp_path: Path) -> None:
     done = len(steps_in(tmp_path / "a run"))
     subprocess.run([sys.executable, "-m", "nemo_uecr", *words[1:], f"train.steps={done + 2}"], cwd=tmp_path, check=True)
     assert steps_in(tmp_path / "a run") == list(range(1, done + 3))
-
-
-@pytest.mark.parametrize(
-    ("step", "said"), [(1, "no checkpoint yet; to begin again"), (2, "to continue from the newest")]
-)
-def test_ctrl_c_says_whether_there_is_a_checkpoint(
-    step: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    take = Trainer.step
-
-    def interrupted(trainer: Trainer, number: int) -> dict[str, float]:
-        if number == step:
-            raise KeyboardInterrupt
-        return take(trainer, number)
-
-    monkeypatch.setattr(Trainer, "step", interrupted)
-    words = [*SMALL, "checkpoint.every=1", f"run.folder={tmp_path}"]
-    assert entry_point(["train", str(assets().config), *words]) == 130
-    assert said in capsys.readouterr().err.splitlines()[-2]
 
 
 def test_the_run_folders_configuration_is_a_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -165,7 +145,7 @@ def test_advise_draws_or_reads_a_batch(tmp_path: Path, capsys: pytest.CaptureFix
     assert entry_point(["advise", str(folder), "method.alpha=2"]) == 2
 
 
-def test_the_report_says_what_is_not_held_out(tmp_path: Path) -> None:
+def test_the_report_names_what_is_not_held_out(tmp_path: Path) -> None:
     problems, folder = tmp_path / "mine.jsonl", tmp_path / "run"
     problems.write_text("".join(f'{{"question": "{n} + 1", "answer": "{n + 1}", "id": {n}}}\n' for n in range(8)))
     words = [*SMALL, f"run.folder={folder}", f"data.train={problems}", f"evaluation.benchmarks.held={problems}"]

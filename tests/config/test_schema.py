@@ -109,7 +109,7 @@ def test_the_objective_of_uecr() -> None:
     assert text.endswith("; alpha = 1, rho = 0.25, tau_delta = 1, tau_entropy = 1")
 
 
-def test_the_second_surrogate_of_any_method_is_told_by_its_own_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_surrogate_is_described_by_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss knows two advantages; only the method knows what they are."""
     monkeypatch.setattr(GrpoPlusOpd, "__doc__", "A = A^GRPO, A_opd = the mean gap of the turn.")
     assert text_of("method.name=grpo_plus_opd", "method.opd_coef=0.5", "loss.reference_kl=0") == (

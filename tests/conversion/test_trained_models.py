@@ -27,7 +27,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_transformers_says_what_the_ranks_said(trained: dict[bool, Trained], tied: bool, tmp_path: Path) -> None:
+def test_transformers_agrees_with_the_ranks(trained: dict[bool, Trained], tied: bool, tmp_path: Path) -> None:
     source = trained[tied]
     model = model_folder(tmp_path / "model", tied=tied)
     line = converted(source.folder, "--to", tmp_path / "out", "--hf", model, "--tolerance", 1e-5)

@@ -84,41 +84,27 @@ def test_rows_of_an_evaluation_and_of_a_training_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "no_average", "ranks", "unranked"),
     [
-        ({"chat": {"thinking": True}}, r'chat settings of a are {"thinking": false}, of b {"thinking": true}'),
-        ({"engine": "transformers"}, 'engines of a are "vllm", of b "transformers"'),
-        ({"decoding": {"temperature": 1.0}}, "decoding settings of a are"),
+        ({"engine": "transformers"}, 'engines of a are "vllm", of b "transformers"', [0, 0], "AIME24, AMC23"),
+        ({"decoding": {"temperature": 1.0}}, "decoding settings of a are", [0, 0], "AIME24, AMC23"),
+        ({"sets": ("aime24",)}, "benchmarks of a are aime24, amc23, of b aime24", [1, 1], None),
+        # The two problem sets have their first eleven digits in common.
+        ({"benchmarks": {"aime24": {"row_set": "5f5f5f5f5f5a"}, "amc23": {"row_set": "5f" * 32}}},
+         "problem sets of aime24 of a are 5f5f5f5f5f5f, of b 5f5f5f5f5f5a", [0, 1], "AIME24"),
     ],
-)
-def test_rows_taken_in_another_way_are_neither_averaged_nor_ranked(
-    change: dict[str, Any], what: str, tmp_path: Path
+)  # fmt: skip
+def test_what_was_measured_in_another_way_is_neither_averaged_nor_ranked(
+    change: dict[str, Any], no_average: str, ranks: list[int], unranked: str | None, tmp_path: Path
 ) -> None:
-    given = [written(tmp_path, "a", 0.5), written(tmp_path, "b", 0.25, **change)]
-    table = build_table(read_rows(given)[0], layout="main", k=4)
+    table = build_table(
+        read_rows([written(tmp_path, "a", 0.5), written(tmp_path, "b", 0.25, **change)])[0], layout="main", k=4
+    )
     assert table.head[1:] == ("AIME24", "AMC23")
-    assert [cell.rank for line in table.lines for cell in line] == [0] * 6
-    assert f"No Avg.: {what}" in table.note
-    assert f"No ranks in AIME24, AMC23: {what}" in table.note
-
-
-def test_averages_over_other_benchmarks_have_no_column_and_a_line_says_why(tmp_path: Path) -> None:
-    given = [written(tmp_path, "grpo", 0.9, ("aime24",)), written(tmp_path, "uecr", 0.25)]
-    table = build_table(read_rows(given)[0], layout="main", k=4)
-    assert table.head == ("Method, Avg@4 (%)", "AIME24", "AMC23")
-    assert table.note.startswith("No Avg.: benchmarks of Vanilla-GRPO are aime24, of UECR-GRPO aime24, amc23")
-    for text in (write(table) for write in FORMATS.values()):
-        assert "No Avg.: benchmarks" in text
-
-
-def test_a_column_over_other_problem_sets_is_not_ranked_and_the_others_are(tmp_path: Path) -> None:
-    # The two sets have their first eleven digits in common.
-    sets = {"aime24": {"row_set": "5f5f5f5f5f5a"}, "amc23": {"row_set": "5f" * 32}}
-    given = [written(tmp_path, "a", 0.5), written(tmp_path, "b", 0.25, benchmarks=sets)]
-    table = build_table(read_rows(given)[0], layout="main", k=4)
-    assert [[line[1].rank, line[2].rank] for line in table.lines] == [[0, 1], [0, 2]]
-    assert "No ranks in AIME24: problem sets of aime24 of a are 5f5f5f5f5f5f, of b 5f5f5f5f5f5a." in table.note
-    assert "**" not in FORMATS["markdown"](table).split("|")[-4]
+    assert [entry.rank for entry in table.lines[0][1:]] == ranks
+    assert table.note.startswith(f"No Avg.: {no_average}")
+    assert unranked is None or f"No ranks in {unranked}: " in table.note
+    assert all("No Avg.: " in write(table) for write in FORMATS.values())
 
 
 def test_rounded() -> None:

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.plan.live_bytes import keeping, nbytes
-
-SIZES = {"vocabulary": 48, "hidden": 32, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "feed_forward": 40}
+from tests.plan.subjects import TINY
 
 
 def build(tensor: int, pipeline: int, *, tied: bool) -> Any:
@@ -26,8 +24,8 @@ def build(tensor: int, pipeline: int, *, tied: bool) -> Any:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     config = TransformerConfig(
-        num_layers=SIZES["layers"], hidden_size=SIZES["hidden"], num_attention_heads=SIZES["heads"],
-        num_query_groups=SIZES["kv_heads"], kv_channels=SIZES["head_dim"], ffn_hidden_size=SIZES["feed_forward"],
+        num_layers=TINY["layers"], hidden_size=TINY["hidden"], num_attention_heads=TINY["heads"],
+        num_query_groups=TINY["kv_heads"], kv_channels=TINY["head_dim"], ffn_hidden_size=TINY["feed_forward"],
         normalization="RMSNorm", gated_linear_unit=True, activation_func=torch.nn.functional.silu,
         add_bias_linear=False, qk_layernorm=True, use_cpu_initialization=True, perform_initialization=False,
         tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, pipeline_dtype=torch.bfloat16,
@@ -36,7 +34,7 @@ def build(tensor: int, pipeline: int, *, tied: bool) -> Any:
     )  # fmt: skip
     return GPTModel(
         config=config, transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm"),
-        vocab_size=SIZES["vocabulary"], max_sequence_length=64, pre_process=state.is_pipeline_first_stage(),
+        vocab_size=TINY["vocabulary"], max_sequence_length=64, pre_process=state.is_pipeline_first_stage(),
         post_process=state.is_pipeline_last_stage(), share_embeddings_and_output_weights=tied,
         position_embedding_type="rope",
     )  # fmt: skip
@@ -88,38 +86,8 @@ def measure(tensor: int, pipeline: int, data: int, *, tied: bool, optimizer: boo
     return found
 
 
-def kept_by_checkpointing(layers: int, tokens: int) -> int:
-    """Bytes that autograd keeps of a forward whose layers are all computed again in the backward pass."""
-    from megatron.core.tensor_parallel import random as states
-
-    states._get_cuda_rng_state = lambda *args, **kwargs: torch.get_rng_state()
-    states._set_cuda_rng_state = lambda *args, **kwargs: None
-    SIZES["layers"] = layers
-    model = build(1, 1, tied=True)
-    model.config.recompute_granularity, model.config.recompute_method = "full", "uniform"
-    model.config.recompute_num_layers = 1
-    ids, position = torch.zeros(1, tokens, dtype=torch.long), torch.arange(tokens).unsqueeze(0)
-    mask = torch.triu(torch.ones(1, 1, tokens, tokens, dtype=torch.bool), 1)
-    with keeping(model) as saved:
-        model.train()(ids, position, mask)
-    return nbytes(saved)
-
-
-def kept_by_one_layer(tokens: int) -> int:
-    """What a third layer adds to two."""
-    from megatron.core import parallel_state as state
-    from megatron.core import tensor_parallel
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    state.initialize_model_parallel(1, 1, create_gloo_process_groups=False)
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    return kept_by_checkpointing(3, tokens) - kept_by_checkpointing(2, tokens)
-
-
 if __name__ == "__main__":
     from tests.nemo.cpu import allow_cpu
 
     allow_cpu()
-    ranks = [measure(**case) for case in json.loads(sys.argv[1])]
-    sys.stdout.write(json.dumps({"ranks": ranks, "kept": kept_by_one_layer(int(sys.argv[2]))}))
+    sys.stdout.write(json.dumps([measure(**case) for case in json.loads(sys.argv[1])]))

@@ -14,22 +14,16 @@ FOUR, EIGHT = KNOWN["Qwen/Qwen3-4B"], KNOWN["Qwen/Qwen3-8B"]
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        (["cluster.gpus_per_node=5"], "1008, which the 5 data-parallel ranks"),
-        (["student.parallel.tensor=3"], "does not divide the 8 GPUs of the student"),
-        (["student.parallel.sequence=true"], "has nothing to share"),
-        (["teacher.dedicated_gpus=8"], "expected some of one node's GPUs or whole nodes"),
+        (["cluster.gpus_per_node=5"], "train.minibatch_responses: got 1008"),
+        (["student.parallel.tensor=3"], "student.parallel: tensor * pipeline * context = 3"),
+        (["student.parallel.sequence=true"], "student.parallel.sequence: got true"),
+        (["teacher.dedicated_gpus=8"], "teacher.dedicated_gpus: got 8"),
         # Whole groups of 8 on 6 equal ranks: multiples of 24, not only of 48.
         (["cluster.gpus_per_node=6", "train.minibatch_responses=28"], "expected a multiple of 24"),
         # 2 nodes of 6 GPUs: 4 divides the 12, but leaves 2 of each node.
-        (
-            ["cluster.nodes=2", "cluster.gpus_per_node=6", "rollout.tensor=4"],
-            "rollout.tensor: got 4, expected a divisor of the 6 GPUs of each node",
-        ),
-        (
-            ["student.parallel.tensor=3", "cluster.gpus_per_node=6"],
-            "student.parallel.tensor: got 3, expected a divisor of 8",
-        ),
-        (["teacher.parallel.pipeline=8"], "teacher.parallel.pipeline: got 8, expected a divisor of the model's 36"),
+        (["cluster.nodes=2", "cluster.gpus_per_node=6", "rollout.tensor=4"], "rollout.tensor: got 4"),
+        (["student.parallel.tensor=3", "cluster.gpus_per_node=6"], "student.parallel.tensor: got 3"),
+        (["teacher.parallel.pipeline=8"], "teacher.parallel.pipeline: got 8"),
     ],
 )
 def test_a_layout_that_cannot_be(changes: list[str], fault: str) -> None:

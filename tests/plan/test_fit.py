@@ -102,7 +102,7 @@ def table() -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.parametrize(("pair", "gigabytes", "cell"), table())
-def test_the_page_says_what_fits(pair: str, gigabytes: int, cell: str) -> None:
+def test_the_table_of_the_page(pair: str, gigabytes: int, cell: str) -> None:
     student, teacher = (f"Qwen/Qwen3-{name}" for name in pair.split("_"))
     models = (
         f"student.model_name={student}-Base",

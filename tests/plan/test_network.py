@@ -43,7 +43,7 @@ def test_a_loopback_name_is_replaced_where_others_must_reach_it(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("named", "gloo"), [("lo", "lo"), ("=lo", "lo"), ("lo,eth0", "lo"), ("^lo", None), ("", None)])
-def test_gloo_follows_what_nccl_is_told(named: str, gloo: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_uses_the_interface_of_nccl(named: str, gloo: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", named)
     assert take_interface() == (gloo and "127.0.0.1")
     assert os.environ.get("GLOO_SOCKET_IFNAME") == gloo
@@ -67,7 +67,7 @@ def test_two_tasks_measure_their_exchange(tmp_path: Path) -> None:
     [(9.9, "nccl", ["mlx5_0"], "warn"), (10.1, "nccl", ["mlx5_0"], "ok"), (2.0, "nccl", [], "ok"),
      (1.0, "gloo", ["mlx5_0"], "ok")],
 )  # fmt: skip
-def test_what_is_slow_for_infiniband_is_told(
+def test_a_rate_below_infiniband_warns(
     rate: float, backend: str, adapters: list[str], status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in adapters:

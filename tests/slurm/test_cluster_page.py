@@ -194,7 +194,7 @@ def test_the_gpus_of_a_job_are_slurm_s(given: str, gpus: int) -> None:
         ("JobState=TIMEOUT Reason=TimeLimit", "cancelled: TIMEOUT/TimeLimit"),
     ],
 )
-def test_a_signal_saves_unless_slurm_says_that_the_job_is_over(tmp_path: Path, answer: str, said: str) -> None:
+def test_a_signal_saves_unless_the_job_is_over(tmp_path: Path, answer: str, said: str) -> None:
     """A controller under load may not answer at all: that is no end of the job."""
     slurm = f"""scontrol() {{ {f"echo 'JobId=7 {answer} Restarts=0'" if answer else "false"}; }}
         say() {{ printf '%s; ' "$1"; }}

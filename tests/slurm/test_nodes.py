@@ -45,7 +45,7 @@ def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:
     words = command_words(NEMO, GIVEN, smoke=False, nodes=4, gpus=7)
     assert words == ["train", NEMO, "cluster.nodes=4", "cluster.gpus_per_node=7", *GIVEN, "--resume"]
     for wrong in ("cluster.nodes=2", "cluster.gpus_per_node=9"):
-        with pytest.raises(ConfigError, match=f"{wrong}.*the job has 4 nodes of 7 GPUs"):
+        with pytest.raises(ConfigError, match=wrong):
             command_words(NEMO, [*GIVEN, wrong], smoke=False, nodes=4, gpus=7)
 
 
@@ -66,7 +66,7 @@ def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:
         ("n2", ["--smoke", LOCAL], "ray is not installed; run: pip install 'nemo-uecr[ray]'"),
     ],
 )
-def test_a_node_that_cannot_begin_says_so(
+def test_a_node_that_cannot_begin_states_the_cause(
     node: str, words: list[str], cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", node)
@@ -99,7 +99,7 @@ def test_worker_ports_stay_in_the_range_and_neighbours_apart(tmp_path: Path, cou
         assert all(before[1] < after[0] for before, after in itertools.pairwise(ranges))
 
 
-def test_a_head_that_nobody_can_reach_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_nobody_can_reach_states_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own name leads nowhere, and Slurm names no address."""
     monkeypatch.setattr(socket, "gethostbyname", unknown)
     monkeypatch.delenv("SLURM_LAUNCH_NODE_IPADDR", raising=False)
@@ -110,7 +110,7 @@ def test_a_head_that_nobody_can_reach_says_so(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "ended").read_text() == "1"
 
 
-def test_the_interface_that_nccl_is_told_to_take_is_ray_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_uses_the_interface_of_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # which it would set
     assert "--node-ip-address=127.0.0.1" in ray_arguments(job(tmp_path, "n2", "n1", "n2"), "h:9900")
@@ -168,7 +168,7 @@ def test_a_driver_that_hangs_is_ended_with_its_children(tmp_path: Path, ray: sub
 def test_a_finished_test_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     words = ["train.steps=2", f"run.folder={tmp_path}"]
     run_folder(tmp_path / "n1", {"step": 1}, {"step": 2})
-    with pytest.raises(ConfigError, match="holds a finished smoke test; choose another to repeat it"):
+    with pytest.raises(ConfigError, match=f"run.folder={tmp_path}"):
         command_words(LOCAL, words, smoke=True, nodes=2, gpus=0)
     run_folder(tmp_path / "n2", {"step": 1})
     assert command_words(LOCAL, words, smoke=True, nodes=2, gpus=0) == ["slurm", "smoke", LOCAL, *words]
