@@ -322,7 +322,9 @@ def _turn(turn: object, name: str) -> Turn:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text")) for part in content)
     if not isinstance(role, str) or not isinstance(content, str) or not usable(content):
-        raise UnreadableRow(f"{name} has a turn whose role is {kind_of(role)} and content {kind_of(content)}, expected texts")
+        raise UnreadableRow(
+            f"{name} has a turn whose role is {kind_of(role)} and content {kind_of(content)}, expected texts"
+        )
     return {"role": ROLES.get(role, role), "content": content.strip()}
 
 

@@ -140,11 +140,7 @@ def load_tokens(model: str) -> Tokens:
     # Without a network the hub's client logs every attempt; our error says it once.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     local = models.only_here(model)
-    try:
-        tokenizer = models.load_tokenizer(model, local_files_only=local)
-    except models.ModelLoadError as error:
-        fault = "cannot be read" if Path(model).is_dir() else "not found locally or on the Hub"
-        raise DataError(f"model {model!r} {fault}: {error.reason}") from error
+    tokenizer = models.load_tokenizer(model, local_files_only=local)
     return Tokens(tokenizer, end_ids(model, tokenizer, local=local))
 
 

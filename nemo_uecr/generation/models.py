@@ -126,14 +126,11 @@ def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 # Loading and saving through transformers.
 
 
-class ModelLoadError(DataError):
-    """A model is damaged or missing; `reason` is what transformers says of it, without the model's name."""
-
-    def __init__(self, name: str, error: Exception) -> None:
-        self.reason = one_line(error)
-        if isinstance(error, OSError) and "connect to '" in str(error):  # transformers goes on with its manual
-            self.reason = f"the hub does not answer: hf download {name}, set HF_HOME to its cache, or name a folder"
-        super().__init__(f"model {name!r} cannot be loaded: {self.reason}")
+def _load_error(name: str, error: Exception) -> DataError:
+    fault = one_line(error)
+    if isinstance(error, OSError) and "connect to '" in str(error):  # transformers goes on with its manual
+        fault = f"the hub does not answer: hf download {name}, set HF_HOME to its cache, or name a folder"
+    return DataError(f"model {name!r} cannot be loaded: {fault}")
 
 
 def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: Any) -> Any:
@@ -155,7 +152,7 @@ def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: 
             ) from error
         if "backend tokenizer" in str(error):
             raise DataError(f"model {name!r} {NO_TOKENIZER}") from error
-        raise ModelLoadError(name, error) from error
+        raise _load_error(name, error) from error
 
 
 def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
@@ -167,7 +164,7 @@ def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
     try:
         ids = tokenizer("0", add_special_tokens=False)["input_ids"]
     except Exception as error:  # as above
-        raise ModelLoadError(name, error) from error
+        raise _load_error(name, error) from error
     if not ids:  # what a folder without tokenizer files gives
         raise DataError(f"model {name!r} {NO_TOKENIZER}")
     return tokenizer

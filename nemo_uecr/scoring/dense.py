@@ -1,6 +1,6 @@
 """The definition: log-probability and entropy of given tokens from whole rows of logits.
 
-Legend: N tokens, V vocabulary columns (of this rank's shard), K temperatures, W statistics a token,
+Legend: N tokens, V vocabulary columns (of this rank's shard), K temperatures, W statistics per token,
 n tokens of one chunk, C rows of one block, S sequences of T tokens.
 Statistics are float32 whatever the dtype of the logits; results are float32 nats.
 """
@@ -22,7 +22,7 @@ from nemo_uecr.scoring.statistics import chunks_of, scores_by_chunk
 #: Neighbouring tokens: start and stop among the chosen ones, their sequence, the place of the first in it.
 Run = tuple[int, int, int, int]
 SMALLEST_RUN = 1 << 20
-"""Where runs have fewer logits than this on average, one copy is cheaper than a call for each run."""
+"""Where runs have fewer logits than this on average, one copy is cheaper than a call per run."""
 
 
 @torch.no_grad()
@@ -50,7 +50,7 @@ def score_logits(
         dropped: whether to return the probability, at temperature 1, that the columns from `valid_vocab` on would have.
         valid_vocab: number of real columns of the whole vocabulary; columns from there on are padding and carry no
             probability. None if all are real.
-        shard: this rank's place where a process group shards the vocabulary: one collective a call. None where the
+        shard: this rank's place where a process group shards the vocabulary: one collective per call. None where the
             logits hold all columns.
 
     Returns:
@@ -219,7 +219,7 @@ class _TokenLogp(torch.autograd.Function):
         recording: bool,
     ) -> Tensor:
         kept_WN = None
-        if recording and ctx.needs_input_grad[0]:  # 24 bytes a token
+        if recording and ctx.needs_input_grad[0]:  # 24 bytes per token
             kept_WN = logits.new_empty((layout.width, target_N.shape[0]), dtype=torch.float64)
         scores = _scores(logits, target_N, runs, layout, valid_vocab, shard, kept_WN)
         if kept_WN is not None:

@@ -1,4 +1,4 @@
-"""What a scoring call takes and returns. Legend: N tokens, K temperatures, W statistics a token."""
+"""What a scoring call takes and returns. Legend: N tokens, K temperatures, W statistics per token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TokenScores:
     """Scores of given tokens, of any leading shape `[...]`; `[N]` of the functions that take flat tokens.
 
     Attributes:
-        logp: `[K, ...]` float32 log-probabilities in nats, one row a temperature, in the order asked.
+        logp: `[K, ...]` float32 log-probabilities in nats, one row per temperature, in the order asked.
         entropy: `[...]` float32, +H >= 0 in nats, of softmax(logits) at temperature 1; None if not asked.
         dropped: `[...]` float32, share of probability at temperature 1 that the padding columns had before they were
             cut; None if not asked.
@@ -57,7 +57,7 @@ class StatisticsLayout:
     Row 0 is the largest logit m, row 1 the target's logit y, then one sum_v exp((z_v - m) / T) for each
     distinct temperature, then, if entropy is asked, sum_v (z_v - m) exp(z_v - m), and last, if the dropped mass is
     asked, log sum_v exp(z_v) over the padding columns.
-    One temperature of 1 with entropy takes four rows, 16 bytes a token; a second temperature four bytes more.
+    One temperature of 1 with entropy takes four rows, 16 bytes per token; a second temperature four bytes more.
     """
 
     temperatures: tuple[float, ...]
@@ -78,7 +78,7 @@ class StatisticsLayout:
 
     @property
     def width(self) -> int:
-        """Number of statistics a token, W."""
+        """Number of statistics per token, W."""
         return self.weighted_row + int(self.entropy) + int(self.dropped)
 
     def sum_row(self, temperature: float) -> int:

@@ -32,7 +32,8 @@ _TYPED = {
 }  # fmt: skip
 _TYPED_SIGN = {ord(sign): latex for signs, latex in _TYPED.items() for sign in signs}
 _TYPED_SIGN |= {
-    ord(sign): r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign).split("⁄")) for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
+    ord(sign): r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign).split("⁄"))
+    for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 }
 _TEXTS = re.compile(rf"({_FONT}[^{{}}]*\}})")
 _RADICAND = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))")
