@@ -86,9 +86,9 @@ def _equivalent(given: str, expected: str) -> bool:
         if ours and theirs and ours[0] == theirs[0] and _agree(ours[1], theirs[1]):
             return True
     values = _values_of(given, expected)
-    if values is None or not any(_agree(value, expected) for value in values):
-        return False
-    return all(_agree(value, expected, computed=True) for value in values)
+    return any(_agree(value, expected) for value in values) and all(
+        _agree(value, expected, computed=True) for value in values
+    )
 
 
 def _with_constant(given: str, expected: str) -> str:
@@ -310,21 +310,21 @@ def _same_sides(given: str, expected: str) -> bool:
     return numbers[0] == numbers[1] and len(ours) == len(theirs) and any(agreed)
 
 
-def _values_of(given: str, expected: str) -> list[str] | None:
-    """The sides of an answer that must all equal the reference answer; None for an equation that names no value.
+def _values_of(given: str, expected: str) -> list[str]:
+    """The sides of an answer that must all equal the reference answer; none for an equation that names no value.
 
-    One side may be a bare unknown that no other side has: `2x=10`, `x+1=10` and `x=2x+3` name no value.
+    The first side may be a bare unknown that no other side has: `2x=10`, `x+1=10` and `x=2x+3` name no value.
     """
-    sides = [side for side in top_level(given, "=") if side.strip()]
-    if _is_equation(expected) or len(sides) < 2:
+    first, *sides = [side for side in top_level(given, "=") if side.strip()] or [given]
+    if _is_equation(expected) or not sides:
         return [given]
-    if not letters(expected) and _names_number(sides[0]):
-        return sides[1:]
-    names = [_NAME.fullmatch(side) for side in sides[:-1]]
-    values = [side for side, name in zip(sides, [*names, None], strict=True) if name is None]
-    unknowns = {name["unknown"] or name["function"] for name in names if name is not None} - {None}
-    symbols = {symbol for value in values for symbol in _SYMBOL.findall(value)}
-    return None if len(names) - names.count(None) > 1 or unknowns & symbols else values
+    name = _NAME.fullmatch(first)
+    if not letters(expected) and _names_number(first):
+        return sides
+    if name is None:
+        return [first, *sides]
+    symbols = {symbol for side in sides for symbol in _SYMBOL.findall(side)}
+    return [] if (name["unknown"] or name["function"]) in symbols else sides
 
 
 def _names_number(side: str) -> bool:
