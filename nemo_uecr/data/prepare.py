@@ -40,7 +40,7 @@ REVIEWED = "screening/reviewed-*.csv"
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    """What to prepare."""
+    """What `prepare` reads, keeps and samples."""
 
     source: str  # the training problems, as `find_source` takes them, and the hub's branch, tag or commit
     revision: str | None

@@ -85,7 +85,7 @@ def token_scores(
         logits: `[..., V]` at the positions that predict the tokens: those at t predict the token at t + 1.
         tokens: `[...]` int token ids.
         mask: `[...]` bool or integer; scores elsewhere are 0, logits elsewhere are never read. None is everywhere.
-        temperatures: of the log-probabilities. The gap to a teacher wants 1, the policy's ratio the rollout's T_r.
+        temperatures: of the log-probabilities: 1 for the gap to a teacher, the rollout's T_r for the policy's ratio.
         entropy: whether to return the entropy at temperature 1.
         valid_vocab: see `score_logits`.
         shard: see `score_logits`.
@@ -125,7 +125,7 @@ def token_logp(
         tokens: `[...]` int token ids.
         mask: `[...]` bool or integer; the result is 0 elsewhere, and logits elsewhere are never read. None is
             everywhere.
-        temperature: T above 0; the policy's ratio wants the rollout's T_r.
+        temperature: T above 0; the rollout's T_r for the policy's ratio.
         valid_vocab: see `score_logits`; padding columns get a gradient of 0.
         shard: see `score_logits`; the backward needs no collective, and every rank must use the same gradient for
             the result.
@@ -151,7 +151,7 @@ def _sequences(logits: Tensor) -> Tensor:
 
 
 def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, list[Run], Tensor | None]:
-    """The logits, the chosen tokens, their runs and places; a copy of the chosen logits where those lie scattered."""
+    """The logits, the chosen tokens, their runs and places; a copy of the chosen logits where those are scattered."""
     check_tokens(logits, tokens)
     if mask is None and tokens.dim() == 1:
         return logits, tokens, [(0, tokens.shape[0], 0, 0)], None
@@ -255,8 +255,8 @@ def _write_gradient(
     """Gradient of the log-probability at the layout's one temperature for the logits of one vocabulary shard.
 
     g_v = grad / T * (1[v = y] - exp((z_v - m) / T) / s), in float32, stored in the dtype of the logits.
-    A chunk of tokens at a time: beside the gradient itself no memory grows with N. ``column_N`` is the target's column,
-    which may lie outside the shard; ``merged_WN`` are the statistics of the whole vocabulary.
+    A chunk of tokens at a time: only the gradient itself grows with N. ``column_N`` is the target's column, which
+    may be outside the shard; ``merged_WN`` are the statistics of the whole vocabulary.
     """
     if triton_serves(logits_NV):
         from nemo_uecr.scoring.triton_kernels import write_gradient_with_triton  # noqa: PLC0415 (needs Triton)

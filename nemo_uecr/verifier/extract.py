@@ -1,4 +1,4 @@
-r"""The answer of a response: the content of its last ``\boxed{...}`` behind any thinking, and the verdict on it."""
+r"""The answer of a response: the content of its last ``\boxed{...}`` after any thinking, and the verdict on it."""
 
 from __future__ import annotations
 
