@@ -19,7 +19,7 @@ from nemo_uecr.generation.models import check_sampled
 from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.local.memory import to_device, to_host
 from nemo_uecr.local.sequences import MicroBatch, Prompt, Sequences
-from nemo_uecr.scoring.dense import score_logits, token_logp
+from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.records import NonFiniteScoreError, TokenScores
 from nemo_uecr.scoring.statistics import checked_together
 
@@ -96,7 +96,7 @@ def score(
     rank_BT = torch.zeros(shape, dtype=torch.int32) if rank else None
     top_NK = None if places is None else places.no_ids()
     scorer = partial(
-        score_logits,
+        token_scores,
         temperatures=temperatures, entropy=entropy, dropped=dropped, valid_vocab=model.shared,
     )  # fmt: skip
 

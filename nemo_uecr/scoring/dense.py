@@ -26,12 +26,13 @@ SMALLEST_RUN = 1 << 20
 
 
 @torch.no_grad()
-def score_logits(
-    logits_NV: Tensor,
-    target_N: Tensor,
+def token_scores(
+    logits: Tensor,
+    tokens: Tensor,
+    mask: Tensor | None = None,
     *,
-    temperatures: tuple[float, ...],
-    entropy: bool,
+    temperatures: tuple[float, ...] = (1.0,),
+    entropy: bool = False,
     dropped: bool = False,
     valid_vocab: int | None = None,
     shard: VocabShard | None = None,
@@ -40,12 +41,15 @@ def score_logits(
 
     log p_T(y) = (z_y - m) / T - log sum_v exp((z_v - m) / T), m = max_v z_v;
     H = log s - sum_v (z_v - m) exp(z_v - m) / s, s = sum_v exp(z_v - m), at temperature 1.
-    At temperature 1 the logits are neither divided nor multiplied. No gradient flows.
+    At temperature 1 the logits are neither divided nor multiplied. No gradient flows. Large slices are not copied.
 
     Args:
-        logits_NV: `[N, V]` float32, bfloat16 or float16 logits; -inf is a masked column, of probability 0.
-        target_N: `[N]` int token ids of the whole vocabulary; the same on all ranks.
-        temperatures: the temperatures T of the log-probabilities, all above 0.
+        logits: `[..., V]` float32, bfloat16 or float16 logits at the positions that predict the tokens: those at t
+            predict the token at t + 1. -inf is a masked column, of probability 0.
+        tokens: `[...]` int token ids of the whole vocabulary; the same on all ranks.
+        mask: `[...]` bool or integer; scores elsewhere are 0, logits elsewhere are never read. None is everywhere.
+        temperatures: of the log-probabilities, all above 0: 1 for the gap to a teacher, the rollout's T_r for the
+            policy's ratio.
         entropy: whether to return the entropy at temperature 1.
         dropped: whether to return the probability, at temperature 1, that the columns from `valid_vocab` on would have.
         valid_vocab: number of real columns of the whole vocabulary; columns from there on are padding and carry no
@@ -54,7 +58,8 @@ def score_logits(
             logits hold all columns.
 
     Returns:
-        The scores, float32 nats; bitwise equal on all ranks of a group.
+        The scores: log-probabilities `[K, ...]`, entropy and dropped mass `[...]`, float32 nats; bitwise equal on all
+        ranks of a group.
 
     Raises:
         ScoreError: wrong shape, dtype or temperature, or a target outside the vocabulary.
@@ -64,44 +69,10 @@ def score_logits(
         Teacher scores of the method: eq:teacher-token-reward (log-probability), eq:local-signal (entropy).
     """
     layout = StatisticsLayout(temperatures, entropy, dropped)
-    check_tokens(logits_NV, target_N)
-    return _scores(logits_NV, target_N, [(0, target_N.shape[0], 0, 0)], layout, valid_vocab, shard, None)
-
-
-@torch.no_grad()
-def token_scores(
-    logits: Tensor,
-    tokens: Tensor,
-    mask: Tensor | None = None,
-    *,
-    temperatures: tuple[float, ...] = (1.0,),
-    entropy: bool = False,
-    valid_vocab: int | None = None,
-    shard: VocabShard | None = None,
-) -> TokenScores:
-    """`score_logits` for tensors of any leading shape. Large slices are not copied. No gradient flows.
-
-    Args:
-        logits: `[..., V]` at the positions that predict the tokens: those at t predict the token at t + 1.
-        tokens: `[...]` int token ids.
-        mask: `[...]` bool or integer; scores elsewhere are 0, logits elsewhere are never read. None is everywhere.
-        temperatures: of the log-probabilities: 1 for the gap to a teacher, the rollout's T_r for the policy's ratio.
-        entropy: whether to return the entropy at temperature 1.
-        valid_vocab: see `score_logits`.
-        shard: see `score_logits`.
-
-    Returns:
-        The scores: log-probabilities `[K, ...]` and entropy `[...]`, float32 nats.
-
-    Raises:
-        ScoreError, NonFiniteScoreError: see `score_logits`.
-    """
-    layout = StatisticsLayout(temperatures, entropy)
     rows, target_N, runs, place_N = _chosen(logits, tokens, mask)
     found = _scores(rows, target_N, runs, layout, valid_vocab, shard, None)
-    return TokenScores(
-        _placed(found.logp, tokens, place_N), None if found.entropy is None else _placed(found.entropy, tokens, place_N)
-    )
+    values = (None if value is None else _placed(value, tokens, place_N) for value in (found.entropy, found.dropped))
+    return TokenScores(_placed(found.logp, tokens, place_N), *values)
 
 
 def token_logp(
@@ -116,9 +87,9 @@ def token_logp(
     """Differentiable log-probability of given tokens at one temperature.
 
     log p_T(y) = (z_y - m) / T - log sum_v exp((z_v - m) / T);  d log p_T / d z_v = (1[v = y] - p_T(v)) / T.
-    The forward is `score_logits` at that temperature, row by row the same arithmetic: in one process and on one
+    The forward is `token_scores` at that temperature, row by row the same arithmetic: in one process and on one
     device equal logits give bitwise equal log-probabilities, whatever the batching, the strides, the number of
-    threads, and the other temperatures (between 0.001 and 50) that `score_logits` was asked for.
+    threads, and the other temperatures (between 0.001 and 50) that `token_scores` was asked for.
 
     Args:
         logits: `[..., V]` float32, bfloat16 or float16 logits at the positions that predict the tokens.
@@ -126,15 +97,15 @@ def token_logp(
         mask: `[...]` bool or integer; the result is 0 elsewhere, and logits elsewhere are never read. None is
             everywhere.
         temperature: T above 0; the rollout's T_r for the policy's ratio.
-        valid_vocab: see `score_logits`; padding columns get a gradient of 0.
-        shard: see `score_logits`; the backward needs no collective, and every rank must use the same gradient for
+        valid_vocab: see `token_scores`; padding columns get a gradient of 0.
+        shard: see `token_scores`; the backward needs no collective, and every rank must use the same gradient for
             the result.
 
     Returns:
         `[...]` float32 nats; its gradient has the dtype of the logits.
 
     Raises:
-        ScoreError, NonFiniteScoreError: see `score_logits`.
+        ScoreError, NonFiniteScoreError: see `token_scores`.
     """
     layout, recording = StatisticsLayout((temperature,), False), torch.is_grad_enabled()  # inside it never is
     rows, target_N, runs, place_N = _chosen(logits, tokens, mask)
