@@ -31,7 +31,7 @@ from torch import Tensor
 from benchmarks.measure import MEBI, collectives_begun, least_seconds, outputs_of, peak_extra
 from nemo_uecr.cli.common import write_json
 from nemo_uecr.data.reproducible import installed
-from nemo_uecr.scoring.dense import score_logits
+from nemo_uecr.scoring.dense import token_scores
 from nemo_uecr.scoring.records import TokenScores, VocabShard
 
 Run = Callable[[], tuple[Tensor, Tensor] | None]
@@ -133,7 +133,7 @@ def _pair(scores: TokenScores) -> tuple[Tensor, Tensor]:
 def _ours(x: Inputs, option: str) -> Run:
     temperatures = (1.0, 0.7) if option == "two" else (1.0,)
     shard = VocabShard(x.first_column, None) if dist.is_initialized() else None
-    return lambda: _pair(score_logits(x.rows_N, x.target_N, temperatures=temperatures, entropy=True, shard=shard))
+    return lambda: _pair(token_scores(x.rows_N, x.target_N, temperatures=temperatures, entropy=True, shard=shard))
 
 
 def _trl(x: Inputs, option: str) -> Run:

@@ -202,7 +202,7 @@ def _megatron(model: str, sequences: Sequences) -> EngineScores:
     from nemo_uecr.conversion.on_cpu import megatron_on_cpu
     from nemo_uecr.conversion.proof import megatron_logits
     from nemo_uecr.conversion.reading import read_qwen3
-    from nemo_uecr.scoring.dense import score_logits
+    from nemo_uecr.scoring.dense import token_scores
 
     logp, entropy, folder = [], [], Path(model)
     with megatron_on_cpu():
@@ -210,7 +210,7 @@ def _megatron(model: str, sequences: Sequences) -> EngineScores:
         for start, ids in _whole(sequences):
             whole = torch.tensor(ids)
             logits_NV, target_N = megatron_logits(module, whole[None])[0, start - 1 : -1], whole[start:]
-            found = score_logits(logits_NV, target_N, temperatures=(1.0,), entropy=True)
+            found = token_scores(logits_NV, target_N, temperatures=(1.0,), entropy=True)
             assert found.entropy is not None
             logp.append(found.at(1.0))
             entropy.append(found.entropy)

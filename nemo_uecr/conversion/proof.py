@@ -87,13 +87,13 @@ def huggingface_scores(folder: Path, sequences: Sequences) -> Scores:
 def _scores(logits: Callable[[Tensor], Tensor], sequences: Sequences) -> Scores:
     import torch
 
-    from nemo_uecr.scoring.dense import score_logits
+    from nemo_uecr.scoring.dense import token_scores
 
     logps: Scores = []
     with torch.no_grad():
         for sequence in sequences:
             ids = torch.tensor([sequence])
-            scores = score_logits(logits(ids)[0, :-1].float(), ids[0, 1:], temperatures=(1.0,), entropy=False)
+            scores = token_scores(logits(ids)[0, :-1].float(), ids[0, 1:], temperatures=(1.0,), entropy=False)
             logps.append(scores.at(1.0).tolist())
     return logps
 

@@ -1,1 +1,1 @@
-"""Problems and models as they lie on disk, and how files and folders are written, locked, packed and read."""
+"""Problems: sources and their rows, prepared folders, screening, benchmarks, and saved batches."""

@@ -54,17 +54,17 @@ def load_benchmarks(given: list[str]) -> dict[str, LoadedBenchmark]:
     """Read several; two of one name are refused."""
     loaded = {benchmark.name: benchmark for benchmark in map(load_benchmark, given)}
     if len(loaded) < len(given):
-        raise DataError(f"two benchmarks of {', '.join(given)} have the same name; tell them apart with NAME=FILE")
+        raise DataError(f"two benchmarks of {', '.join(given)} have the same name; name them with NAME=FILE")
     return loaded
 
 
 def check_benchmarks(given: list[str]) -> None:
-    """Read the benchmarks that lie here; names on the hub are taken as they are."""
+    """Read the benchmarks of this machine; names on the hub are not checked."""
     load_benchmarks([text for text in given if not on_hub(_name_and_source(text)[1])])
 
 
 def _name_and_source(given: str) -> tuple[str, str]:
-    """What tables call a benchmark, and its path or its name on the hub."""
+    """A benchmark's name in tables, and its path or its name on the hub."""
     name, equals, place = given.partition("=")
     if equals and "/" not in name:
         return name, place

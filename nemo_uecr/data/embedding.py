@@ -36,7 +36,7 @@ MAX_TOKENS = 256
 BATCH_TEXTS = 32
 PROGRESS = ".embedding"
 SHARD_ROWS = 128
-#: What a finding says of its target.
+#: Fields of the target that a finding repeats.
 KEYS = ("benchmark", "problem")
 #: A row, the cosine of its nearest target, and that target.
 Nearest = tuple[int, float, int]
@@ -101,7 +101,7 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> tuple[Ma
     before = last.get("screen") if isinstance(last, dict) else None
     if before is not None and asked.items() <= before.items():  # a call killed at its very end had done its work
         return manifest, 0
-    # Progress belongs to these rows and this model: the targets' vectors tell the weights apart.
+    # Progress belongs to these rows and this model: the targets' vectors identify the weights.
     made_of = f"{digest}:{model}:{file_sha256(folder / KEPT)}:{SHARD_ROWS}"
     progress = folder / PROGRESS / hashlib.sha256(made_of.encode()).hexdigest()[:16]
     nearest, embedded = _nearest(folder, progress, encoder, vectors_QH)
@@ -130,6 +130,6 @@ def _nearest(folder: Path, progress: Path, encoder: Encoder, vectors_QH: Tensor)
             replace_file(file, json.dumps(result).encode())
             embedded += len(shard)
             rate = embedded / (time.perf_counter() - began)
-            log.info("%d of %d rows, %.0f rows a second", start + len(shard), len(rows), rate)
+            log.info("%d of %d rows, %.0f rows per second", start + len(shard), len(rows), rate)
         nearest += [(row, score, target) for row, score, target in json.loads(file.read_bytes())]
     return nearest, embedded

@@ -1,26 +1,15 @@
-"""Judges the rows of a training source: kept, held for a person, or removed with a named reason."""
+"""The rules by which rows of a training source are kept or removed, and what is written of a row."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nemo_uecr.data.problems import (
-    CARRIED,
-    Fields,
-    UnreadableRow,
-    kind_of,
-    level_of,
-    problem_of,
-    rows_of,
-    usable,
-    value_at,
-)
-from nemo_uecr.data.screening import Finding, Screen, Text
-from nemo_uecr.data.sources import Row, Source
+from nemo_uecr.data.problems import CARRIED, Fields, Problem, UnreadableRow, kind_of, level_of, usable, value_at
+from nemo_uecr.data.sources import Row
 from nemo_uecr.errors import DataError
 
 #: Part of every manifest; raised when the same source and settings would give other rows.
@@ -64,76 +53,44 @@ def checked_types(names: Sequence[str], option: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What became of one row."""
-
-    row: int  # place in the source, from 1
-    digest: str  # of question and answer as they stand in the source
-    reason: str | None  # why it was removed; None when it was kept or is held
-    finding: Finding | None  # the benchmark problem it matches, also when held
-    record: dict[str, object]  # the row as it is written; empty when removed before screening
-    key: bytes  # 16 bytes that are equal for two rows with the same question
-    unread: bool = False  # whether the reason is that the row could not be read
-
-
-@dataclass(frozen=True)
 class RowFilter:
-    """All rules together."""
+    """The rules for difficulty and answer."""
 
     fields: Fields
     difficulty: tuple[float, float] | None  # lowest and highest difficulty, both included; None takes every row
     types: frozenset[str]  # answer types that are kept
-    screen: Screen
 
-    def judge(self, number: int, row: Row) -> Judged:
-        """Apply the rules in order; the first that fails names the reason."""
-        try:
-            problem = problem_of(row, self.fields, number)
-            difficulty = None if self.fields.difficulty is None else level_of(value_at(row, self.fields.difficulty))
-            reason = self._refused(problem.answer, difficulty, row)
-        except UnreadableRow as error:
-            texts = (str(value_at(row, name)) for name in (self.fields.question, self.fields.answer))
-            return Judged(number, row_digest(*texts), str(error), None, {}, b"", unread=True)
-        digest = row_digest(problem.question, problem.answer)
-        if reason is not None:
-            return Judged(number, digest, reason, None, {}, b"")
-        text = Text.of(problem.question)
-        finding = self.screen.find(text)
-        if finding is not None and finding.certain:
-            reason = f"screen_{finding.method}"
+    def refusal(self, row: Row, answer: str) -> str | None:
+        """The reason to remove a row, by the first rule that fails; UnreadableRow where its difficulty is no number."""
+        if self.difficulty is not None:
+            given = value_at(row, str(self.fields.difficulty))
+            level = level_of(given)
+            if level is None:
+                wrong = f"{self.fields.difficulty} is {kind_of(given)}, expected a number"
+                raise UnreadableRow("difficulty_missing" if given in (None, "") else wrong)
+            if not self.difficulty[0] <= level <= self.difficulty[1]:
+                return "difficulty_outside"
+        kind = answer_type(answer)
+        return None if kind in self.types else f"answer_{kind}"
+
+    def written(self, row: Row, problem: Problem, number: int) -> Row:
+        """What is written of a row."""
         question = [*problem.context, {"role": "user", "content": problem.question}]
-        record: dict[str, object] = {
+        record: Row = {
             "id": f"row-{number:06d}",
             "question": question if problem.context else problem.question,
             "answer": problem.answer,
         }
-        if difficulty is not None:
-            record["difficulty"] = difficulty
+        if (
+            self.fields.difficulty is not None
+            and (level := level_of(value_at(row, self.fields.difficulty))) is not None
+        ):
+            record["difficulty"] = level
         carried = {name: row.get(name) for name in CARRIED}
         record |= {name: value for name, value in carried.items() if isinstance(value, str) and usable(value)}
-        record |= {"answer_type": answer_type(problem.answer), "row": number}
-        key = hashlib.blake2b(text.key.encode(), digest_size=16).digest()
-        return Judged(number, digest, reason, finding, record, key)
-
-    def _refused(self, answer: str, difficulty: float | None, row: Row) -> str | None:
-        if self.difficulty is not None:
-            if difficulty is None:
-                given = value_at(row, str(self.fields.difficulty))
-                missing = f"{self.fields.difficulty} is {kind_of(given)}, expected a number"
-                raise UnreadableRow("difficulty_missing" if given in (None, "") else missing)
-            low, high = self.difficulty
-            if not low <= difficulty <= high:
-                return "difficulty_outside"
-        kind = answer_type(answer)
-        return None if kind in self.types else f"answer_{kind}"
+        return record | {"answer_type": answer_type(problem.answer), "row": number}
 
 
 def row_digest(question: str, answer: str) -> str:
     """What identifies a row by its content."""
     return hashlib.sha256(json.dumps([question, answer]).encode()).hexdigest()
-
-
-def judged_rows(source: Source, rules: RowFilter) -> Iterator[Judged]:
-    """Every row of a source, judged, in its order."""
-    for number, (_, row) in enumerate(rows_of(source, rules.fields), start=1):
-        yield rules.judge(number, row)

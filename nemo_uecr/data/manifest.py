@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 FORMAT = "nemo_uecr.data/1"
 MANIFEST = "manifest.json"
 KEPT = "train.jsonl"
-#: Everything beside the kept rows lies one folder down, so that `*.jsonl` in the folder is the training data.
+#: Everything but the kept rows is one folder down, so that `*.jsonl` in the folder is the training data.
 HELD = "screening/held.jsonl"
 REMOVED = "screening/removed.jsonl"
 REVIEW = "screening/review.csv"
@@ -61,7 +61,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def training_file(path: Path, key: str) -> Path:
-    """The source that a configuration's ``key`` names; of a prepared folder its kept rows, where they are its own."""
+    """The source that a configuration's ``key`` names; for a prepared folder its kept rows, checked by their hash."""
     path = path.expanduser()
     recover_folder(path)
     if not (path / MANIFEST).is_file():
@@ -105,7 +105,7 @@ def check_answers(config: AnyConfig, read: Mapping[str, Sequence[Problem]]) -> N
 
 
 def faults(folder: Path) -> list[str]:
-    """Everything in a prepared folder that is not as `prepare` left it; empty when all is well."""
+    """What in a prepared folder differs from its manifest; empty where nothing does."""
     manifest = read_manifest(folder)
     found = [f"{name}: not in the manifest" for name in sorted(_names(folder) - manifest["files"].keys())]
     found += [f"{name}: {fault}" for name in manifest["files"] if (fault := _fault(folder, name, manifest))]
@@ -197,12 +197,12 @@ def read_review(path: Path, held: Iterable[Mapping[str, Any]]) -> list[tuple[str
     found = Counter(row for row, _ in lines)
     if found != expected:
         row = min((expected - found) | (found - expected))
-        raise DataError(f"{path}: {found[row]} lines on row {row!r:.40}; expected {expected[row]}, one a finding")
+        raise DataError(f"{path}: {found[row]} lines on row {row!r:.40}; expected {expected[row]}, one per finding")
     return lines
 
 
 def read_verdicts(path: Path, held: Iterable[Mapping[str, Any]]) -> dict[int, str]:
-    """The verdict on every held row: dropped if any of its lines says drop."""
+    """The verdict on every held row: dropped if the verdict on any of its lines is drop."""
     lines = read_review(path, held)
     for row, verdict in lines:
         if verdict not in VERDICTS:

@@ -15,11 +15,20 @@ from typing import Any
 
 from nemo_uecr.data import manifest as folders
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
-from nemo_uecr.data.filters import FILTER_VERSION, Judged, RowFilter, judged_rows, row_digest
+from nemo_uecr.data.filters import FILTER_VERSION, RowFilter, row_digest
 from nemo_uecr.data.manifest import MANIFEST, REVIEW, ROW_SETS, TARGETS, Manifest, jsonl, read_manifest
-from nemo_uecr.data.problems import USUAL, Keys, check_left_out, fields_of
-from nemo_uecr.data.screening import NORMALISATION, RULES, Screen
-from nemo_uecr.data.sources import find_source
+from nemo_uecr.data.problems import (
+    USUAL,
+    Keys,
+    UnreadableRow,
+    check_left_out,
+    fields_of,
+    problem_of,
+    rows_of,
+    value_at,
+)
+from nemo_uecr.data.screening import NORMALISATION, RULES, Screen, Text
+from nemo_uecr.data.sources import Source, find_source
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, new_folder, recover_folder
 
@@ -31,7 +40,7 @@ REVIEWED = "screening/reviewed-*.csv"
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    """What to prepare."""
+    """What `prepare` reads, keeps and samples."""
 
     source: str  # the training problems, as `find_source` takes them, and the hub's branch, tag or commit
     revision: str | None
@@ -52,8 +61,8 @@ def prepare(settings: PrepareSettings, folder: Path) -> Manifest:
     if settings.difficulty is not None and fields.difficulty is None:
         asked = " or ".join(map(repr, settings.keys.difficulty))
         raise DataError(f"{source.files[0]}: no field {asked}, but a difficulty range was asked for; leave it out")
-    rules = RowFilter(fields, settings.difficulty, settings.types, Screen(benchmarks.values()))
-    rows = _sorted_rows(source.name, judged_rows(source, rules))
+    rules = RowFilter(fields, settings.difficulty, settings.types)
+    rows = _sorted_rows(source, rules, Screen(benchmarks.values()))
     if settings.sample is not None:
         _draw(rows, settings.sample, settings.seed)
     manifest: Manifest = {
@@ -106,28 +115,37 @@ def _screen_record(benchmark: LoadedBenchmark) -> dict[str, object]:
     }
 
 
-def _sorted_rows(source: str, judged: Iterable[Judged]) -> RowSets:
+def _sorted_rows(source: Source, rules: RowFilter, screen: Screen) -> RowSets:
     """The rows as they are written: kept, held and removed; refused where few could be read, or none is left."""
     rows: RowSets = {name: [] for name in ROW_SETS}
     first_of: dict[bytes, int] = {}
     unread = 0
-    for each in judged:
-        unread += each.unread
-        detail: Row = {}
-        if each.finding is not None:
-            detail["findings"] = [{name: value for name, value in asdict(each.finding).items() if name != "certain"}]
-        reason = each.reason
-        if reason is None and (first := first_of.setdefault(each.key, each.row)) != each.row:
-            reason, detail = "duplicate_question", {"first_row": first}
-        if reason is None:
-            name = "kept" if each.finding is None else "held"
-            rows[name].append(each.record | detail | {"digest": each.digest})
+    for number, (_, row) in enumerate(rows_of(source, rules.fields), start=1):
+        try:
+            problem = problem_of(row, rules.fields, number)
+            reason = rules.refusal(row, problem.answer)
+        except UnreadableRow as error:
+            unread += 1
+            texts = (str(value_at(row, name)) for name in (rules.fields.question, rules.fields.answer))
+            rows["removed"].append({"row": number, "digest": row_digest(*texts), "reason": str(error)})
             continue
-        if each.finding is not None:
-            detail |= {"question": each.record["question"], "answer": each.record["answer"]}
-        rows["removed"].append({"row": each.row, "digest": each.digest, "reason": reason} | detail)
+        digest, detail = row_digest(problem.question, problem.answer), {}
+        if reason is None:
+            record, text = rules.written(row, problem, number), Text.of(problem.question)
+            if (finding := screen.find(text)) is not None:
+                shown = {name: value for name, value in asdict(finding).items() if name != "certain"}
+                detail = {"findings": [shown], "question": record["question"], "answer": record["answer"]}
+            key = hashlib.blake2b(text.key.encode(), digest_size=16).digest()
+            if finding is not None and finding.certain:
+                reason = f"screen_{finding.method}"
+            elif (first := first_of.setdefault(key, number)) != number:
+                reason, detail = "duplicate_question", {"first_row": first}
+            else:
+                rows["kept" if finding is None else "held"].append(record | detail | {"digest": digest})
+                continue
+        rows["removed"].append({"row": number, "digest": digest, "reason": reason} | detail)
     reasons = Counter(row["reason"] for row in rows["removed"])
-    check_left_out(source, reasons, unread=unread, kept=len(rows["kept"]) + len(rows["held"]))
+    check_left_out(source.name, reasons, unread=unread, kept=len(rows["kept"]) + len(rows["held"]))
     return rows
 
 

@@ -1,6 +1,6 @@
-"""Problems from the rows of a source: question, answer and whatever else people put beside them, as they write it.
+"""Problems from the rows of a source: question, answer and further columns, in the layouts that people use.
 
-The one reader of rows: `data prepare`, training, benchmarks, `evaluate`, `advise` and `selftest` all read through it.
+This is the only reader of rows: `data prepare`, training, benchmarks, `evaluate`, `advise` and `selftest` share it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MARKED = re.compile(r"(?<!#)####(?!#)\s*([^\n]+)$|<answer>(.*?)</answer>", re.DO
 #: A list of texts that a table keeps as text.
 LISTED = re.compile(r"""\[\s*(["'])(.*)\1\s*\]""", re.DOTALL)
 THOUSANDS = re.compile(r"([+-]?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?)")
-#: What stands for "no answer" where every row must have one, without case, dollar signs, points and `\\text`.
+#: Placeholders for "no answer", without case, dollar signs, points and `\\text`.
 SENTINELS = ("proof", "notfound", "not found", "not_found", "none", "null", "nan", "n/a")
 #: Reasons of the rows that are left out and counted; every other row that cannot be read stops a run.
 NO_ANSWER = ("answer_empty", "answer_sentinel")
@@ -84,7 +84,7 @@ USUAL = Keys()
 
 @dataclass(frozen=True)
 class Fields:
-    """A source's own names of them; difficulty is None in a source without one, id where the rows are numbered."""
+    """A source's own field names; ``difficulty`` is None where there is none, ``id`` where the rows are numbered."""
 
     question: str
     answer: str
@@ -147,7 +147,7 @@ def read_problems(source: Source, keys: Keys) -> list[Problem]:
 
 
 def check_left_out(name: str, reasons: Mapping[str, int], *, unread: int, kept: int) -> None:
-    """Refuse a source of which nothing is kept, or most rows could not be read; ``reasons`` count what is left out."""
+    """Refuse a source of which nothing is kept or most rows could not be read; ``reasons`` counts what is left out."""
     read = kept + sum(reasons.values())
     if not kept or 2 * unread > read:
         counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
@@ -178,12 +178,12 @@ def check_references(name: str, problems: Sequence[Problem]) -> None:
         log.warning("%s", fault)
     if 2 * sum("####" in each.question and "boxed" not in each.question for each in problems) > len(problems):
         log.warning(
-            "%s: the questions ask for the answer behind ####, and the verifier reads \\boxed{} alone; take the bare "
+            "%s: the questions ask for the answer after ####, and the verifier reads \\boxed{} alone; take the bare "
             "question, as in data.question_key=extra_info.question, and ask for the box in data.prompt_template", name,
         )  # fmt: skip
 
 
-# What a problem's columns say.
+# What a problem's columns decide.
 
 
 def filled(template: str, problem: Problem) -> str:
@@ -218,7 +218,7 @@ def teacher_name(problem: Problem, routing: RoutingConfig | None, names: Iterabl
 
 
 def check_routing(problems: Sequence[Problem], routing: RoutingConfig | None, names: Iterable[str]) -> None:
-    """Refuse, at start, problems without a teacher or without the column; say which teachers no problem names."""
+    """Refuse problems without a teacher or without the column; warn about teachers that no problem names."""
     if routing is None:
         return
     if all(value_at(problem.columns, routing.key) is None for problem in problems):
@@ -264,7 +264,7 @@ def fields_of(source: Source, keys: Keys) -> Fields:
 
 
 def problem_of(row: Row, fields: Fields, number: int) -> Problem:
-    """The problem of a row, by its fields; UnreadableRow where it is none."""
+    """The problem in a row, by its fields; UnreadableRow where there is none."""
     context, question = question_of(value_at(row, fields.question), fields.question)
     answer = answer_of(value_at(row, fields.answer, absent=ABSENT), fields.answer)
     identity = str(number) if fields.id is None else text_of(value_at(row, fields.id))
@@ -322,8 +322,9 @@ def _turn(turn: object, name: str) -> Turn:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text")) for part in content)
     if not isinstance(role, str) or not isinstance(content, str) or not usable(content):
-        got = f"{name} has a turn whose role is {kind_of(role)} and content {kind_of(content)}"
-        raise UnreadableRow(f"{got}, expected texts")
+        raise UnreadableRow(
+            f"{name} has a turn whose role is {kind_of(role)} and content {kind_of(content)}, expected texts"
+        )
     return {"role": ROLES.get(role, role), "content": content.strip()}
 
 
@@ -378,7 +379,7 @@ def text_of(value: object) -> str | None:
 
 
 def kind_of(value: object) -> str:
-    """What a value is, for a message."""
+    """The kind of a value, for messages."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     if isinstance(value, dict):

@@ -80,7 +80,7 @@ class Text:
 
     key: str  # letters, digits and operators of the normalised text, without any space: equal keys are the same problem
     words: tuple[str, ...]  # words and numbers of the normalised text, in order; signs and layout are left out
-    #: Letters and digits of the text as it stands, commands included: blanks inside words or commands do not count.
+    #: Letters and digits of the raw text, commands included: blanks inside words or commands do not count.
     tight: str
 
     @classmethod
@@ -137,7 +137,7 @@ class NgramIndex:
 
 
 class WordIndex:
-    """Rare shared words and numbers, for a problem told in other words.
+    """Rare shared words and numbers, for a reworded problem.
 
     cosine(row, target) = Σ_{w in both} idf(w)² / (|row| · |target|),   |x|² = Σ_{w in x} idf(w)²
 

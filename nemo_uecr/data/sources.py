@@ -30,7 +30,7 @@ Row = dict[str, object]
 Role = Literal["train", "test"]
 #: What a file can be, in the order of preference where a split comes as several; texts may end in .gz.
 KINDS = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
-#: JSON that describes a data set, and the caches that `datasets` leaves beside it.
+#: JSON that describes a data set, caches of `datasets`, and hidden files.
 NO_DATA = re.compile(r"(?:dataset_\w+|state|config|manifest|metadata)\.json|cache-.*\.arrow|(?:\.|__).*")
 #: Words in the names of files and folders that name a split, as the hub reads them.
 WORDS = {
@@ -48,7 +48,7 @@ PARQUET_ROWS = 1024
 
 @dataclass(frozen=True)
 class Source:
-    """The files of one split, in order, of a place or hub name; the commit is None for what is here."""
+    """The files of one split, in order, of a path or hub name; the commit is None for local files."""
 
     name: str
     files: tuple[Path, ...]
@@ -105,7 +105,7 @@ def locate(name: str, *, revision: str | None) -> tuple[Path, str | None]:
 
 
 def on_hub(given: str) -> bool:
-    """Whether a name that is no path here is taken for one of the hub's."""
+    """Whether a name is taken for one of the hub's, as no such path exists."""
     path = Path(given).expanduser()
     name = given if path.exists() else given.partition(":")[0]
     return not path.exists() and has_hub_form(name) and not path.parent.exists() and _kind(Path(name)) is None
@@ -120,7 +120,7 @@ def _kind(file: Path) -> str | None:
 
 
 def _splits(folder: Path) -> dict[str, list[Path]]:
-    """The files of a folder by ``CONFIGURATION/SPLIT``, each part left out where names do not say it, or `default`."""
+    """The files of a folder by ``CONFIGURATION/SPLIT``, each part only where names have it, or `default`."""
     splits: dict[str, list[Path]] = {}
     for file in sorted(folder.rglob("*")):
         *parents, name = file.relative_to(folder).parts
@@ -128,7 +128,7 @@ def _splits(folder: Path) -> dict[str, list[Path]]:
             continue
         shard = SHARD.match(name)
         split = shard[1] if shard and parents[-1:] == ["data"] else _split_in(name)
-        if split is None:  # what lies below train/ is of the split, however deep
+        if split is None:  # everything below train/ belongs to the split, however deep
             place = next((place for place, part in enumerate(parents) if _split_in(part)), len(parents))
             parents, split = parents[:place], _split_in("/".join(parents[place : place + 1]))
         label = "/".join([*(part for part in parents if part != "data"), *filter(None, [split])])
@@ -230,16 +230,16 @@ def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
         try:
             rows = list(_values(part.decode("utf-8")))
         except ValueError as error:
-            raise DataError(f"{where}: malformed JSON ({error}); expected an object a line, or an array") from error
+            raise DataError(f"{where}: malformed JSON ({error}); expected one object per line, or an array") from error
         for number, row in enumerate(rows, start=1):
             place = f"{file}: row {number}" if whole else where
             if not isinstance(row, dict):
-                raise DataError(f"{place}: got {type(row).__name__}; expected one JSON object a row")
+                raise DataError(f"{place}: got {type(row).__name__}; expected one JSON object per row")
             yield place, row
 
 
 def _values(text: str) -> Iterator[object]:
-    """What is in a text of JSON, one behind the other, and in its arrays."""
+    """The JSON values of a text, one after the other, and those of its arrays."""
     found = NOT_BLANK.search(text)
     while found is not None:
         value, end = DECODER.raw_decode(text, found.start())

@@ -96,7 +96,7 @@ class _Reader:
         self.has_positions = "position_ids" in accepted
 
     def logits(self, ids_BS: Tensor, mask: Tensor | None, places_BS: Tensor) -> Tensor:
-        """Logits [B, V] behind the last token."""
+        """Logits [B, V] after the last token."""
         places = {"position_ids": places_BS} if self.has_positions else {}
         logits_BV: Tensor = self.module(ids_BS, attention_mask=mask, **self.options, **places).logits[:, -1]
         return logits_BV
@@ -186,7 +186,7 @@ class _Batch:
         self._move(rows)
 
     def draw(self, count: int) -> Tensor:
-        """The next ``count`` tokens of each row [B, count]; behind the end of a row they mean nothing."""
+        """The next ``count`` tokens of each row [B, count]; those after the end of a row are meaningless."""
         if self.mode == "graph" and self._graph is None and _CAPTURES.get(self.module, True):
             self._graph = self._captured()
         for _ in range(count):
@@ -227,7 +227,7 @@ class _Batch:
         self.slot_1.add_(1)
 
     def _draw_one(self) -> None:
-        """Draw the token behind the one in ``slot_1``. In place it may be repeated and draws the same token."""
+        """Draw the token after the one in ``slot_1``. In place it may be repeated and draws the same token."""
         number_1, mask = self.slot_1 - self.width, None
         if self.in_place:
             closed_BS = (self.slots_S < self.pad_B1) | (self.slots_S > self.slot_1)
@@ -287,7 +287,7 @@ def _can_be_fixed(module: Any, cache: DynamicCache) -> bool:
         all(type(layer) is DynamicLayer for layer in cache.layers)
         and module.config._attn_implementation in ("sdpa", "eager")
         and getattr(module, "_can_compile_fullgraph", False)
-        # Otherwise the mask of the tokens tells it their places, as in Bloom.
+        # Otherwise it derives the positions from the mask, as Bloom does.
         and "position_ids" in inspect.signature(module.forward).parameters
     )
 

@@ -1,4 +1,4 @@
-"""What generates the responses: transformers or vLLM, each loaded when it is chosen; both read the same token ids."""
+"""The engines that generate responses: transformers and vLLM, loaded when chosen, on the same token ids."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Generation:
 
 
 def context_of(config: Any) -> int | None:
-    """Longest sequence in tokens that a loaded model reads, a stretched RoPE included; None where nothing says it."""
+    """Longest sequence of a loaded model in tokens, a stretched RoPE included; None where no limit is configured."""
     text = config.get_text_config()
     positions: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
@@ -81,7 +81,7 @@ class ChatSettings:
 
 
 def training_of(model: str) -> dict[str, Any] | None:
-    """The configuration of the run that trained a model; None where nothing beside the model says it."""
+    """The configuration of the run that trained a model; None where the model's folder has none."""
     path = Path(model) / STATE
     return read_object(path)["config"] if path.is_file() else None
 
@@ -137,14 +137,10 @@ class Tokens:
 def load_tokens(model: str) -> Tokens:
     """The tokenizer of a model folder or hub name, and its end tokens."""
     check_model_place(model)
-    # Without a network the hub's client logs every attempt; our error says it once.
+    # Without a network the hub's client logs every attempt; our error is enough.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     local = models.only_here(model)
-    try:
-        tokenizer = models.load_tokenizer(model, local_files_only=local)
-    except models.ModelLoadError as error:
-        fault = "cannot be read" if Path(model).is_dir() else "not found locally or on the Hub"
-        raise DataError(f"model {model!r} {fault}: {error.reason}") from error
+    tokenizer = models.load_tokenizer(model, local_files_only=local)
     return Tokens(tokenizer, end_ids(model, tokenizer, local=local))
 
 
@@ -255,7 +251,7 @@ class TransformersEngine:
         self._tokens = tokens
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
-        """One generation a request, in order."""
+        """One generation per request, in order."""
         from nemo_uecr.generation.decode import NOT_FINITE, decode
 
         prompts, seeds = [request.prompt_ids for request in requests], [request.seed for request in requests]
@@ -322,7 +318,7 @@ class VllmEngine:
             self._lora = LoRARequest("trained", 1, str(Path(model).resolve()))
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
-        """One generation a request, in order; vLLM batches them as it likes."""
+        """One generation per request, in order; vLLM batches them as it likes."""
         return generate_with(self._engine, requests, decoding, self._end_ids, lora=self._lora)
 
 
@@ -334,7 +330,7 @@ ENGINES: dict[str, type[Engine]] = {"transformers": TransformersEngine, "vllm": 
 def generate_with(
     engine: Any, requests: Sequence[Request], decoding: Decoding, end_ids: frozenset[int], *, lora: Any
 ) -> list[Generation]:
-    """One generation a request, in order, by a running engine: vLLM's ``LLM``, in this process or in a worker."""
+    """One generation per request, in order, by a running engine: vLLM's ``LLM``, in this process or in a worker."""
     parameters = sampling_parameters([request.seed for request in requests], decoding, end_ids)
     prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
     outputs = engine.generate(prompts, parameters, use_tqdm=False, lora_request=lora)
@@ -344,7 +340,7 @@ def generate_with(
 def sampling_parameters(
     seeds: Sequence[int], decoding: Decoding, end_ids: frozenset[int], *, logprobs: int | None = None
 ) -> list[Any]:
-    """Parameters of vLLM for one response a seed; ``logprobs`` 0 asks for those of the sampled tokens."""
+    """Parameters of vLLM for one response per seed; ``logprobs`` 0 asks for those of the sampled tokens."""
     from vllm import SamplingParams
 
     ends = {"stop": list(decoding.stop), "detokenize": bool(decoding.stop), "stop_token_ids": sorted(end_ids)}

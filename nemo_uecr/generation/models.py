@@ -1,8 +1,8 @@
 """Hugging Face model folders: configuration, weight files, tokenizer and chat template, and loading without their code.
 
-Nothing else in the package calls `from_pretrained`. Unless it is told, transformers asks on standard input whether to
-run Python files of the folder, and a pipe or a `y` answers it; and it fetches the compiled kernel that a config.json
-names in place of a kind of attention.
+Nothing else in the package calls `from_pretrained`. By default transformers asks on standard input whether to run
+Python files of the folder, and a pipe or a `y` answers; and it fetches the compiled kernel that a config.json names in
+place of a kind of attention.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-#: What belongs to a model folder beside the weights: how it ends a response, and its tokenizer with the chat template.
+#: The files of a model folder beyond configuration and weights: its end tokens, and its tokenizer with chat template.
 GENERATION = "generation_config.json"
 TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
@@ -50,8 +50,8 @@ HEAD_DIMENSIONS: Mapping[object, int] = {"qwen3": 128}
 KERNEL = re.compile(r'"\w*_implementation": (?:\{[^}]*)?"[^"]*/[^"]*"')
 #: How a library written in Rust reports an error of the system.
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
-#: What is said of a folder without tokenizer files.
-NO_TOKENIZER = "has no tokenizer that can be read; expected tokenizer.json beside its weights"
+#: The fault of a folder without tokenizer files.
+NO_TOKENIZER = "has no tokenizer that can be read; expected tokenizer.json next to its weights"
 #: Seconds in which the hub must answer one question before its models are looked for on this machine alone.
 HUB_SECONDS = 10.0
 
@@ -126,14 +126,11 @@ def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 # Loading and saving through transformers.
 
 
-class ModelLoadError(DataError):
-    """A model is damaged or missing; `reason` is what transformers says of it, without the model's name."""
-
-    def __init__(self, name: str, error: Exception) -> None:
-        self.reason = one_line(error)
-        if isinstance(error, OSError) and "connect to '" in str(error):  # transformers goes on with its manual
-            self.reason = f"the hub does not answer: hf download {name}, set HF_HOME to its cache, or name a folder"
-        super().__init__(f"model {name!r} cannot be loaded: {self.reason}")
+def _load_error(name: str, error: Exception) -> DataError:
+    fault = one_line(error)
+    if isinstance(error, OSError) and "connect to '" in str(error):  # transformers goes on with its manual
+        fault = f"the hub does not answer: hf download {name}, set HF_HOME to its cache, or name a folder"
+    return DataError(f"model {name!r} cannot be loaded: {fault}")
 
 
 def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: Any) -> Any:
@@ -155,7 +152,7 @@ def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: 
             ) from error
         if "backend tokenizer" in str(error):
             raise DataError(f"model {name!r} {NO_TOKENIZER}") from error
-        raise ModelLoadError(name, error) from error
+        raise _load_error(name, error) from error
 
 
 def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
@@ -167,14 +164,14 @@ def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
     try:
         ids = tokenizer("0", add_special_tokens=False)["input_ids"]
     except Exception as error:  # as above
-        raise ModelLoadError(name, error) from error
+        raise _load_error(name, error) from error
     if not ids:  # what a folder without tokenizer files gives
         raise DataError(f"model {name!r} {NO_TOKENIZER}")
     return tokenizer
 
 
 def output_columns(name: str, *, local_files_only: bool) -> int:
-    """Columns of a model's output layer, as its config.json says."""
+    """Columns of a model's output layer, from its config.json."""
     from transformers import AutoConfig
 
     config = load_pretrained(AutoConfig, name, local_files_only=local_files_only)
@@ -184,7 +181,7 @@ def output_columns(name: str, *, local_files_only: bool) -> int:
 def check_same_tokenizer(student: Any, teacher: Any, columns: tuple[int, int]) -> None:
     """Student and teacher must mean the same text by every token id, because the teacher scores the student's ids.
 
-    Their output columns, given in this order, may differ by padding alone: every id lies below the smaller number.
+    Their output columns, given in this order, may differ by padding alone: every id is below the smaller number.
     """
     ours = {index: text for text, index in student.get_vocab().items()}
     theirs = {index: text for text, index in teacher.get_vocab().items()}
@@ -226,7 +223,7 @@ def refuse_kernels(name: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, with its type, in one line."""
+    """Type and message of an error in one line."""
     text = " ".join(str(error).split()) or "no message"
     return f"{type(error).__name__}: {text[:200]}{' ...' if len(text) > 200 else ''}"
 

@@ -16,7 +16,7 @@ from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.local.memory import to_device, to_host
 from nemo_uecr.local.probes import Span, Write
 from nemo_uecr.local.sequences import MicroBatch, Sequences
-from nemo_uecr.scoring.dense import score_logits, token_logp
+from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.statistics import deferred_checks
 from nemo_uecr.steps.scores import PolicyScores, TeacherScores
 
@@ -69,7 +69,7 @@ def _score(
         with deferred_checks():
             for tokens, logits_NV, target_N in token_logits(model, micro):
                 span = Span(logits_NV, target_N, rows[row_N[tokens]], column_N[tokens])
-                scores = score_logits(
+                scores = token_scores(
                     logits_NV,
                     target_N,
                     temperatures=tuple(temperature for temperature, _ in logp),

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from nemo_uecr.core.agreement import TOP
-from nemo_uecr.scoring.dense import score_logits
+from nemo_uecr.scoring.dense import token_scores
 from nemo_uecr.scoring.records import VocabShard
 
 #: Multiplier of the row hash; odd, so that no token is ever multiplied to zero in 64-bit arithmetic.
@@ -164,7 +164,7 @@ def _score_chunk(
     would put the first PPO ratio off 1.
     """
     shard = None if group is None else VocabShard(dist.get_rank(group) * logits_NV.shape[1], group)
-    scores = functools.partial(score_logits, target_N=target_N, valid_vocab=request.vocabulary, shard=shard)
+    scores = functools.partial(token_scores, tokens=target_N, valid_vocab=request.vocabulary, shard=shard)
     in_float32 = logits_NV.dtype == torch.float32
     temperatures = tuple(request.temperatures.values()) if in_float32 else (1.0,)
     whole = scores(logits_NV, temperatures=temperatures, entropy=request.entropy, dropped=request.dropped)

@@ -1,6 +1,6 @@
 """The definition: log-probability and entropy of given tokens from whole rows of logits.
 
-Legend: N tokens, V vocabulary columns (of this rank's shard), K temperatures, W statistics a token,
+Legend: N tokens, V vocabulary columns (of this rank's shard), K temperatures, W statistics per token,
 n tokens of one chunk, C rows of one block, S sequences of T tokens.
 Statistics are float32 whatever the dtype of the logits; results are float32 nats.
 """
@@ -22,52 +22,7 @@ from nemo_uecr.scoring.statistics import chunks_of, scores_by_chunk
 #: Neighbouring tokens: start and stop among the chosen ones, their sequence, the place of the first in it.
 Run = tuple[int, int, int, int]
 SMALLEST_RUN = 1 << 20
-"""Where runs have fewer logits than this on average, one copy is cheaper than a call for each run."""
-
-
-@torch.no_grad()
-def score_logits(
-    logits_NV: Tensor,
-    target_N: Tensor,
-    *,
-    temperatures: tuple[float, ...],
-    entropy: bool,
-    dropped: bool = False,
-    valid_vocab: int | None = None,
-    shard: VocabShard | None = None,
-    keep_nan: bool = False,
-) -> TokenScores:
-    """Score given tokens at several temperatures, with the entropy, in one pass over the logits.
-
-    log p_T(y) = (z_y - m) / T - log sum_v exp((z_v - m) / T), m = max_v z_v;
-    H = log s - sum_v (z_v - m) exp(z_v - m) / s, s = sum_v exp(z_v - m), at temperature 1.
-    At temperature 1 the logits are neither divided nor multiplied. No gradient flows.
-
-    Args:
-        logits_NV: `[N, V]` float32, bfloat16 or float16 logits; -inf is a masked column, of probability 0.
-        target_N: `[N]` int token ids of the whole vocabulary; the same on all ranks.
-        temperatures: the temperatures T of the log-probabilities, all above 0.
-        entropy: whether to return the entropy at temperature 1.
-        dropped: whether to return the probability, at temperature 1, that the columns from `valid_vocab` on would have.
-        valid_vocab: number of real columns of the whole vocabulary; columns from there on are padding and carry no
-            probability. None if all are real.
-        shard: this rank's place where a process group shards the vocabulary: one collective a call. None where the
-            logits hold all columns.
-        keep_nan: NaN for a token whose logits give no finite score, in place of `NonFiniteScoreError`.
-
-    Returns:
-        The scores, float32 nats; bitwise equal on all ranks of a group.
-
-    Raises:
-        ScoreError: wrong shape, dtype or temperature, or a target outside the vocabulary.
-        NonFiniteScoreError: a NaN or +inf logit, a target of logit -inf, or a log-probability beyond float32.
-
-    References:
-        Teacher scores of the method: eq:teacher-token-reward (log-probability), eq:local-signal (entropy).
-    """
-    layout = StatisticsLayout(temperatures, entropy, dropped)
-    check_tokens(logits_NV, target_N)
-    return _scores(logits_NV, target_N, [(0, target_N.shape[0], 0, 0)], layout, valid_vocab, shard, None, keep_nan)
+"""Where runs have fewer logits than this on average, one copy is cheaper than a call per run."""
 
 
 @torch.no_grad()
@@ -78,31 +33,48 @@ def token_scores(
     *,
     temperatures: tuple[float, ...] = (1.0,),
     entropy: bool = False,
+    dropped: bool = False,
     valid_vocab: int | None = None,
     shard: VocabShard | None = None,
+    keep_nan: bool = False,
 ) -> TokenScores:
-    """`score_logits` for tensors of any leading shape. Large slices are not copied. No gradient flows.
+    """Score given tokens at several temperatures, with the entropy, in one pass over the logits.
+
+    log p_T(y) = (z_y - m) / T - log sum_v exp((z_v - m) / T), m = max_v z_v;
+    H = log s - sum_v (z_v - m) exp(z_v - m) / s, s = sum_v exp(z_v - m), at temperature 1.
+    At temperature 1 the logits are neither divided nor multiplied. No gradient flows. Large slices are not copied.
 
     Args:
-        logits: `[..., V]` at the positions that predict the tokens: those at t predict the token at t + 1.
-        tokens: `[...]` int token ids.
+        logits: `[..., V]` float32, bfloat16 or float16 logits at the positions that predict the tokens: those at t
+            predict the token at t + 1. -inf is a masked column, of probability 0.
+        tokens: `[...]` int token ids of the whole vocabulary; the same on all ranks.
         mask: `[...]` bool or integer; scores elsewhere are 0, logits elsewhere are never read. None is everywhere.
-        temperatures: of the log-probabilities. The gap to a teacher wants 1, the policy's ratio the rollout's T_r.
+        temperatures: of the log-probabilities, all above 0: 1 for the gap to a teacher, the rollout's T_r for the
+            policy's ratio.
         entropy: whether to return the entropy at temperature 1.
-        valid_vocab: see `score_logits`.
-        shard: see `score_logits`.
+        dropped: whether to return the probability, at temperature 1, that the columns from `valid_vocab` on would have.
+        valid_vocab: number of real columns of the whole vocabulary; columns from there on are padding and carry no
+            probability. None if all are real.
+        shard: this rank's place where a process group shards the vocabulary: one collective per call. None where the
+            logits hold all columns.
+        keep_nan: NaN for a token whose logits give no finite score, in place of `NonFiniteScoreError`.
 
     Returns:
-        The scores: log-probabilities `[K, ...]` and entropy `[...]`, float32 nats.
+        The scores: log-probabilities `[K, ...]`, entropy and dropped mass `[...]`, float32 nats; bitwise equal on all
+        ranks of a group.
 
     Raises:
-        ScoreError, NonFiniteScoreError: see `score_logits`.
+        ScoreError: wrong shape, dtype or temperature, or a target outside the vocabulary.
+        NonFiniteScoreError: a NaN or +inf logit, a target of logit -inf, or a log-probability beyond float32.
+
+    References:
+        Teacher scores of the method: eq:teacher-token-reward (log-probability), eq:local-signal (entropy).
     """
-    layout = StatisticsLayout(temperatures, entropy)
+    layout = StatisticsLayout(temperatures, entropy, dropped)
     rows, target_N, runs, place_N = _chosen(logits, tokens, mask)
-    found = _scores(rows, target_N, runs, layout, valid_vocab, shard, None)
-    entropy_ = None if found.entropy is None else _placed(found.entropy, tokens, place_N)
-    return TokenScores(temperatures, _placed(found.logp, tokens, place_N), entropy_)
+    found = _scores(rows, target_N, runs, layout, valid_vocab, shard, None, keep_nan)
+    values = (None if value is None else _placed(value, tokens, place_N) for value in (found.entropy, found.dropped))
+    return TokenScores(temperatures, _placed(found.logp, tokens, place_N), *values)
 
 
 def token_logp(
@@ -117,25 +89,25 @@ def token_logp(
     """Differentiable log-probability of given tokens at one temperature.
 
     log p_T(y) = (z_y - m) / T - log sum_v exp((z_v - m) / T);  d log p_T / d z_v = (1[v = y] - p_T(v)) / T.
-    The forward is `score_logits` at that temperature, row by row the same arithmetic: in one process and on one
+    The forward is `token_scores` at that temperature, row by row the same arithmetic: in one process and on one
     device equal logits give bitwise equal log-probabilities, whatever the batching, the strides, the number of
-    threads, and the other temperatures (between 0.001 and 50) that `score_logits` was asked for.
+    threads, and the other temperatures (between 0.001 and 50) that `token_scores` was asked for.
 
     Args:
         logits: `[..., V]` float32, bfloat16 or float16 logits at the positions that predict the tokens.
         tokens: `[...]` int token ids.
         mask: `[...]` bool or integer; the result is 0 elsewhere, and logits elsewhere are never read. None is
             everywhere.
-        temperature: T above 0; the policy's ratio wants the rollout's T_r.
-        valid_vocab: see `score_logits`; padding columns get a gradient of 0.
-        shard: see `score_logits`; the backward needs no collective, and every rank must use the same gradient for
+        temperature: T above 0; the rollout's T_r for the policy's ratio.
+        valid_vocab: see `token_scores`; padding columns get a gradient of 0.
+        shard: see `token_scores`; the backward needs no collective, and every rank must use the same gradient for
             the result.
 
     Returns:
         `[...]` float32 nats; its gradient has the dtype of the logits.
 
     Raises:
-        ScoreError, NonFiniteScoreError: see `score_logits`.
+        ScoreError, NonFiniteScoreError: see `token_scores`.
     """
     layout, recording = StatisticsLayout((temperature,), False), torch.is_grad_enabled()  # inside it never is
     rows, target_N, runs, place_N = _chosen(logits, tokens, mask)
@@ -152,7 +124,7 @@ def _sequences(logits: Tensor) -> Tensor:
 
 
 def _chosen(logits: Tensor, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, list[Run], Tensor | None]:
-    """The logits, the chosen tokens, their runs and places; a copy of the chosen logits where those lie scattered."""
+    """The logits, the chosen tokens, their runs and places; a copy of the chosen logits where those are scattered."""
     check_tokens(logits, tokens)
     if mask is None and tokens.dim() == 1:
         return logits, tokens, [(0, tokens.shape[0], 0, 0)], None
@@ -222,7 +194,7 @@ class _TokenLogp(torch.autograd.Function):
         recording: bool,
     ) -> Tensor:
         kept_WN = None
-        if recording and ctx.needs_input_grad[0]:  # 24 bytes a token
+        if recording and ctx.needs_input_grad[0]:  # 24 bytes per token
             kept_WN = logits.new_empty((layout.width, target_N.shape[0]), dtype=torch.float64)
         scores = _scores(logits, target_N, runs, layout, valid_vocab, shard, kept_WN)
         if kept_WN is not None:
@@ -258,8 +230,8 @@ def _write_gradient(
     """Gradient of the log-probability at the layout's one temperature for the logits of one vocabulary shard.
 
     g_v = grad / T * (1[v = y] - exp((z_v - m) / T) / s), in float32, stored in the dtype of the logits.
-    A chunk of tokens at a time: beside the gradient itself no memory grows with N. ``column_N`` is the target's column,
-    which may lie outside the shard; ``merged_WN`` are the statistics of the whole vocabulary.
+    A chunk of tokens at a time: only the gradient itself grows with N. ``column_N`` is the target's column, which
+    may be outside the shard; ``merged_WN`` are the statistics of the whole vocabulary.
     """
     if triton_serves(logits_NV):
         from nemo_uecr.scoring.triton_kernels import write_gradient_with_triton  # noqa: PLC0415 (needs Triton)

@@ -1,6 +1,6 @@
 """Native reduction of logits on x86-64 CPUs: `native_rows.c`, built on first use with the machine's C compiler.
 
-Legend: N tokens, V vocabulary columns of this shard, W statistics a token.
+Legend: N tokens, V vocabulary columns of this shard, W statistics per token.
 
 The package stays a pure wheel: where there is no compiler, or no AVX2, the reduction in plain torch takes over.
 The library is kept in the cache folder (`$NEMO_UECR_CACHE`, else `$XDG_CACHE_HOME/nemo_uecr`, else

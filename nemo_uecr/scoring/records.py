@@ -1,4 +1,4 @@
-"""What a scoring call takes and returns. Legend: N tokens, K temperatures, W statistics a token."""
+"""What a scoring call takes and returns. Legend: N tokens, K temperatures, W statistics per token."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class StatisticsLayout:
     Row 0 is the largest logit m, row 1 the target's logit y, then one sum_v exp((z_v - m) / T) for each
     distinct temperature, then, if entropy is asked, sum_v (z_v - m) exp(z_v - m), and last, if the dropped mass is
     asked, log sum_v exp(z_v) over the padding columns.
-    One temperature of 1 with entropy takes four rows, 16 bytes a token; a second temperature four bytes more.
+    One temperature of 1 with entropy takes four rows, 16 bytes per token; a second temperature four bytes more.
     """
 
     temperatures: tuple[float, ...]
@@ -84,7 +84,7 @@ class StatisticsLayout:
 
     @property
     def width(self) -> int:
-        """Number of statistics a token, W."""
+        """Number of statistics per token, W."""
         return self.weighted_row + int(self.entropy) + int(self.dropped)
 
     def sum_row(self, temperature: float) -> int:

@@ -1,6 +1,6 @@
 """Logits to statistics, a row at a time: with Triton on a GPU, with C on a CPU that has it, else with plain torch.
 
-Legend: N tokens, V vocabulary columns of this shard, W statistics a token, C rows of one block.
+Legend: N tokens, V vocabulary columns of this shard, W statistics per token, C rows of one block.
 
 Every row goes through the same sequence of operations whatever the number of rows and of threads, so a row's
 statistics do not depend on how the tokens were batched.

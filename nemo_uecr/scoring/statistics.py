@@ -1,8 +1,8 @@
-"""From the statistics of vocabulary shards to scores, with the one collective of a call over a process group.
+"""From the statistics of vocabulary shards to scores, with one collective per call over a process group.
 
-Legend: R ranks, each with a shard, N tokens, n tokens of one chunk, W statistics a token, K temperatures.
+Legend: R ranks, each with a shard, N tokens, n tokens of one chunk, W statistics per token, K temperatures.
 
-Each rank reduces its shard to W float32 numbers a token (16 bytes; 20 with a second temperature), one all-gather
+Each rank reduces its shard to W float32 numbers per token (16 bytes; 20 with a second temperature), one all-gather
 brings them together, and every rank merges them in rank order: all ranks hold identical bits. Merging is done in
 float64, so that the only float32 rounding left is that of the statistics and of the result.
 

@@ -2,7 +2,7 @@
 
 Triton looks `tl` up among the globals of the kernel's module, so it is imported here and not inside a function.
 
-Legend: N tokens, V vocabulary columns of this shard, W statistics a token, R ranks, K temperatures.
+Legend: N tokens, V vocabulary columns of this shard, W statistics per token, R ranks, K temperatures.
 
 One program reduces one row, a tile of columns at a time. It reads the row once. The sums stay in lanes until the end
 of the row, and are then added in float64: the order, which follows from the alignment of the row, is rounded away.

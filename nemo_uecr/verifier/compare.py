@@ -1,6 +1,6 @@
-r"""Whether two answers are the same: plain numbers at once, the rest by math-verify behind a layer of vetoes.
+r"""Whether two answers are the same: plain numbers at once, the rest by math-verify after a layer of vetoes.
 
-math-verify is lenient: it takes the last of several answers, adds numbers that stand side by side, and drops words,
+math-verify is lenient: it takes the last of several answers, adds numbers written side by side, and drops words,
 units and brackets. A policy finds such leniency and exploits it. So an answer is read as a structure first: rows of a
 matrix, coordinates of a point, members of a list. Structures are compared place by place, and only single values reach
 math-verify (`value.py`), unless one is written otherwise than its reference or has another unit. A wrong answer that is
@@ -32,7 +32,7 @@ from nemo_uecr.verifier.spelling import (
 )
 from nemo_uecr.verifier.value import parsed, same_value, too_large
 
-#: A comma with a blank beside it separates members of a list; it does not set thousands apart.
+#: A comma next to a blank separates members of a list; it does not set thousands apart.
 _LISTED = re.compile(r"\s,|(?<!\\),\s")
 _ONE_WORD = re.compile(r"[A-Za-z][a-z]{2,}")
 
@@ -86,9 +86,9 @@ def _equivalent(given: str, expected: str) -> bool:
         if ours and theirs and ours[0] == theirs[0] and _agree(ours[1], theirs[1]):
             return True
     values = _values_of(given, expected)
-    if values is None or not any(_agree(value, expected) for value in values):
-        return False
-    return all(_agree(value, expected, computed=True) for value in values)
+    return any(_agree(value, expected) for value in values) and all(
+        _agree(value, expected, computed=True) for value in values
+    )
 
 
 def _with_constant(given: str, expected: str) -> str:
@@ -125,7 +125,7 @@ def _same_choice(given: str, expected: str) -> bool | None:
 
 
 def _agree(given: str, expected: str, *, computed: bool = False) -> bool:
-    """Whether two answers are built alike and agree place by place; ``computed`` lets a computation be a number."""
+    """Whether two answers agree in structure and in every place; ``computed`` accepts a computation for a number."""
     given, expected = given.strip(), expected.strip()
     tables = _table(given), _table(expected)
     if tables != (None, None):
@@ -173,7 +173,7 @@ def _listed(text: str) -> list[str]:
 
 
 def _coordinates(text: str) -> list[str]:
-    """The brackets of a point or an interval, and what stands between them; nothing for anything else."""
+    """The brackets of a point or an interval, and its coordinates; empty for anything else."""
     if text[:1] not in ("(", "[") or not closes_at_end(text):
         return []
     parts = top_level(text[1:-1], ",")
@@ -190,7 +190,7 @@ _TURNED = {">": "<", r"\gt": "<", r"\lt": "<", r"\ge": r"\le"}
 
 
 def _membership(text: str) -> tuple[str, str]:
-    r"""The unknown that is said to be in a set, if the text says so, and the set: ``y \in [0,1]`` is not of ``x``."""
+    r"""The unknown and the set of a text such as ``y \in [0,1]``; any other text is a set without an unknown."""
     found = _MEMBERSHIP.fullmatch(text)
     return ("".join(found[1].split()), found[2]) if found and _NAME.fullmatch(found[1]) else ("", text)
 
@@ -296,7 +296,7 @@ _SYMBOL = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 
 
 def _is_equation(text: str) -> bool:
-    """Whether an equals sign stands within no bracket; the range of a sum makes no equation."""
+    """Whether there is an equals sign outside brackets; the range of a sum makes no equation."""
     return len(top_level(text, "=")) > 1
 
 
@@ -310,21 +310,21 @@ def _same_sides(given: str, expected: str) -> bool:
     return numbers[0] == numbers[1] and len(ours) == len(theirs) and any(agreed)
 
 
-def _values_of(given: str, expected: str) -> list[str] | None:
-    """The sides of an answer that must all equal the reference answer; None for an equation that names no value.
+def _values_of(given: str, expected: str) -> list[str]:
+    """The sides of an answer that must all equal the reference answer; none for an equation that names no value.
 
-    One side may be a bare unknown that no other side has: `2x=10`, `x+1=10` and `x=2x+3` name no value.
+    The first side may be a bare unknown that no other side has: `2x=10`, `x+1=10` and `x=2x+3` name no value.
     """
-    sides = [side for side in top_level(given, "=") if side.strip()]
-    if _is_equation(expected) or len(sides) < 2:
+    first, *sides = [side for side in top_level(given, "=") if side.strip()] or [given]
+    if _is_equation(expected) or not sides:
         return [given]
-    if not letters(expected) and _names_number(sides[0]):
-        return sides[1:]
-    names = [_NAME.fullmatch(side) for side in sides[:-1]]
-    values = [side for side, name in zip(sides, [*names, None], strict=True) if name is None]
-    unknowns = {name["unknown"] or name["function"] for name in names if name is not None} - {None}
-    symbols = {symbol for value in values for symbol in _SYMBOL.findall(value)}
-    return None if len(names) - names.count(None) > 1 or unknowns & symbols else values
+    name = _NAME.fullmatch(first)
+    if not letters(expected) and _names_number(first):
+        return sides
+    if name is None:
+        return [first, *sides]
+    symbols = {symbol for side in sides for symbol in _SYMBOL.findall(side)}
+    return [] if (name["unknown"] or name["function"]) in symbols else sides
 
 
 def _names_number(side: str) -> bool:
@@ -341,7 +341,7 @@ def _named(expected: str) -> tuple[str, str] | None:
     r"""The one bare unknown of equations and the value that they give it; None where they give none.
 
     `y=2x+3` names `2x+3`, `x=4,x=5` the list `4,5`, and a function of its own argument, `f(x)=x^2`, has a value. But
-    `x+y=1` and `f(x)=0` are equations to be solved, and `x=5,y=6` says which is which.
+    `x+y=1` and `f(x)=0` are equations to be solved, and `x=5,y=6` has two unknowns.
     """
     first, *others = _listed(expected)
     named = [_named_value(part) for part in (first, *others) if _is_equation(part)]

@@ -1,4 +1,4 @@
-r"""The answer of a response: the content of its last ``\boxed{...}`` behind any thinking, and the verdict on it."""
+r"""The answer of a response: the content of its last ``\boxed{...}`` after any thinking, and the verdict on it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import enum
 import re
 from dataclasses import dataclass
 
-#: No real answer is longer.
+#: Longest answer; a longer box is ignored.
 MAX_ANSWER_CHARS = 2_000
 #: What opens or closes a thought: `<think>`, `</thinking>`, `<seed:think>`, `[THINK]`, `◁/think▷`.
 _THOUGHT = re.compile(r"<(/?)(?:\w+:)?(?:think(?:ing)?|thought|reasoning)>|\[(/?)THINK\]|◁(/?)think▷")
 #: A run of backslashes, perhaps with the rest of the marker, or a brace. Models over-escape, so any number of
-#: backslashes may stand before "boxed". The run is one match, so a megabyte of backslashes is read once.
+#: backslashes may come before "boxed". The run is one match, so a megabyte of backslashes is read once.
 _PIECE = re.compile(r"(?P<escape>\\+)(?P<marker>(?:[Bb]oxed|fbox|framebox)(?![A-Za-z])\s*(?P<brace>\{)?)?|[{}]")
-#: What a box without braces holds: a group in brackets, or what stands up to a blank or the end of the sentence.
+#: What a box without braces holds: a group in brackets, or the text up to a blank or the end of the sentence.
 _BARE = re.compile(
     r"\$?\s*(?P<content>\([^()\n]*\)|\[[^\[\]\n]*\]|\\\{[^{}\n]*\\\}"
     r"|(?=[-+\u2212\w.\\√])(?![A-Za-z]{2}|[A-Za-z]\s+[a-z])"
     r"(?:\{(?:[^{}\n]|\{[^{}\n]*\})*\}|\\(?!(?:[Bb]oxed|fbox|framebox))[A-Za-z]+|\\[%$]|[^\s{}$.,;:!?*\\]|[.,](?=\d)){1,99})"
 )
-#: Between boxes: what makes no difference, the names of the values, and the words that join them into one answer.
+#: Between boxes: layout and names of values, which do not count, and the words that join boxes into one answer.
 _SILENT = re.compile(r"[$}*]|\\[()\[\],;:! ]|\\q?quad(?![A-Za-z])|\\(?:text|mbox|textbf)\s*\{|[A-Za-z](?:_\{?\w)?\s*=")
 _JOINED = re.compile(r"(?:\s|[,;&]|\b(?:and|also)\b)*|[\s.]*and\b\s*", re.IGNORECASE)
-#: Words between boxes that take the first one back: the answer is neither.
+#: Words between boxes that retract the first one: the answer is neither.
 _HEDGE = re.compile(
     r"^[^.:!?\n]*(?:\b(?:or|maybe|perhaps|possibly|lor|vee)\b|/)[^.:!\n]*$|^[\s.]*or\b[^.:!]*$", re.IGNORECASE
 )
@@ -30,7 +30,7 @@ _JOINT_CHARS = 60
 
 
 class Verdict(enum.StrEnum):
-    """Why a response is or is not rewarded."""
+    """Why a response is rewarded or not."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -60,11 +60,11 @@ class _Box:
 
 
 def final_answer(response: str, *, thinking: bool) -> str | None:
-    """The answer behind a response's thoughts; None where a thought never ends or no box is there.
+    """The answer after a response's thoughts; None where a thought never ends or there is no box.
 
     Args:
         response: the sampled text.
-        thinking: whether the prompt opened a thought, so that the response begins within one.
+        thinking: whether the prompt opened a thought, so that the response starts inside one.
     """
     last = _last_mark(response)
     if last is None:
@@ -84,12 +84,12 @@ def _last_mark(text: str) -> re.Match[str] | None:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last box, ``\boxed{...}``, ``\fbox{...}`` or ``\boxed 7``; None when there is none.
+    r"""Content of the last box, ``\boxed{...}``, ``\fbox{...}`` or ``\boxed 7``; None where there is none.
 
-    Braces nest, and an escaped brace (``\{``) does not count. A box that holds only another has that one's content;
-    with something beside it, the inner box is part of the outer answer. Boxes joined by commas, "and" or "or" are one
-    answer. Where the last box never closes, the response was cut off: the one before counts if it begins with the same
-    text. One pass, linear in the length of the text.
+    Braces nest, and an escaped brace (``\{``) does not count. A box that holds only another box has its content; with
+    anything beside it, the inner box is part of the outer answer. Boxes joined by commas, "and" or "or" are one answer.
+    Where the last box never closes, the response was cut off: the box before it counts if it begins with the same text.
+    One pass, linear in the length of the text.
     """
     boxes, unfinished = _boxes(text)
     if not boxes:
@@ -98,7 +98,7 @@ def last_boxed(text: str) -> str | None:
         so_far = "".join(text[text.index("{", unfinished) + 1 :].split())
         return boxes[-1].content if "".join(boxes[-1].content.split()).startswith(so_far) else None
     joined, either = [boxes[-1]], False
-    for box in reversed(boxes[-MAX_ANSWER_CHARS:-1]):
+    for box in reversed(boxes[:-1]):
         if joined[-1].start - box.end > _JOINT_CHARS:
             break
         between = _SILENT.sub(" ", text[box.end : joined[-1].start])

@@ -29,7 +29,7 @@ ORPHAN_LIMIT = 120
 
 
 def check_response(response: str, answer: str, *, thinking: bool = False) -> Checked:
-    r"""Judge a response by the content of its last ``\boxed{...}`` behind any thinking.
+    r"""Judge a response by the content of its last ``\boxed{...}`` after any thinking.
 
     Args:
         response: the sampled text, without the prompt.

@@ -90,7 +90,7 @@ class ChildProcess:
 
 
 def serve(pipe: Connection, hello: object, answer: Callable[[Any], object], *, orphan_limit: int) -> None:
-    """Answer requests until the other end closes; ``hello`` says that everything is loaded.
+    """Answer requests until the other end closes; ``hello`` reports that everything is loaded.
 
     A request that takes more than ``orphan_limit`` seconds ends the process: its parent must be gone.
     """

@@ -2,7 +2,7 @@
 
 TRL's style judges a batch: ``f(prompts, completions, completion_ids, **columns) -> list of numbers or None``.
 verl's style judges one response: ``f(data_source, solution_str, ground_truth, extra_info) -> number, or dict with
-"score"``. The names of the parameters tell them apart.
+"score"``. The names of the parameters decide which one it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from nemo_uecr.verifier.process import outlive_requests_to_stop, serve
 
 TRL, VERL = {"prompts", "completions", "completion_ids"}, {"solution_str"}
-#: What a TRL function gets beside the problems' columns.
+#: Parameters of a TRL function that are not columns of the problems.
 GIVEN = TRL | {"trainer_state", "log_extra", "log_metric"}
 #: Frames and characters of a traceback that are passed on.
 FRAMES, TRACEBACK = 4, 4_000
@@ -40,7 +40,7 @@ class UserReward:
     def __init__(self, call: str, args: Record, messages: bool) -> None:
         """Import ``FILE.py:FUNCTION``; ``messages``: a TRL function gets conversations instead of texts."""
         file, _, name = call.rpartition(":")
-        sys.path.append(str(Path(file).resolve().parent))  # for what the file imports from beside it
+        sys.path.append(str(Path(file).resolve().parent))  # for imports of neighbouring files
         spec: Any = importlib.util.spec_from_file_location(f"reward_{Path(file).stem}", file)  # None: no Python file
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -124,13 +124,13 @@ def _traceback(error: Exception) -> str:
 
 
 def main(pipe: Connection, settings: Record, orphan_limit: int) -> None:
-    """Load the function, say its style or why there is none, and judge."""
+    """Load the function, report its style or why it is unusable, and judge."""
     outlive_requests_to_stop()
     try:
         reward = UserReward(**settings)
     except Exception as error:  # noqa: BLE001 - the user's file may raise anything
-        said = str(error) if isinstance(error, UnusableError) else _traceback(error)
-        pipe.send_bytes(json.dumps({"error": said}).encode())
+        fault = str(error) if isinstance(error, UnusableError) else _traceback(error)
+        pipe.send_bytes(json.dumps({"error": fault}).encode())
         return
     serve(pipe, {"batched": reward.batched, "columns": reward.columns}, reward.judge, orphan_limit=orphan_limit)
 

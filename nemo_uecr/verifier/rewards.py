@@ -1,4 +1,4 @@
-"""R^task of every response: the built-in verifier, functions of the user's, or a weighted sum of several."""
+"""R^task of every response: the built-in verifier, the user's functions, or a weighted sum of several."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Failure:
 
 
 class FunctionReward(ChildProcess):
-    """A function of the user's in a worker process."""
+    """A user's function in a worker process."""
 
     def __init__(self, settings: CallReward) -> None:
         """Start the worker, so that a function that cannot be loaded is reported before anything else begins."""
@@ -109,8 +109,8 @@ class FunctionReward(ChildProcess):
                     f"over {MOST_FAILED:.0%}; the first ({first}):\n{reason}"
                 )
         if whole is not None and not reasons:
-            said = "reward %s failed on %d responses together, but on none alone: %s"
-            log.warning(said, self._label, len(samples), whole.reason.splitlines()[-1])
+            together = "reward %s failed on %d responses together, but on none alone: %s"
+            log.warning(together, self._label, len(samples), whole.reason.splitlines()[-1])
         return rewards
 
     def _values(self, samples: Sequence[Sample], step: int) -> Sequence[float | None] | Failure:
@@ -166,7 +166,7 @@ class Rewards:
         ]
 
     def _hint(self, samples: Sequence[Sample], found: Mapping[str, Sequence[float | Failure | None]]) -> None:
-        """Say once of a reward that is 0 for a whole step what in the texts may be the cause."""
+        """Name, once per reward, what in the texts may be the cause of 0 for a whole step."""
         skipped = ", ".join(sorted({repr(token) for sample in samples for token in sample.skipped}))
         for label in sorted(found.keys() - self._hinted):
             if any(value != 0 for value in found[label]):

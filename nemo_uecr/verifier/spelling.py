@@ -1,4 +1,4 @@
-r"""One spelling of an answer: LaTeX in the place of other signs, nothing that only looks, plain digits for numbers."""
+r"""One spelling of an answer: LaTeX for typed signs, plain digits for numbers, and no layout."""
 
 # ruff: noqa: RUF001 - the signs that look alike are what this file is about
 
@@ -12,7 +12,7 @@ import unicodedata
 TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|.", re.DOTALL)
 _FONT = r"\\(?:text|mbox|mathrm|textrm|textbf|mathbf|textit|mathit|operatorname)\s*\{"
 TEXT = re.compile(rf"{_FONT}([^{{}}]*)\}}")
-#: What stands in braces, three deep.
+#: A group in braces, three deep.
 GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 #: Letters that a font makes units: ``5\mathrm{m}``.
 UNIT_LETTERS = frozenset("mgshdlLNJWVCF")
@@ -114,7 +114,7 @@ def _within_delimiters(text: str) -> str:
 
 
 def _typed(text: str) -> str:
-    """What is outside text commands, without typed signs; a radical sign takes the whole number behind it."""
+    """A part outside text commands, with LaTeX for typed signs; a radical sign covers the whole number after it."""
     text = _RADICAND.sub(r"\\sqrt{\1\2}", text)
     text = _SCRIPT.sub(lambda m: f"{'^' if m['raised'] else '_'}{{{unicodedata.normalize('NFKC', m[0])}}}", text)
     return text.translate(_TYPED_SIGN)
@@ -191,7 +191,7 @@ def tokens_of(text: str) -> list[str]:
 
 
 def top_level(text: str, *separators: str) -> list[str]:
-    """The text cut at the separators that stand within no bracket and no environment."""
+    """The text split at separators outside all brackets and environments."""
     parts, depth = [""], 0
     for token in tokens_of(text):
         depth += (token in OPENING or token.startswith(r"\begin{")) - (token in CLOSING or token.startswith(r"\end{"))
@@ -214,7 +214,7 @@ def closes_at_end(text: str) -> bool:
 
 
 def is_relation(text: str) -> bool:
-    """Whether a sign that compares stands within no bracket."""
+    """Whether there is a sign of comparison outside brackets."""
     return len(top_level(text, *_COMPARING)) > 1
 
 

@@ -104,7 +104,7 @@ def _unbracketed(text: str) -> str:
 
 
 def _other_structure(answer: str, reference: str) -> bool:
-    """Whether the answer is written otherwise than its reference answer."""
+    """Whether the answer has another structure than its reference."""
     names = [_NAME_OF_POINTS.findall(TEXT.sub(r"\1", text)) for text in (answer, reference)]
     names = [sorted(name for name in found if name.lower() not in _UNIT_NAMES) for found in names]
     return (
@@ -117,7 +117,7 @@ def _other_structure(answer: str, reference: str) -> bool:
 
 
 def _strange_words(answer: str, reference: str) -> bool:
-    """Whether the answer has words that are no unit and not in the reference, or signs that a text command hides."""
+    """Whether the answer has words that are neither units nor in the reference, or signs hidden in a text command."""
     known = {word.lower() for word in _WORD.findall(reference)} | _UNIT_WORDS
     contents = [content.strip() for content in TEXT.findall(answer)]
     hidden = any(text and not _WORD.search(text) for text in contents)
@@ -147,7 +147,7 @@ _SPELLINGS = (
     "rupee", "percent", "hz", "n", "j", "w", "v",
 )  # fmt: skip
 _UNIT_NAMES = {spelling: names.split()[0] for names in _SPELLINGS for spelling in names.split()}
-#: Words for what was counted, which say nothing of the amount.
+#: Words for what was counted; they do not change the amount.
 _COUNTED = """unit way people person student child children boy girl man men woman women ball coin card point side edge
     vertex vertices face triangle rectangle circle digit integer number value solution root pair set step turn round
     game match team player page book pen pencil apple orange egg cookie cake pizza slice cup bottle box bag car bus
@@ -162,7 +162,7 @@ _UNIT = re.compile(
     r"(?:(?P<slash>/)\s*)?\\(?:text|mbox|mathrm|textrm)\s*\{(?P<text>[^{}]*)\}"
     r"\s*(?:\^\s*(?:(?P<digit>\d)|\{\s*(?P<power>[+-]?\d+)\s*\}))?"
 )
-#: Words behind a number, perhaps with powers and strokes: `5 square feet`, `5 km/h`.
+#: Words after a number, perhaps with powers and slashes: `5 square feet`, `5 km/h`.
 _BARE_UNIT = re.compile(
     r"(?<=[\d})])(?:\s|\\,)*([A-Za-z]+(?:(?:\s?\^\s?\{?[23]\}?)?(?:\s?/\s?|\s+)[A-Za-z]+)*)(?=(?:\s?\^\s?\{?\d\}?)?\s*$)"
 )
@@ -203,7 +203,7 @@ def _other_unit(given: str, expected: str) -> bool:
 
 
 def _units(text: str) -> dict[str, int]:
-    """Every unit with its power, negative behind a stroke or "per"."""
+    """Every unit with its power, negative after a slash or "per"."""
     for pattern, unit in _SIGNS:
         text = pattern.sub(unit, text)
     units: Counter[str] = Counter()
@@ -327,7 +327,7 @@ def _other_relation(ours: Any, theirs: Any) -> bool:
 def parsed(text: str) -> Any:
     r"""The sympy value of a whole box; None where it cannot be read.
 
-    As math-verify's `parse` reads it, but for two things that it gives no setting for: a value behind another
+    Like math-verify's `parse`, but for two things for which it has no setting: a value after another
     multiplies it (``3(7)`` is no mixed number 10), and letters keep their case.
     """
     from latex2sympy2_extended import NormalizationConfig, normalize_latex
@@ -346,7 +346,7 @@ def parsed(text: str) -> Any:
 
 @functools.cache
 def _reader() -> Any:
-    """latex2sympy's reader, without its rule that adds a whole number to the rational behind it."""
+    """latex2sympy's reader, without its rule that adds a whole number to the rational after it."""
     import sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,73 +96,6 @@ def test_verdicts_are_not_written_over(prepared: Path) -> None:
     with pytest.raises(DataError, match="verdicts that are not applied yet"):
         embedding.screen_by_embedding(prepared, model="m", hold_at=0.8)
     assert review.read_text(encoding="utf-8") == filled
-
-
-#: Killed before every write it makes to disk, and begun again; the process imports once and forks for every attempt.
-PROGRAM = """
-import os, shutil, signal, sys
-from pathlib import Path
-import torch
-from nemo_uecr.data import embedding
-from tests.data.test_embedding import CountingEncoder
-
-prepared = Path(sys.argv[1])
-torch.set_num_threads(1)
-embedding.SHARD_ROWS = 16
-embedding.load_encoder = lambda _: CountingEncoder(10**9)
-
-def attempt(folder, last):
-    child = os.fork()
-    if child:
-        return os.waitpid(child, 0)[1]
-    count = 0
-    def dying(real):
-        def call(*arguments):
-            nonlocal count
-            if count == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-            count += 1
-            return real(*arguments)
-        return call
-    try:
-        for name in ("fsync", "rename", "replace"):
-            setattr(os, name, dying(getattr(os, name)))
-        embedding.screen_by_embedding(folder, model="m", hold_at=0.9)
-        os._exit(0)
-    finally:
-        os._exit(1)
-
-def content(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-def copy(name):
-    return Path(shutil.copytree(prepared, prepared.with_name(name)))
-
-whole, last, status = copy("whole"), 0, signal.SIGKILL
-assert attempt(whole, -1) == 0
-while status:
-    folder = copy(f"killed-{last}")
-    status = attempt(folder, last)
-    assert status in (0, signal.SIGKILL), status
-    assert status == 0 or attempt(folder, -1) == 0, last
-    assert content(folder) == content(whole), last
-    last += 1
-print(last)
-"""
-
-
-@pytest.mark.slow
-def test_a_kill_before_any_write_changes_nothing(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[2]
-    rows = [*clean_rows(40), deepmath_row(PARAPHRASE)]
-    prepared = prepare_folder(write_jsonl(tmp_path / "s.jsonl", rows), tmp_path / "out", write_benchmark(tmp_path))
-    words = [sys.executable, "-c", PROGRAM, str(prepared)]
-    done = subprocess.run(words, cwd=root, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    # A shard is synced, renamed and its folder synced: 3 x 3. Then every file and folder, two renames, and the parent.
-    assert int(done.stdout) > 9 + 2 + 5
-    assert faults(tmp_path / "whole") == []
-    assert list(jsonl(tmp_path / "whole" / "screening/held.jsonl"))
 
 
 @pytest.mark.real

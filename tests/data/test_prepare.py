@@ -153,33 +153,16 @@ def test_a_prepared_folder_is_its_kept_rows_where_a_configuration_names_it(tmp_p
         training_file(folder, "data.train")
 
 
-def test_bad_sources_are_one_clear_line(tmp_path: Path) -> None:
-    rows = {"odd": [{"text": "x"}], "no difficulty": [{"question": "x", "answer": "1"}], "broken": clean_rows(1)}
-    files = {name: write_jsonl(tmp_path / f"{name}.jsonl", each) for name, each in rows.items()}
-    files["broken"].open("a").write("{\n")
-    for file in files.values():
-        with pytest.raises(DataError, match=str(file)):
-            prepare(settings(file), tmp_path / "out")
+def test_a_source_without_difficulties_and_a_folder_of_other_files_are_refused(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "no-difficulty.jsonl", [{"question": "x", "answer": "1"}])
+    with pytest.raises(DataError, match=str(file)):
+        prepare(settings(file), tmp_path / "out")
     assert not (tmp_path / "out").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work", encoding="utf-8")
     with pytest.raises(DataError, match="holds other files"):
         prepare(settings(write_jsonl(tmp_path / "ok.jsonl", clean_rows(2))), tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").exists()
-
-
-def test_parquet_shards_give_what_jsonl_gives(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    rows = clean_rows(30)
-    (tmp_path / "set/data").mkdir(parents=True)
-    for number in range(3):
-        table = pyarrow.Table.from_pylist(rows[10 * number : 10 * number + 10])
-        parquet.write_table(table, tmp_path / f"set/data/train-{number:05d}-of-00003.parquet")
-    left = prepare(settings(tmp_path / "set"), tmp_path / "left")
-    prepare(settings(write_jsonl(tmp_path / "s.jsonl", rows)), tmp_path / "right")
-    assert (tmp_path / "left" / KEPT).read_bytes() == (tmp_path / "right" / KEPT).read_bytes()
-    assert [file["name"][:11] for file in left["source"]["files"]] == ["train-00000", "train-00001", "train-00002"]
 
 
 # The review file as it comes back from a person's spreadsheet.

@@ -110,7 +110,7 @@ def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch
     for name, said in (("empty", r"no config\.json"), ("absent", "no such folder")):
         with pytest.raises(DataError, match=said):
             load_tokens(str(tmp_path / name))
-    with pytest.raises(DataError, match="not found locally or on the Hub"):
+    with pytest.raises(DataError, match="model 'absent/tiny' cannot be loaded"):
         load_tokens("absent/tiny")
 
 

@@ -33,7 +33,7 @@ from triton.runtime.errors import TritonError
 
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring import triton_kernels
-from nemo_uecr.scoring.dense import score_logits, token_logp
+from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.records import NonFiniteScoreError, StatisticsLayout
 from nemo_uecr.scoring.statistics import deferred_checks
 
@@ -103,7 +103,7 @@ def check_logits(errors: dict[str, float]) -> None:
                 logits, target = peaked(CHECKED_TOKENS, vocab, log_z)
                 logits = logits.to(dtype)
                 poison()
-                scores = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+                scores = token_scores(logits, target, temperatures=(1.0, 0.7), entropy=True)
                 worst = 0.0
                 for temperature in (1.0, 0.7):
                     logp, entropy = exact(logits, target, temperature)
@@ -121,14 +121,14 @@ def check_bits() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         rows = logits.to(dtype)
         odd = torch.cat([rows[:, :1], rows], 1)[:, 1:]  # rows that no vector load can read
-        scores = score_logits(rows, target, temperatures=(0.7, 1.0), entropy=True)
+        scores = token_scores(rows, target, temperatures=(0.7, 1.0), entropy=True)
         for temperature, expected in zip((0.7, 1.0), scores.logp, strict=True):
             for start, stop in ((0, 33), (0, 1), (5, 20)):
                 logp = token_logp(rows[start:stop], target[start:stop], temperature=temperature)
                 assert torch.equal(logp, expected[start:stop]), f"training and scoring differ in a bit: {dtype}"
             logp = token_logp(odd, target, temperature=temperature)
             assert torch.equal(logp, expected), f"odd strides differ in a bit: {dtype}"
-        alone = score_logits(rows, target, temperatures=(1.0,), entropy=True)
+        alone = token_scores(rows, target, temperatures=(1.0,), entropy=True)
         assert torch.equal(alone.at(1.0), scores.at(1.0)), f"a temperature alone differs in a bit: {dtype}"
         assert alone.entropy is not None
         assert scores.entropy is not None
@@ -165,11 +165,11 @@ def check_waits() -> dict[str, int]:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             if calls == 1:
-                score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+                token_scores(logits, target, temperatures=(1.0, 0.7), entropy=True)
             else:
                 with deferred_checks():
                     for _ in range(calls):
-                        score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+                        token_scores(logits, target, temperatures=(1.0, 0.7), entropy=True)
             torch.cuda.set_sync_debug_mode("default")
         return sum("synchroniz" in str(warning.message) for warning in seen)
 
@@ -186,13 +186,13 @@ def check_refusals() -> None:
             logits, target = peaked(3, VOCAB, 12.0)
             logits[1, column] = value
             try:
-                score_logits(logits, target, temperatures=(1.0,), entropy=True)
+                token_scores(logits, target, temperatures=(1.0,), entropy=True)
             except NonFiniteScoreError:
                 continue
             raise AssertionError(f"{value} at column {column} went unseen")
     logits, target = peaked(3, VOCAB, 12.0)
     try:
-        score_logits(logits, target + VOCAB, temperatures=(1.0,), entropy=True)
+        token_scores(logits, target + VOCAB, temperatures=(1.0,), entropy=True)
     except ScoreError:
         return
     raise AssertionError("a target outside the vocabulary went unseen")
@@ -273,7 +273,7 @@ def measure(found: dict[str, float], old: Any, *, sweep: bool) -> None:
             if old is not None:
                 record(f"old kernel {kind}", milliseconds(reduction(old, logits, target, layout)[0]), 1)
             call = milliseconds(
-                lambda b=logits, t=temperatures, e=entropy: score_logits(b, target, temperatures=t, entropy=e)
+                lambda b=logits, t=temperatures, e=entropy: token_scores(b, target, temperatures=t, entropy=e)
             )
             record(f"call {kind}", call, 1)
             for values in FORWARDS if sweep and (kind, name) in SWEPT else ():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.scoring.dense import score_logits, token_logp
+from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.records import MAX_ROW, TARGET_ROW, NonFiniteScoreError, StatisticsLayout
 from nemo_uecr.scoring.reduce import reduce_logits, triton_serves
 from nemo_uecr.scoring.statistics import _finish
@@ -45,7 +45,7 @@ def test_scores_against_float64(vocab: int) -> None:
         logits, target = peaked_logits(3, vocab, 15.0, seed=vocab)
         logits = behind(logits.to(dtype), 5)
         for temperatures, entropy in ASKED if vocab < TILE * 3 and dtype == torch.bfloat16 else ASKED[1:2]:
-            scores = score_logits(logits, target, temperatures=temperatures, entropy=entropy)
+            scores = token_scores(logits, target, temperatures=temperatures, entropy=entropy)
             for temperature in temperatures:
                 logp, _ = float64_scores(logits, target, temperature)
                 assert (scores.at(temperature) - logp).abs().max() <= 2e-6, (dtype, temperatures)
@@ -65,21 +65,21 @@ def test_a_bad_logit_is_refused_wherever_it_stands(value: float, temperatures: t
         spoilt = logits.clone()
         spoilt[1, column] = value
         with pytest.raises(NonFiniteScoreError, match="token 1"):
-            score_logits(spoilt, target, temperatures=temperatures, entropy=temperatures == (1.0,))
+            token_scores(spoilt, target, temperatures=temperatures, entropy=temperatures == (1.0,))
 
 
 def test_masked_rows_targets_and_targets_outside_are_refused() -> None:
     logits, target = peaked_logits(3, TILE + 9, 9.0, seed=13)
     logits[2] = -torch.inf
     with pytest.raises(NonFiniteScoreError, match="token 2"):
-        score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+        token_scores(logits, target, temperatures=(1.0, 0.7), entropy=True)
     logits[2] = 0.0
     logits[2, int(target[2])] = -torch.inf
     with pytest.raises(NonFiniteScoreError, match="token 2"):
-        score_logits(logits, target, temperatures=(0.7,), entropy=False)
+        token_scores(logits, target, temperatures=(0.7,), entropy=False)
     for outside in (-1, TILE + 9):
         with pytest.raises(ScoreError, match=f"token 1 of those scored is {outside}"):
-            score_logits(logits, torch.tensor([0, outside, 0]), temperatures=(1.0,), entropy=False)
+            token_scores(logits, torch.tensor([0, outside, 0]), temperatures=(1.0,), entropy=False)
 
 
 @pytest.mark.parametrize("masked", [-math.inf, torch.finfo(torch.float32).min, -3e4])
@@ -90,7 +90,7 @@ def test_masked_columns_weigh_what_they_should(masked: float, temperature: float
     logits[0, [TILE + 1, TILE + 2, 3 * TILE]] = torch.tensor([1.0, 0.0, 2.0])
     logits[1, :3] = torch.tensor([1.0, 0.0, 2.0])
     target = torch.tensor([3 * TILE, 0])
-    scores = score_logits(logits, target, temperatures=(temperature,), entropy=True)
+    scores = token_scores(logits, target, temperatures=(temperature,), entropy=True)
     logp, _ = float64_scores(logits, target, temperature)
     _, entropy = float64_scores(logits, target, 1.0)
     assert (scores.at(temperature) - logp).abs().max() <= 2e-6
@@ -99,7 +99,7 @@ def test_masked_columns_weigh_what_they_should(masked: float, temperature: float
 
 def test_a_row_of_the_lowest_number_is_uniform() -> None:
     logits = torch.full((1, TILE + 3), torch.finfo(torch.float32).min)
-    scores = score_logits(logits, torch.tensor([7]), temperatures=(1.0, 0.7), entropy=True)
+    scores = token_scores(logits, torch.tensor([7]), temperatures=(1.0, 0.7), entropy=True)
     assert (scores.logp + math.log(TILE + 3)).abs().max() <= 1e-6
 
 
@@ -151,7 +151,7 @@ def test_scores_from_statistics_are_those_of_plain_torch(asked: tuple[tuple[floa
 def test_the_mass_of_padding_columns() -> None:
     logits, target = peaked_logits(6, 1536, 9.0, seed=2)
     target %= 700
-    scores = score_logits(logits, target, temperatures=(0.7,), entropy=False, dropped=True, valid_vocab=700)
+    scores = token_scores(logits, target, temperatures=(0.7,), entropy=False, dropped=True, valid_vocab=700)
     assert (scores.dropped - logits.double().softmax(1)[:, 700:].sum(1)).abs().max() <= 1e-6
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.scoring.dense import SMALLEST_RUN, score_logits, token_logp, token_scores
+from nemo_uecr.scoring.dense import SMALLEST_RUN, token_logp, token_scores
 
 from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
 
@@ -20,17 +20,17 @@ MANY = (0.7, 0.3, 0.5, 0.9, 1.3, 2.0, 5.0)
 
 def test_the_other_temperatures_change_no_bit() -> None:
     logits, target = peaked_logits(5, 9001, 15.0, seed=1)
-    whole = score_logits(logits, target, temperatures=MANY, entropy=True)
+    whole = token_scores(logits, target, temperatures=MANY, entropy=True)
     for temperature in MANY:
         assert torch.equal(token_logp(logits, target, temperature=temperature), whole.at(temperature)), temperature
-    alone = score_logits(logits, target, temperatures=(), entropy=True)
+    alone = token_scores(logits, target, temperatures=(), entropy=True)
     assert torch.equal(alone.entropy, whole.entropy)
 
 
 @pytest.mark.parametrize("temperatures", [MANY, (*MANY, 5e-4, 80.0)], ids=["native", "beyond it"])
 def test_many_temperatures_are_all_right(temperatures: tuple[float, ...]) -> None:
     logits, target = peaked_logits(4, 500, 9.0, seed=2)
-    scores = score_logits(logits, target, temperatures=temperatures, entropy=True)
+    scores = token_scores(logits, target, temperatures=temperatures, entropy=True)
     for temperature in temperatures:
         logp, entropy = float64_scores(logits, target, temperature)
         assert (scores.at(temperature) - logp).abs().max() <= 2e-6 * max(1.0, float(logp.abs().max())), temperature
@@ -55,9 +55,9 @@ def views(logits: Tensor) -> dict[str, Tensor]:
 def test_strides_change_no_bit(tokens: int, vocab: int, dtype: torch.dtype) -> None:
     logits, target = peaked_logits(tokens, vocab, 15.0, seed=3)
     logits = logits.to(dtype)
-    whole = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+    whole = token_scores(logits, target, temperatures=(1.0, 0.7), entropy=True)
     for name, view in views(logits).items():
-        scores = score_logits(view, target, temperatures=(1.0, 0.7), entropy=True)
+        scores = token_scores(view, target, temperatures=(1.0, 0.7), entropy=True)
         assert torch.equal(scores.logp, whole.logp), name
         assert torch.equal(scores.entropy, whole.entropy), name
         assert torch.equal(token_logp(view, target, temperature=0.7), whole.at(0.7)), name
@@ -86,7 +86,7 @@ def test_a_slice_of_the_batch_equals_its_copy(
     whole[:, :3] = torch.nan  # a prompt is never read
     leaf, copied = whole.clone().requires_grad_(), view(whole).clone()
     chosen = copied[mask].requires_grad_()
-    expected = score_logits(chosen, tokens[mask], temperatures=(1.0, 0.7), entropy=True)
+    expected = token_scores(chosen, tokens[mask], temperatures=(1.0, 0.7), entropy=True)
     found = token_scores(view(leaf), tokens, mask, temperatures=(1.0, 0.7), entropy=True)
     assert torch.equal(found.logp[:, mask], expected.logp)
     assert torch.equal(found.entropy[mask], expected.entropy)
@@ -108,7 +108,7 @@ def test_the_number_of_threads_and_the_rows_beside_change_no_bit(vocab: int) -> 
         found = []
         for threads in (1, 2, 8):
             torch.set_num_threads(threads)
-            scores = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+            scores = token_scores(logits, target, temperatures=(1.0, 0.7), entropy=True)
             for temperature in (1.0, 0.7):
                 for rows in (slice(0, 1), slice(1, None)):
                     alone = token_logp(logits[rows], target[rows], temperature=temperature)
@@ -123,10 +123,10 @@ def test_the_number_of_threads_and_the_rows_beside_change_no_bit(vocab: int) -> 
 def test_the_default_dtype_changes_no_bit() -> None:
     """Loaders of models set another default for a while."""
     logits, target = peaked_logits(5, 9001, 9.0, seed=5)
-    expected = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+    expected = token_scores(logits, target, temperatures=(1.0, 0.7), entropy=True)
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+        found = token_scores(logits, target, temperatures=(1.0, 0.7), entropy=True)
     finally:
         torch.set_default_dtype(torch.float32)
     assert found.logp.dtype == torch.float32

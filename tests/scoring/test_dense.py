@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.scoring.dense import score_logits, token_logp
+from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.records import NonFiniteScoreError
 from nemo_uecr.scoring.statistics import deferred_checks
 
@@ -24,7 +24,7 @@ def test_hand_values() -> None:
     # H = (1/8) ln 8 + (1/4) ln 4 + (5/8) ln 1.6 = 0.2599302 + 0.3465736 + 0.2937523 = 0.9002561.
     # At T = 1/2 the weights are squared, 1, 4, 25: ln(4/30) = -2.0149030.
     logits = torch.tensor([[0.0, math.log(2.0), math.log(5.0)]])
-    scores = score_logits(logits, torch.tensor([1]), temperatures=(0.5, 1.0), entropy=True)
+    scores = token_scores(logits, torch.tensor([1]), temperatures=(0.5, 1.0), entropy=True)
     torch.testing.assert_close(scores.logp, torch.tensor([[-2.0149030], [-1.3862944]]), rtol=0, atol=2e-7)
     torch.testing.assert_close(scores.entropy, torch.tensor([0.9002561]), rtol=0, atol=2e-7)
 
@@ -45,7 +45,7 @@ def test_hand_values() -> None:
 def test_error_against_float64(vocab: int, dtype: torch.dtype, log_z: float) -> None:
     logits, target = peaked_logits(6, vocab, log_z, seed=3)
     logits = logits.to(dtype)
-    scores = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
+    scores = token_scores(logits, target, temperatures=(1.0, 0.7), entropy=True)
     for temperature in (1.0, 0.7):
         logp, entropy = float64_scores(logits, target, temperature)
         assert (scores.at(temperature) - logp).abs().max() <= ERROR_BOUND
@@ -59,8 +59,8 @@ def test_error_against_float64(vocab: int, dtype: torch.dtype, log_z: float) -> 
 def test_padding_columns_change_no_bit(filler: float) -> None:
     logits, target = peaked_logits(9, 1000, 12.0, seed=5)
     padded = torch.cat([logits, torch.full((9, 24), filler)], 1)
-    plain = score_logits(logits, target, temperatures=(1.0, 0.7), entropy=True)
-    masked = score_logits(padded, target, temperatures=(1.0, 0.7), entropy=True, valid_vocab=1000)
+    plain = token_scores(logits, target, temperatures=(1.0, 0.7), entropy=True)
+    masked = token_scores(padded, target, temperatures=(1.0, 0.7), entropy=True, valid_vocab=1000)
     assert torch.equal(plain.logp, masked.logp)
     assert torch.equal(plain.entropy, masked.entropy)
 
@@ -89,9 +89,9 @@ def test_gradient_against_float64(tokens: int, vocab: int, temperature: float) -
 
 def test_temperatures_come_back_in_the_order_asked() -> None:
     logits, target = peaked_logits(4, 50, 9.0, seed=10)
-    scores = score_logits(logits, target, temperatures=(0.7, 1.0, 0.7), entropy=False)
+    scores = token_scores(logits, target, temperatures=(0.7, 1.0, 0.7), entropy=False)
     assert torch.equal(*scores.logp[::2])
-    assert torch.equal(scores.at(1.0), score_logits(logits, target, temperatures=(1.0,), entropy=True).at(1.0))
+    assert torch.equal(scores.at(1.0), token_scores(logits, target, temperatures=(1.0,), entropy=True).at(1.0))
 
 
 @pytest.mark.usefixtures("reduction")
@@ -103,7 +103,7 @@ def test_masked_columns_weigh_nothing_at_any_temperature(temperature: float, mas
     logits = torch.full((3, 150_004), masked)
     logits[:, [0, 70_000, 149_000, 150_003]] = torch.tensor([1.0, 0.0, -1.0, 2.0])
     target = torch.tensor([0, 70_000, 150_003])
-    scores = score_logits(logits, target, temperatures=(temperature,), entropy=True)
+    scores = token_scores(logits, target, temperatures=(temperature,), entropy=True)
     logp, _ = float64_scores(logits, target, temperature)
     _, entropy = float64_scores(logits, target, 1.0)
     assert (scores.at(temperature) - logp).abs().max() <= 1e-6
@@ -120,7 +120,7 @@ def test_any_four_logits(rows: list[list[float]], temperature: float) -> None:
     logits = torch.tensor(rows)
     for column in range(4):
         target = torch.full((len(rows),), column)
-        scores = score_logits(logits, target, temperatures=(temperature,), entropy=True)
+        scores = token_scores(logits, target, temperatures=(temperature,), entropy=True)
         logp, _ = float64_scores(logits, target, temperature)
         _, entropy = float64_scores(logits, target, 1.0)
         assert (scores.at(temperature) - logp).abs().max() <= 1e-6 * max(1.0, float(logp.abs().max()))
@@ -134,9 +134,9 @@ def test_non_finite_logit_is_refused_wherever_it_stands(value: float) -> None:
         logits, target = peaked_logits(4, 10_000, 9.0, seed=12)
         logits[2, column] = value
         with pytest.raises(NonFiniteScoreError, match="token 2"):
-            score_logits(logits, target, temperatures=(1.0,), entropy=True)
+            token_scores(logits, target, temperatures=(1.0,), entropy=True)
         with pytest.raises(NonFiniteScoreError, match="token 2"):
-            score_logits(logits, target, temperatures=(0.7,), entropy=False)
+            token_scores(logits, target, temperatures=(0.7,), entropy=False)
 
 
 @pytest.mark.usefixtures("reduction")
@@ -144,10 +144,10 @@ def test_rows_and_targets_of_probability_zero_are_refused() -> None:
     logits = torch.zeros(9000, 4)
     logits[8500] = -math.inf  # the message counts tokens over chunks
     with pytest.raises(NonFiniteScoreError, match="token 8500"):
-        score_logits(logits, torch.zeros(9000).long(), temperatures=(1.0,), entropy=True)
+        token_scores(logits, torch.zeros(9000).long(), temperatures=(1.0,), entropy=True)
     logits[8500, :3] = 0.0
     with pytest.raises(NonFiniteScoreError, match="token 8500"):
-        score_logits(logits, torch.full((9000,), 3), temperatures=(1.0,), entropy=True)
+        token_scores(logits, torch.full((9000,), 3), temperatures=(1.0,), entropy=True)
 
 
 @pytest.mark.parametrize("target", [-1, 4])
@@ -155,7 +155,7 @@ def test_target_outside_the_vocabulary(target: int) -> None:
     logits = torch.zeros(2, 6)
     targets = torch.tensor([1, target])
     with pytest.raises(ScoreError, match=f"token 1 of those scored is {target}, .* of 4 columns"):
-        score_logits(logits, targets, temperatures=(1.0,), entropy=True, valid_vocab=4)
+        token_scores(logits, targets, temperatures=(1.0,), entropy=True, valid_vocab=4)
     with pytest.raises(ScoreError, match="of 4 columns"):
         token_logp(logits[:, :4], targets, temperature=1.0)
 
@@ -164,7 +164,7 @@ def scored_together(*calls: tuple[Tensor, Tensor], then: Exception | None = None
     reached = 0
     with deferred_checks():
         for logits, target in calls:
-            score_logits(logits, target, temperatures=(1.0,), entropy=False)
+            token_scores(logits, target, temperatures=(1.0,), entropy=False)
             token_logp(logits, target, temperature=0.7)
             reached += 1
         if then is not None:
@@ -182,20 +182,20 @@ def test_deferred_checks_raise_the_error_of_the_first_bad_one() -> None:
     with pytest.raises(KeyError):  # an error within is not covered up
         scored_together((bad, target), then=KeyError())
     with pytest.raises(NonFiniteScoreError):  # and afterwards each call is checked again
-        score_logits(bad, target, temperatures=(1.0,), entropy=False)
+        token_scores(bad, target, temperatures=(1.0,), entropy=False)
 
 
 def test_kept_nan_is_that_of_the_bad_token_alone() -> None:
     """Also of the entropy and the dropped mass; an id outside the vocabulary is still refused."""
     logits, target = torch.randn(3, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 3])
     asked = {"temperatures": (0.7, 1.0), "entropy": True, "dropped": True, "valid_vocab": 4}
-    clean = score_logits(logits, target, **asked)
+    clean = token_scores(logits, target, **asked)
     logits[1, 0] = math.nan
-    found = score_logits(logits, target, **asked, keep_nan=True)
+    found = token_scores(logits, target, **asked, keep_nan=True)
     for kept, expected in ((found.logp, clean.logp), (found.entropy, clean.entropy), (found.dropped, clean.dropped)):
         assert kept is not None
         assert expected is not None
         assert bool(kept[..., 1].isnan().all())
         assert torch.equal(kept[..., ::2], expected[..., ::2])
     with pytest.raises(ScoreError, match="token 2 of those scored is 4"):
-        score_logits(logits, torch.tensor([1, 2, 4]), **asked, keep_nan=True)
+        token_scores(logits, torch.tensor([1, 2, 4]), **asked, keep_nan=True)

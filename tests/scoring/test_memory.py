@@ -18,7 +18,7 @@ START = """
 import ctypes, sys, torch
 import torch.distributed as dist
 from benchmarks.measure import MEBI, peak_resident, reset_peak
-from nemo_uecr.scoring.dense import score_logits, token_logp, token_scores
+from nemo_uecr.scoring.dense import token_scores, token_logp
 from nemo_uecr.scoring.records import VocabShard
 
 def mark():
@@ -42,9 +42,9 @@ if len(sys.argv) > 3:
     dist.init_process_group("gloo", init_method="file://" + sys.argv[4], rank=rank, world_size=2)
     options["shard"] = VocabShard(rank * columns, None)
     gathered = 2 * 20 * tokens
-score_logits(logits[:2], torch.zeros(2, dtype=torch.long), **options)
+token_scores(logits[:2], torch.zeros(2, dtype=torch.long), **options)
 before = mark()
-scores = score_logits(logits, target, **options)
+scores = token_scores(logits, target, **options)
 outputs = scores.logp.nbytes + scores.entropy.nbytes
 print((peak_resident() - before - outputs - gathered) / MEBI)
 if gathered:

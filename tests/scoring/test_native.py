@@ -68,7 +68,7 @@ def library_in(environment: dict[str, str]) -> str:
     code = (
         "import torch; from nemo_uecr.scoring import native, dense;"
         "print(native.kernel() is not None);"
-        "print(float(dense.score_logits(torch.zeros(1, 4), torch.tensor([1]), temperatures=(1.0,),"
+        "print(float(dense.token_scores(torch.zeros(1, 4), torch.tensor([1]), temperatures=(1.0,),"
         " entropy=True).entropy))"
     )
     root = str(Path(native.__file__).parents[2])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.measure import collectives_begun
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.scoring.dense import score_logits, token_logp, token_scores
+from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.records import VocabShard
 from nemo_uecr.scoring.statistics import STAGED_BYTES, _exchange
 
@@ -30,7 +30,7 @@ def score_shard(
     rank: int, size: int, logits: Tensor, target: Tensor, widths: list[int], options: dict[str, Any]
 ) -> Any:
     own, shard = cut(logits, widths, rank)
-    scores = score_logits(own, target, shard=shard, **options)
+    scores = token_scores(own, target, shard=shard, **options)
     return scores.logp, scores.entropy, *(() if scores.dropped is None else (scores.dropped,))
 
 
@@ -79,18 +79,18 @@ def test_the_mass_of_padding_columns_is_gathered_with_the_rest(on_ranks: OnRanks
     for logp, _, dropped in on_ranks(3, score_shard, logits, target, [512, 512, 512], asked):
         assert (dropped - expected).abs().max() <= 1e-6
         assert (logp[0] - cut_off).abs().max() <= 5e-6
-    whole = score_logits(logits, target, **asked)
+    whole = token_scores(logits, target, **asked)
     assert whole.dropped is not None
     assert (whole.dropped - expected).abs().max() <= 1e-6
-    assert torch.equal(whole.logp, score_logits(logits, target, valid_vocab=700, **BOTH).logp)
-    unpadded = score_logits(logits, target, temperatures=(0.7,), entropy=False, dropped=True).dropped
+    assert torch.equal(whole.logp, token_scores(logits, target, valid_vocab=700, **BOTH).logp)
+    unpadded = token_scores(logits, target, temperatures=(0.7,), entropy=False, dropped=True).dropped
     assert torch.equal(unpadded, torch.zeros(6))
 
 
 def test_shard_of_minus_infinity_adds_exactly_nothing(on_ranks: OnRanks) -> None:
     logits, target = peaked_logits(6, 700, 9.0, seed=2)
     masked = torch.cat([logits, torch.full((6, 700), -torch.inf)], 1)
-    whole = score_logits(logits, target, **BOTH)
+    whole = token_scores(logits, target, **BOTH)
     for result in on_ranks(2, score_shard, masked, target, [700, 700], BOTH):
         assert torch.equal(result[0], whole.logp)
         assert torch.equal(result[1], whole.entropy)
@@ -101,7 +101,7 @@ def counted(rank: int, size: int, logits: Tensor, target: Tensor) -> list[int]:
     own, shard = cut(logits, [500, 500], rank)
     leaf = own.clone().requires_grad_()
     counts = [collectives_begun()]
-    score_logits(own, target, shard=shard, **BOTH)
+    token_scores(own, target, shard=shard, **BOTH)
     counts.append(collectives_begun())
     logp = token_logp(leaf, target, temperature=0.7, shard=shard)
     counts.append(collectives_begun())
@@ -159,9 +159,9 @@ def bad_values(rank: int, size: int, logits: Tensor, target: Tensor) -> list[str
     spoilt[3, 7] = torch.nan if rank == 1 else spoilt[3, 7]
     options: dict[str, Any] = {"temperatures": (1.0,), "entropy": True, "shard": shard}
     return [
-        message_of(lambda: score_logits(own, target * 0 + 95, valid_vocab=90, **options)),
-        message_of(lambda: score_logits(spoilt, target, **options)),
-        message_of(lambda: score_logits(own, target, **options)),
+        message_of(lambda: token_scores(own, target * 0 + 95, valid_vocab=90, **options)),
+        message_of(lambda: token_scores(spoilt, target, **options)),
+        message_of(lambda: token_scores(own, target, **options)),
     ]
 
 
@@ -177,14 +177,14 @@ def subgroup(rank: int, size: int, logits: Tensor, target: Tensor) -> Any:
     groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     own, shard = cut(logits, [500, 500], rank % 2)
     shard = VocabShard(shard.first_column, groups[rank // 2])
-    return score_logits(own, target + rank // 2, temperatures=(1.0,), entropy=True, shard=shard).logp
+    return token_scores(own, target + rank // 2, temperatures=(1.0,), entropy=True, shard=shard).logp
 
 
 def test_groups_side_by_side(on_ranks: OnRanks) -> None:
     logits, target = peaked_logits(10, 1000, 9.0, seed=6)
     target = target.clamp(max=998)
     for rank, found in enumerate(on_ranks(4, subgroup, logits, target)):
-        expected = score_logits(logits, target + rank // 2, temperatures=(1.0,), entropy=False)
+        expected = token_scores(logits, target + rank // 2, temperatures=(1.0,), entropy=False)
         assert (found - expected.logp).abs().max() <= 2e-6
 
 
