@@ -4,47 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from nemo_uecr.evaluation.samples import Sample
 from nemo_uecr.report.outcomes import differences, headline, outcome_of, verdicts
 from nemo_uecr.report.page import render_page
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run, read_runs
-
-RunMaker = Callable[..., Path]
+from tests.report.conftest import RunMaker, write_evaluations
 
 
 def plain(html: str) -> str:
     return " ".join(re.sub(r"<[^>]*>", " ", html).split())
-
-
-def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *, samples: int) -> None:
-    """Replace a run's evaluations: step -> set -> share of right samples of each problem."""
-    lines = []
-    for step, sets in shares.items():
-        means = {name: sum(values) / len(values) for name, values in sets.items()}
-        average = sum(means.values()) / len(means)
-        entries = {
-            name: {"avg": mean, "low": mean, "high": mean, "problems": len(sets[name]), "pass": 1.0}
-            for name, mean in means.items()
-        }
-        averages = {"avg": average, "low": average - 0.01, "high": average + 0.01}
-        record = {"step": step, "samples": samples, "sets": entries, "average": averages, "seconds": 1.0}
-        lines.append(json.dumps(record))
-        rows = [
-            asdict(
-                Sample(name, str(p), k, "q", "a", "r", None, "correct" if k < share * samples else "wrong", 3, False)
-            )
-            for name, values in sets.items()
-            for p, share in enumerate(values)
-            for k in range(samples)
-        ]
-        (folder / "evaluations" / f"step-{step:06d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "evaluation.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def test_the_change_is_that_of_a_paired_comparison(make_run: RunMaker) -> None:

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,8 +16,8 @@ import pytest
 
 from nemo_uecr.report.page import render_page, write_report
 from nemo_uecr.telemetry.run_folder import read_runs
+from tests.report.conftest import RunMaker
 
-RunMaker = Callable[..., Path]
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 HOSTILE = "</script><img src=x onerror=alert(1)><!--"
 CHROMIUM = os.environ.get("NEMO_UECR_CHROMIUM") or shutil.which("chromium")
