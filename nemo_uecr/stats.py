@@ -233,7 +233,7 @@ def percentile_interval(replicates_S: Array) -> dict[str, Array]:
     empty = ~np.isfinite(replicates_S).any(axis=0)
     some = np.where(empty, 0.0, replicates_S)  # keeps an all-NaN column from warning
     low, high = np.nanquantile(some, QUANTILES, axis=0)
-    return {"low": np.where(empty, np.nan, low), "high": np.where(empty, np.nan, high)}
+    return {"low": np.where(empty, np.nan, low)[()], "high": np.where(empty, np.nan, high)[()]}
 
 
 def cluster_totals(value_N: Array, cluster_N: Array, clusters: int) -> Array:

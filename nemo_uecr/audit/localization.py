@@ -51,8 +51,8 @@ def localization_audit(
 
     ``D_i = mean of w over tokens of invalid steps - mean of w over tokens of valid steps``
 
-    ``scores`` has groups of eight responses by the policy at ``checkpoint``, and ``tokenizer`` is that policy's. Each
-    of the ``shuffles`` permutes the teacher's entropies within every response.
+    ``scores`` has groups of eight responses by the policy at ``checkpoint``; ``tokenizer`` is that policy's. Each of
+    the ``shuffles`` permutes the teacher's entropies within every response.
 
     References:
         eq:ecr-localization-gap, fig:ecr-token-localization, app:ecr-localization.

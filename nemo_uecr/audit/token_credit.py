@@ -29,9 +29,9 @@ BINS = 40
 NOTE = (
     "Tokens in strata of the teacher's entropy (tied quantiles are merged). (a) the teacher's probability of the "
     "sampled token and how often it is the teacher's first choice, lines token-weighted and points response-balanced; "
-    "neither measures the correctness of a token. (b) distribution over strata of the tokens with the largest "
-    "absolute gap to the policy, and of all tokens. (c) mean token weight of a response without the projection; with "
-    "it the mean is 1. Intervals: 95% bootstrap over problems."
+    "neither measures correctness. (b) distribution over strata of the tokens with the largest absolute gap to the "
+    "policy, and of all tokens. (c) mean token weight of a response without the projection; with it the mean is 1. "
+    "Intervals: 95% bootstrap over problems."
 )
 COLUMNS = ("quantity", "token-weighted", "response-balanced")
 

@@ -21,7 +21,7 @@ from nemo_uecr.errors import InvariantError, UecrError, require_extra
 if TYPE_CHECKING:
     from nemo_uecr.config.load import Loaded
     from nemo_uecr.stopping import StopRequest
-    from nemo_uecr.study.grid import Cell
+    from nemo_uecr.study.grid import GridCell
 
 logger = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def study(
                 say(f"summary: {run_study(loaded, work, stop=stop, report=logger.info)}")
 
 
-def train_cell(config: str, cell: Cell) -> str | None:
+def train_cell(config: str, cell: GridCell) -> str | None:
     """Train one cell, continuing it where it was begun; returns the error that a user should read, or None."""
     from nemo_uecr.stopping import listening
 

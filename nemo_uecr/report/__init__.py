@@ -1,3 +1,3 @@
-"""One self-contained HTML page about one run, or several side by side."""
+"""A self-contained HTML page about one or several runs."""
 
 from __future__ import annotations

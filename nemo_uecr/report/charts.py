@@ -1,6 +1,6 @@
-"""Small charts as SVG, drawn by `assets/chart.svg.jinja`.
+"""Small SVG charts, drawn by `assets/chart.svg.jinja`.
 
-They stand without a script, follow the page's colours in light and dark, and tell the script where their values lie.
+They need no script and follow the page's light and dark colours; `reading` gives their data to the page's script.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nemo_uecr.report.markup import MINUS, number, templates
 #: Size of a chart's drawing, and the margins that its numbers need.
 WIDTH, HEIGHT = 380, 196
 LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 26
-#: Points drawn of one line in a large and in a small chart; a chart of more than three lines has fewer of each.
+#: Points per line in a large and in a small chart, and the fewest in a chart of more than three lines.
 LARGE, SMALL, FEWEST = 400, 120, 40
-#: Values that differ by less, relatively, are drawn as a flat line.
+#: Smaller relative differences are drawn as a flat line.
 FLAT = 1e-6
-#: From this many points on, a centred mean is drawn over the raw line; from `CROWDED` on, that line is fainter still.
+#: From this many points on, a centred mean is drawn over the raw line; from `CROWDED` on, the raw line is fainter.
 SMOOTH_FROM, CROWDED = 20, 200
 
 
@@ -29,8 +29,8 @@ SMOOTH_FROM, CROWDED = 20, 200
 class Series:
     """One line: values by step, and optionally an interval or a band about them."""
 
-    label: str  # the run, or the quantity in a chart about one run
-    colour: int  # index of the page's colour; in a stacked chart the style of the area
+    label: str  # the run, or the quantity in a chart of one run
+    colour: int  # index into the page's colours
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] | None = None
@@ -39,29 +39,29 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: what it shows and how."""
+    """One chart."""
 
-    name: str  # on the page
+    name: str  # unique on the page
     title: str
     unit: str
     series: tuple[Series, ...]  # in the order of drawing
     points: bool = False  # markers with interval whiskers instead of a dense line with a band
     percent: bool = False  # values are shares
-    zero: bool = False  # draw the zero line and keep it in view
-    #: Styles of stacked areas on an axis from 0 to 1, bottom to top; further lines are for the script alone.
+    zero: bool = False  # draw the zero line
+    #: Styles of stacked areas on an axis from 0 to 1, bottom to top; only the script reads further lines.
     stacked: tuple[str, ...] = ()
     runs: bool = False  # the lines are runs, which the page's legend can hide
-    most: int = LARGE  # points drawn of a line when there are few lines
+    most: int = LARGE  # points per line in a chart of few lines
 
     @property
     def limit(self) -> int:
-        """Points that each line may have on the page."""
+        """Points per line."""
         return max(FEWEST, min(self.most, 3 * self.most // max(1, len(self.series))))
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Maps steps and values to the drawing; the value axis runs from its first mark to its last."""
+    """Maps steps and values to the drawing; the value axis spans its marks."""
 
     x_low: float
     x_high: float
@@ -70,16 +70,16 @@ class Axes:
 
     @property
     def x_marks(self) -> list[float]:
-        """The whole steps that have a mark."""
+        """Marks of the step axis, all integers."""
         marks = ticks(self.x_low, self.x_high, 5)
         return [mark for mark in marks if self.x_low <= mark <= self.x_high and mark == int(mark)]
 
     def x(self, step: float) -> float:
-        """Horizontal place of a step."""
+        """Horizontal position of a step."""
         return round(LEFT + (step - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT), 1)
 
     def y(self, value: float) -> float:
-        """Vertical place of a value."""
+        """Vertical position of a value."""
         low, high = self.y_marks[0], self.y_marks[-1]
         return round(TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM), 1)
 
@@ -93,7 +93,7 @@ class Axes:
         return " ".join(f"{self.x(step)},{self.y(value)}" for step, value in corners)
 
     def label(self, mark: float) -> str:
-        """A mark of the value axis with as many decimals as it and its neighbours need to differ."""
+        """A mark of the value axis, with enough decimals to distinguish it from its neighbours."""
         scale, unit = (100, " %") if self.percent else (1, "")
         mark, step = scale * mark, scale * (self.y_marks[1] - self.y_marks[0])
         if max(abs(mark), step) >= 1e6 or step < 1e-5:
@@ -103,7 +103,7 @@ class Axes:
 
 
 def axes_of(panel: Panel) -> Axes:
-    """Axes that hold every point, interval and band, with round numbers at the ends of the value axis."""
+    """Axes that include every point and interval; the value axis ends at round numbers."""
     steps = [step for line in panel.series for step in line.x]
     x_low, x_high = min(steps), max(steps)
     x_high = max(x_high, x_low + 1)
@@ -121,7 +121,7 @@ def axes_of(panel: Panel) -> Axes:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """About ``count`` round numbers that cover [low, high], the outer ones on or beyond the ends."""
+    """About ``count`` equidistant round numbers whose range includes [low, high]."""
     raw = (high - low) / max(1, count - 1)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
@@ -136,14 +136,12 @@ def centred_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def smoothing_window(count: int) -> int:
-    """Odd window of the drawn mean for ``count`` points; 1 means none is drawn."""
+    """Odd window of the centred mean for ``count`` points; 1 means none."""
     return 1 if count < SMOOTH_FROM else 2 * max(2, count // 30) + 1
 
 
 def thinned(line: Series, limit: int) -> Series:
-    """The line with at most about ``limit`` points: of each bucket the first, lowest, highest and last, so that no
-    spike disappears.
-    """
+    """The line with at most ``limit`` points: the first, lowest, highest and last of each bucket, to keep spikes."""
     count = len(line.x)
     if count <= limit:
         return line
@@ -181,7 +179,7 @@ def _areas(panel: Panel) -> Iterator[tuple[str, Series, list[float], list[float]
 
 
 def _smoothed(line: Series, panel: Panel) -> tuple[Series, Series | None, str]:
-    """A line as it is drawn, the centred mean over it where it is long, and its style then."""
+    """The thinned line, the centred mean of a long one, and the thinned line's style."""
     drawn, window = thinned(line, panel.limit), smoothing_window(len(line.x))
     if panel.points or window == 1:
         return drawn, None, ""
@@ -191,7 +189,7 @@ def _smoothed(line: Series, panel: Panel) -> tuple[Series, Series | None, str]:
 
 
 def reading(panel: Panel) -> dict[str, Any]:
-    """What the script needs to read values off the chart: the axes and the points of every line."""
+    """A chart's data for the page's script: the axes and the points of every line."""
     axes = axes_of(panel)
 
     def rounded(values: Sequence[float] | None) -> list[float] | None:

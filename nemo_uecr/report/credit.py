@@ -1,6 +1,6 @@
 """The credit map: every token of a few responses, before and after redistribution.
 
-Advantages are computed again from the saved batch by `nemo_uecr.core`, so the map shows what trained the policy.
+`nemo_uecr.core` recomputes the advantages from the saved batch, so the map shows what trained the policy.
 Shape legend: B = responses, T = tokens.
 """
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from nemo_uecr.core.methods import Advantages
     from nemo_uecr.core.record import ScoredBatch
 
-#: The texts of the responses of a saved batch, in their order.
+#: Texts of a saved batch's responses, in order.
 Texts = Sequence[Mapping[str, Any]]
 
-#: Responses shown of one batch, saved batches shown of one run, and tokens shown of one response.
+#: Limits: responses per batch, saved batches per run, and tokens per response.
 SHOWN_RESPONSES, SHOWN_STEPS, SHOWN_TOKENS = 24, 3, 800
-#: Tokens shown on the whole page: at about 80 bytes each, it stays below 3 MB.
+#: Tokens on the whole page; at about 80 bytes per token it stays below 3 MB.
 PAGE_TOKENS = 14_000
 DIGITS = 5
-#: A change of this size is the rounding of float32.
+#: Smaller changes are float32 rounding.
 ROUNDING = 1e-6
 
 
 def credit_data(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
-    """The maps of every run that saved a batch, for the page's script; None where none did."""
+    """The maps of every run with saved batches, for the page's script; None if there are none."""
     saved = [run for run in runs if run.batches]
     if not saved:
         return None
@@ -42,7 +42,7 @@ def credit_data(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
 
 
 def credit_maps(run: RunFolder, *, token_budget: int) -> list[dict[str, Any]]:
-    """The first, middle and last saved batch of a run, ready for the page; each with its share of the tokens."""
+    """The maps of a run's first, middle and last saved batch, each with an equal share of the tokens."""
     saved = run.batches
     if len(saved) > SHOWN_STEPS:
         saved = [saved[round(index * (len(saved) - 1) / (SHOWN_STEPS - 1))] for index in range(SHOWN_STEPS)]
@@ -50,7 +50,7 @@ def credit_maps(run: RunFolder, *, token_budget: int) -> list[dict[str, Any]]:
 
 
 def step_map(files: BatchFiles, *, token_budget: int) -> dict[str, Any]:
-    """One saved batch as the page's script reads it."""
+    """One saved batch for the page's script."""
     saved = load_batch(files.tensors)
     batch, method = scored_batch(saved, files.tensors), saved.configured(files.tensors)
     advantages = compute_again(saved, batch, files.tensors)
@@ -70,7 +70,7 @@ def step_map(files: BatchFiles, *, token_budget: int) -> dict[str, Any]:
 
 
 def chosen_rows(batch: ScoredBatch, texts: Texts, *, token_budget: int) -> list[int]:
-    """Whole groups: evenly mixed ones first, every third place for a degenerate one, within the limits."""
+    """Rows of whole groups within the limits: evenly mixed ones first, every third one degenerate."""
     groups: dict[int, list[int]] = {}
     for row, label in enumerate(batch.group_B.tolist()):
         groups.setdefault(label, []).append(row)
@@ -92,10 +92,10 @@ def chosen_rows(batch: ScoredBatch, texts: Texts, *, token_budget: int) -> list[
     return rows
 
 
-def response_map(batch: ScoredBatch, told: Mapping[str, Any], advantages: Advantages, row: int) -> dict[str, Any]:
-    """One response: its scalars, and a list a token quantity (None where the method has none).
+def response_map(batch: ScoredBatch, text: Mapping[str, Any], advantages: Advantages, row: int) -> dict[str, Any]:
+    """One response: its scalars, and a list per token quantity (None if the method has no such quantity).
 
-    ``before`` is the response's one advantage before any token-level step: A^U, or the method's task advantage.
+    ``before`` is the response's scalar advantage before any token-level step: A^U, or the method's task advantage.
     """
     valid = batch.mask_BT[row]
 
@@ -112,12 +112,11 @@ def response_map(batch: ScoredBatch, told: Mapping[str, Any], advantages: Advant
     if change is not None and not (change.abs() > ROUNDING).any():
         change = None
     weight = tokens(advantages.weight_BT)
-    gap = None if batch.teacher_logp_BT is None else tokens(batch.gap_BT)
-    shown = {
+    quantities = {
         "after": after,
         "change": change,
         "opd": tokens(advantages.advantage_opd_BT),
-        "delta": gap,
+        "delta": None if batch.teacher_logp_BT is None else tokens(batch.gap_BT),
         "entropy": tokens(batch.teacher_entropy_BT),
         "c": tokens(advantages.confidence_BT),
         "d": tokens(advantages.direction_BT),
@@ -125,23 +124,23 @@ def response_map(batch: ScoredBatch, told: Mapping[str, Any], advantages: Advant
         "w": weight,
     }
     return {
-        **{key: str(told.get(key, "")) for key in ("id", "problem", "question", "answer", "verdict")},
+        **{key: str(text.get(key, "")) for key in ("id", "problem", "question", "answer", "verdict")},
         "group": int(batch.group_B[row]),
         "kind": _kind(batch.task_reward_B[batch.group_B == batch.group_B[row]].tolist()),
         "reward": float(batch.task_reward_B[row]),
         "count": int(valid.sum()),
-        "text": [str(token) for token in told["tokens"][:SHOWN_TOKENS]],
+        "text": [str(token) for token in text["tokens"][:SHOWN_TOKENS]],
         "before": scalar(before_B),
         **{
             name: None if each is None else list(map(_short, each[:SHOWN_TOKENS].tolist()))
-            for name, each in shown.items()
+            for name, each in quantities.items()
         },
         "scalars": {
             "teacher_reward": scalar(advantages.teacher_reward_B),
             "task": scalar(task_B),
             "teacher": scalar(advantages.advantage_teacher_B),
         },
-        # What the redistribution gave and took over the whole response, and how far the mean weight is from 1.
+        # What the redistribution added and removed over the whole response, and the mean weight minus 1.
         "sums": None
         if change is None
         else {

@@ -1,4 +1,4 @@
-"""The page's charts: training dynamics first, every other metric behind a fold, and the groups of each run.
+"""The page's charts: training dynamics, every other metric, and the groups of each run.
 
 References:
     fig:qwen17b-training (reward, response length, actor entropy, gradient norm, advantage statistics,
@@ -30,7 +30,7 @@ DYNAMICS: tuple[Entry, ...] = (
     ("response/truncated_share", "Truncated responses", "share", None, True),
     ("trust/kappa", "Trust in the teacher", "kappa; 0: only UECR, 1: followed on every token", None, False),
 )
-#: These are read elsewhere on the page, or are constants of the run.
+#: Metrics shown elsewhere on the page, or constant.
 SHOWN_ELSEWHERE = ("group/", "identity/", "advantage/task_abs_mean", "advantage/teacher_abs_mean")
 #: Bottom to top in the stacked chart: (metric, name, style)
 SHARES = (
@@ -46,7 +46,7 @@ COMPONENTS = (
     ("advantage/teacher_abs_mean", "teacher", "|alpha A^T|U|"),
     ("advantage/degenerate_abs_mean", "degenerate groups", "|A|"),
 )
-#: Of each teacher, means over the steps: (metric, what it is called)
+#: Means over the steps for each teacher: (metric, name)
 BY_TEACHER = (
     ("response_share", "share of responses"),
     ("gap_mean", "gap"),
@@ -60,7 +60,7 @@ TEACHER = re.compile("teacher/[^/]+/gap_mean$")
 
 
 def curves(runs: Sequence[RunFolder]) -> tuple[list[Panel], list[Panel]]:
-    """The named curves of all runs over each other, and those of every other metric."""
+    """The charts of training dynamics, and those of every other metric, with a line per run."""
     panels = [panel for entry in DYNAMICS if (panel := _panel(runs, entry, LARGE)) is not None]
     validation = validation_panel(runs)
     if validation is not None:
@@ -76,7 +76,7 @@ def curves(runs: Sequence[RunFolder]) -> tuple[list[Panel], list[Panel]]:
 
 
 def validation_panel(runs: Sequence[RunFolder]) -> Panel | None:
-    """avg@k over the named sets at every evaluation, with its 95% interval."""
+    """avg@k over the sets at every evaluation, with its 95% interval."""
     series = []
     for colour, run in enumerate(runs):
         records = run.evaluations
@@ -109,39 +109,39 @@ def _caption(name: str) -> str:
     metric = metric_of(name)
     if metric is None:
         return ""
-    told = metric.unit == "1" or metric.unit in metric.meaning
-    return metric.meaning if told else f"{metric.meaning}, {metric.unit}"
+    has_unit = metric.unit == "1" or metric.unit in metric.meaning
+    return metric.meaning if has_unit else f"{metric.meaning}, {metric.unit}"
 
 
 def drawn_note(runs: Sequence[RunFolder]) -> str:
-    """What the lines of the charts are."""
+    """A note on the lines of the charts."""
     longest = max(len(run.steps) for run in runs)
     if longest < SMOOTH_FROM:
-        return "One point a step."
+        return "One point per step."
     return f"Thin line: every step. Bold line: centred mean over {smoothing_window(longest)} steps."
 
 
 def groups(run: RunFolder, colour: int) -> dict[str, Any]:
     """Shares of group kinds with their means over the steps, the sizes of PUU's components, and each teacher's gap."""
-    found: dict[str, Any] = {"label": run.label, "colour": colour, "shares": None, "components": None}
-    found |= {"teachers": None, "by_teacher": []}
+    charts: dict[str, Any] = {"label": run.label, "colour": colour, "shares": None, "components": None}
+    charts |= {"teachers": None, "by_teacher": []}
     names = sorted({name.split("/")[1] for record in run.steps for name in record if TEACHER.match(name)})
     if names:
         gaps = tuple(Series(name, place, *run.values(f"teacher/{name}/gap_mean")) for place, name in enumerate(names))
-        found["teachers"] = Panel(f"teachers-{colour}", "Gap by teacher", "nats, mean over tokens", gaps, zero=True)
+        charts["teachers"] = Panel(f"teachers-{colour}", "Gap by teacher", "nats, mean over tokens", gaps, zero=True)
     for place, name in enumerate(names):
         keys = {f"teacher/{name}/{part}": label for part, label in BY_TEACHER}
         means = [f"{label} {number(fmean(run.values(key)[1]))}" for key, label in keys.items() if run.has(key)]
-        found["by_teacher"].append((name, place, ", ".join(means)))
+        charts["by_teacher"].append((name, place, ", ".join(means)))
     if all(run.has(metric) for metric, *_ in SHARES):
         metrics = [(metric, name) for metric, name, _ in SHARES] + [DEGENERATE] * run.has(DEGENERATE[0])
         series = tuple(Series(name, place, *run.values(metric)) for place, (metric, name) in enumerate(metrics))
-        found["shares"] = Panel(
+        charts["shares"] = Panel(
             f"groups-{colour}", "Kinds of groups", "share of groups", series,
             percent=True, stacked=tuple(style for *_, style in SHARES),
         )  # fmt: skip
-        found["keys"] = [(style, name, _mean(run, metric)) for metric, name, style in SHARES]
-        found["others"] = [(name, _mean(run, metric)) for metric, name in (DEGENERATE, BELOW_NOISE) if run.has(metric)]
+        charts["keys"] = [(style, name, _mean(run, metric)) for metric, name, style in SHARES]
+        charts["others"] = [(name, _mean(run, metric)) for metric, name in (DEGENERATE, BELOW_NOISE) if run.has(metric)]
     series = tuple(
         Series(name, place, *run.values(metric))
         for place, (metric, name, _) in enumerate(COMPONENTS)
@@ -149,10 +149,10 @@ def groups(run: RunFolder, colour: int) -> dict[str, Any]:
     )
     if series:
         name, unit = f"components-{colour}", "mean absolute value"
-        found["components"] = Panel(name, "Advantage by component", unit, series, zero=True)
+        charts["components"] = Panel(name, "Advantage by component", unit, series, zero=True)
         unified = run.has("advantage/unified_abs_mean")  # elsewhere the task advantage has a scale of its own
-        found["formulas"] = [formula if unified else "" for *_, formula in COMPONENTS]
-    return found
+        charts["formulas"] = [formula if unified else "" for *_, formula in COMPONENTS]
+    return charts
 
 
 def _mean(run: RunFolder, metric: str) -> str:

@@ -1,4 +1,4 @@
-"""Numbers, equations and data blocks as the page prints them; its templates escape every other string."""
+"""Numbers, equations and data blocks in HTML; the templates escape every other string."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from nemo_uecr.evaluation.tables import rounded
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-#: Printed for a value that is not there, between the ends of an interval, and before a negative number.
+#: A missing value or the middle of an interval, and the sign of a negative number.
 DASH, MINUS = "\u2013", "\u2212"
 
 
 @cache
 def templates() -> Environment:
-    """The templates of the page and its charts, with the filters below."""
+    """The templates of the page and its charts."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("nemo_uecr.report", "assets")
-    found = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
-    found.filters |= {"equation": equation, "number": number, "points": points, "signed": signed_points}
-    return found
+    made = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    made.filters |= {"equation": equation, "number": number, "points": points, "signed": signed_points}
+    return made
 
 
 def data_block(name: str, content: Any) -> Markup:
     """A JSON block for the page's script; no text in it can end the block or open a tag."""
-    sayable = json.loads(json.dumps(content), parse_constant=lambda _: None)  # NaN and infinities become null
-    encoded = json.dumps(sayable, ensure_ascii=False, separators=(",", ":"))
+    finite = json.loads(json.dumps(content), parse_constant=lambda _: None)  # NaN and infinities become null
+    encoded = json.dumps(finite, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         encoded = encoded.replace(character, f"\\u{ord(character):04x}")
-    # Lone surrogates cannot be written as UTF-8; a tokenizer's broken byte may decode to one.
+    # A tokenizer's broken byte may decode to a lone surrogate, which UTF-8 cannot encode.
     encoded = encoded.encode("utf-8", "replace").decode("utf-8")
     return Markup(f'<script type="application/json" id="{escape(name)}">{encoded}</script>')
 
@@ -48,13 +48,13 @@ def equation(plain: str) -> Markup:
         escaped = re.sub(typed, printed, escaped)
     escaped = re.sub(r"\^\{([^}]*)\}", r"<sup>\1</sup>", escaped)
     escaped = re.sub(r"\^([A-Za-z]+(?:\|[A-Za-z]+)?|\d+)", r"<sup>\1</sup>", escaped)
-    base = rf"(?<![A-Za-z_])((?:{'|'.join(GREEK)})|[A-Za-z])"  # a setting such as clip_low is a name, no index
+    base = rf"(?<![A-Za-z_])((?:{'|'.join(GREEK)})|[A-Za-z])"  # clip_low is a name without index
     escaped = re.sub(rf"{base}_(?:\{{([^}}]*)\}}|([A-Za-z]+|\d+))", r"\1<sub>\2\3</sub>", escaped)
     escaped = re.sub(rf"(?<![A-Za-z&])({'|'.join(GREEK)})(?![A-Za-z;])", r"&\1;", escaped)
     return Markup(escaped.replace("&eps;", "&epsilon;"))
 
 
-#: Typed signs and how they are printed, on text that is escaped already.
+#: Signs in escaped text, and their printed forms.
 SIGNS = {
     r" \* ": " &middot; ",
     r"&lt;=": "&le;",
@@ -62,12 +62,12 @@ SIGNS = {
     r"\b1/2\b": "&frac12;",
     r"(?<![\w}])-(?=[\w\s])|(?<=\s)-(?=\s)": MINUS,
 }
-#: Names that are printed as letters; HTML knows them by the same names, ``eps`` apart.
+#: Names printed as Greek letters; HTML entities have the same names, except ``eps``.
 GREEK = ("alpha", "beta", "delta", "eps", "kappa", "mu", "pi", "rho", "sigma", "tau")
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number for people: ``digits`` significant digits, no exponent between 1e-3 and 1e6."""
+    """``digits`` significant digits, without an exponent between 1e-3 and 1e6."""
     if value is None or not math.isfinite(value):
         return DASH if value is None or math.isnan(value) else ("∞" if value > 0 else f"{MINUS}∞")
     if value == 0:
@@ -92,7 +92,7 @@ def signed_points(difference: float, digits: int = 1) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: ``48 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    """``48 s``, ``3 min 20 s`` or ``2 h 05 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

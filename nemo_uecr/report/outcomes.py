@@ -1,4 +1,4 @@
-"""What came of each run, as the page's template reads it: accuracy, its paired change, the identities."""
+"""The outcome of each run for the page's template: accuracy, its paired change, the identities."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nemo_uecr.telemetry.metric_table import identity_name
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import Record
 
-#: A run with more evaluations than this shows the first, the best, the last and some between.
+#: Evaluations shown of a single run, from first to last; the best is added.
 SHOWN_EVALUATIONS = 9
-#: Beside other runs, only the first, the best and the last are shown.
+#: Evaluations shown of each of several runs.
 SHOWN_BESIDE = 2
 AVERAGE = "Average"
 HOLDS, VIOLATED, MONITORED, UNMEASURED = "holds", "violated", "monitored", "not measured"
-#: A change whose p-value is above has an interval with zero in it; the seed is that of the test's sign changes.
+#: The largest p-value of a clear change, and the seed of the test's sign changes.
 UNCLEAR, SEED = 0.05, 42
 FIRST_RATIO = "first_ratio", "the importance ratio of a batch's first update is 1", "policy/first_ratio_mean"
 
@@ -31,16 +31,16 @@ FIRST_RATIO = "first_ratio", "the importance ratio of a batch's first update is 
 
 
 class Outcome(NamedTuple):
-    """First and last evaluation of a run, and the change; None where there is none, or only one."""
+    """First and last evaluation of a run, and the change; None if there are fewer than two evaluations."""
 
     samples: int | None  # k of avg@k
     before: Mapping[str, float] | None  # average with its interval
     after: Mapping[str, float] | None
-    lift: Difference | None  # last minus first, paired; None where problems or settings differ or samples are gone
+    lift: Difference | None  # last minus first, paired; None if problems or settings differ, or samples are missing
 
 
 def outcome_of(run: RunFolder) -> Outcome:
-    """What the evaluations of a run say so far."""
+    """The outcome of a run's evaluations so far."""
     if not run.evaluations:
         return Outcome(None, None, None, None)
     first, last = run.evaluations[0], run.evaluations[-1]
@@ -50,7 +50,7 @@ def outcome_of(run: RunFolder) -> Outcome:
 
 
 def lift_of(before: tuple[RunFolder, Record], after: tuple[RunFolder, Record]) -> Difference | None:
-    """One evaluation minus another, of the same run or of another, as `evaluate compare` has it."""
+    """The paired difference of two evaluations, as in `evaluate compare`; None if they cannot be compared."""
     files = [run.path / "evaluations" / f"step-{record['step']:06d}.jsonl" for run, record in (before, after)]
     try:
         return compare(*files, seed=SEED)["average"]
@@ -59,7 +59,7 @@ def lift_of(before: tuple[RunFolder, Record], after: tuple[RunFolder, Record]) -
 
 
 def accuracy_tables(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
-    """avg@k and pass@k, one row an evaluation, one column a set; None before the first evaluation."""
+    """avg@k and pass@k, a row per evaluation, a column per set; None before the first evaluation."""
     if not any(run.evaluations for run in runs):
         return None
     counts = sorted({int(record["samples"]) for run in runs for record in run.evaluations})
@@ -71,7 +71,7 @@ def accuracy_tables(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
 
 def _table(shown: Sequence[tuple[int, RunFolder, Record]], columns: list[str], figure: str) -> dict[str, Any]:
     figures_of = [record["sets"] | {AVERAGE: record["average"]} for *_, record in shown]
-    cells = [[found.get(name) for name in columns] for found in figures_of]
+    cells = [[figures.get(name) for name in columns] for figures in figures_of]
     best = [max(round(row[place][figure], 9) for row in cells if row[place]) for place in range(len(columns))]
     return {
         "columns": columns,
@@ -92,7 +92,7 @@ def _table(shown: Sequence[tuple[int, RunFolder, Record]], columns: list[str], f
 
 
 def shown_evaluations(run: RunFolder, most: int) -> list[Record]:
-    """All evaluations of a run; of more than ``most``, that many spread from first to last, and the best."""
+    """``most`` evaluations of a run, spread from first to last, and the best; all if there are no more."""
     records = run.evaluations
     if len(records) <= most:
         return records
@@ -106,7 +106,7 @@ def shown_evaluations(run: RunFolder, most: int) -> list[Record]:
 
 
 def headline(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> Markup:
-    """One sentence that the figures below carry."""
+    """The outcome in one sentence."""
     if len(runs) > 1:
         return _headline_of_many(runs, outcomes)
     run, outcome = runs[0], outcomes[0]
@@ -136,18 +136,21 @@ def _headline_of_many(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) ->
 
 
 def differences(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """How the other runs end against the first, paired by problem where they can: two points do not say that."""
+    """The paired difference of each run's last evaluation and the first run's."""
     ends = [outcome.after or outcome.before for outcome in outcomes]
-    found: list[dict[str, Any]] = []
-    for colour, run in enumerate(runs[1:], start=1):
-        if ends[0] is not None and ends[colour] is not None:
-            lift = lift_of((runs[0], runs[0].evaluations[-1]), (run, run.evaluations[-1]))
-            found.append({"label": run.label, "colour": colour, "lift": lift})
-    return found
+    return [
+        {
+            "label": run.label,
+            "colour": colour,
+            "lift": lift_of((runs[0], runs[0].evaluations[-1]), (run, run.evaluations[-1])),
+        }
+        for colour, run in enumerate(runs)
+        if colour > 0 and ends[0] is not None and ends[colour] is not None
+    ]
 
 
 def scale(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
-    """Before and after of every run as points with intervals on one axis; places are percent of its width."""
+    """Before and after of every run as points with intervals on one axis; positions are percent of its width."""
     records = [record for outcome in outcomes for record in (outcome.before, outcome.after) if record is not None]
     if not records:
         return None
@@ -183,38 +186,38 @@ def scale(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
 
 
 def figures(run: RunFolder, outcome: Outcome) -> list[tuple[str, str, str]]:
-    """The numbers of a run's card: name, value, and what stands small below it."""
-    found = []
+    """The numbers of a run's card: name, value, remark."""
+    numbers = []
     ends_of_run = ((run.evaluations[:1], outcome.before), (run.evaluations[-1:], outcome.after))
     for record, average in ends_of_run:
         if average is not None:
             ends = f"{points(average['low'])} to {points(average['high'])}"
             name = f"avg@{outcome.samples} at step {record[0]['step']}"
-            found.append((name, f"{points(average['avg'])} %", ends))
+            numbers.append((name, f"{points(average['avg'])} %", ends))
     if outcome.before is not None and outcome.after is not None:
         lift, change = outcome.lift, signed_points(outcome.after["avg"] - outcome.before["avg"])
-        few = ", too few differ to tell" if lift is not None and lift.few else ""
+        few = ", too few differ" if lift is not None and lift.few else ""
         ends = (
             "" if lift is None else f"{signed_points(lift.low)} to {signed_points(lift.high)}, paired by problem{few}"
         )
-        found.append(("Change", f"{change} points", ends))
-    found.append(("Steps", str(run.last_step), f"of {run.planned_steps}"))
+        numbers.append(("Change", f"{change} points", ends))
+    numbers.append(("Steps", str(run.last_step), f"of {run.planned_steps}"))
     _, steps = run.values("time/step_s")
     seconds = [(record["step"], float(record["seconds"])) for record in run.evaluations]
     if steps:  # a step's time holds its evaluation
         whole = sum(steps) + sum(taken for step, taken in seconds if step == 0)
-        found.append(("Time", duration(whole), f"of it {duration(sum(taken for _, taken in seconds))} evaluation"))
+        numbers.append(("Time", duration(whole), f"of it {duration(sum(taken for _, taken in seconds))} evaluation"))
     else:
-        found.append(("Time", DASH, ""))
+        numbers.append(("Time", DASH, ""))
     judged = verdicts(run)
     broken = [verdict.name for verdict in judged if verdict.word == VIOLATED]
     holds = "✓ hold" if any(verdict.word == HOLDS for verdict in judged) else DASH
-    found.append(("Identities", f"✗ {', '.join(broken)} violated" if broken else holds, ""))
-    return found
+    numbers.append(("Identities", f"✗ {', '.join(broken)} violated" if broken else holds, ""))
+    return numbers
 
 
 def status(run: RunFolder) -> tuple[str, str]:
-    """Whether the run ended: the style and the words."""
+    """Style and words of the run's state."""
     if run.failure is not None:
         return "stopped", f"✗ stopped at step {run.failure.get('step', '?')}"
     if run.complete:
@@ -225,7 +228,7 @@ def status(run: RunFolder) -> tuple[str, str]:
 
 
 def method_equation(run: RunFolder) -> str:
-    """The method's equation on one line; empty for a method this version does not know."""
+    """The method's equation on one line; empty for an unknown method."""
     from nemo_uecr.core.methods import METHODS
 
     method = METHODS.get(run.method)
@@ -233,7 +236,7 @@ def method_equation(run: RunFolder) -> str:
 
 
 def objective(run: RunFolder) -> list[str]:
-    """The loss and the values of the settings; the advantage stands above it already."""
+    """The loss and the settings, without the method's equation."""
     known, whole = method_equation(run), str(run.provenance.get("objective", ""))
     parts = whole.split(known) if known else [whole]
     return [shown for part in parts if (shown := part.strip("; "))]
@@ -246,26 +249,26 @@ class Verdict(NamedTuple):
     """One identity over a run."""
 
     name: str
-    statement: str  # what should hold
-    tolerance: float | None  # largest allowed residual; None for one that is only monitored
-    worst: float | None  # largest residual met; None when no step has it
-    step: int | None  # where
+    statement: str
+    tolerance: float | None  # largest allowed residual; None if only monitored
+    worst: float | None  # largest residual; None if not measured
+    step: int | None  # of the largest residual
     word: str  # the verdict
 
 
 def verdicts(run: RunFolder) -> list[Verdict]:
-    """Every identity that the run's method declares or monitors, and the first ratio."""
+    """The identities that the run's method declares or monitors, and the first ratio."""
     from nemo_uecr.core.invariants import EXACT, IDENTITIES
     from nemo_uecr.core.methods import METHODS
 
     method = METHODS.get(run.method)
     declared, monitored = ((), ()) if method is None else (method.identities, method.monitored)
-    found = []
+    judged = []
     for name in (*declared, *monitored):
         tolerance = 0.0 if name in EXACT else run.tolerances.get(name)
         allowed = tolerance if name in declared else None
-        found.append(_verdict(run, name, IDENTITIES[name][0], identity_name(name), allowed))
-    return [*found, _verdict(run, *FIRST_RATIO, run.tolerances.get(FIRST_RATIO[0]))]
+        judged.append(_verdict(run, name, IDENTITIES[name][0], identity_name(name), allowed))
+    return [*judged, _verdict(run, *FIRST_RATIO, run.tolerances.get(FIRST_RATIO[0]))]
 
 
 def _verdict(run: RunFolder, name: str, statement: str, metric: str, tolerance: float | None) -> Verdict:

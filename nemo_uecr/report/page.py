@@ -1,4 +1,4 @@
-"""Render a self-contained HTML report of one run, or of several side by side."""
+"""Render a self-contained HTML report of one or several runs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from nemo_uecr.report.credit import credit_data
 from nemo_uecr.report.markup import DASH, data_block, templates
 from nemo_uecr.telemetry.run_folder import RunFolder, read_runs
 
-#: Runs on one page: as many as the page has colours.
+#: Most runs on one page: the number of its colours.
 MOST_RUNS = 8
 ASSETS = files("nemo_uecr.report") / "assets"
 
 
 def write_report(folders: list[Path], out: Path) -> Path:
-    """Write the report of the runs, and return its path; ``out`` is never half a page."""
+    """Write the report of the runs, complete or not at all, and return its path."""
     if len(folders) > MOST_RUNS:
-        raise RunFolderError(f"{len(folders)} runs were given; expected at most {MOST_RUNS} on one page. Give fewer")
+        raise RunFolderError(f"got {len(folders)} runs; expected at most {MOST_RUNS} on one page")
     replace_file(out, render_page(read_runs(folders)).encode("utf-8"))
     return out
 
@@ -69,9 +69,9 @@ def render_page(runs: list[RunFolder]) -> str:
             verdicts=[outcomes.verdicts(run) for run in runs],
             credit=credit,
             audits=[
-                {"label": run.label, "colour": colour, "sections": found}
+                {"label": run.label, "colour": colour, "sections": sections}
                 for colour, run in enumerate(runs)
-                if (found := _audits(run))
+                if (sections := _audits(run))
             ],
             configuration=_table([(run.config, run.origins) for run in runs]),
             provenance=_table([(run.provenance, {}) for run in runs]),
@@ -80,7 +80,7 @@ def render_page(runs: list[RunFolder]) -> str:
 
 
 def _policy(script: str) -> str:
-    """Nothing is fetched or sent, and no script runs but the page's own, whatever a response contains."""
+    """A policy that fetches and sends nothing, and runs no script but the page's own."""
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; "
@@ -89,7 +89,7 @@ def _policy(script: str) -> str:
 
 
 def _card(run: RunFolder, outcome: outcomes.Outcome) -> dict[str, Any]:
-    stopped = [] if run.failure is None else [run.failure.get("error", "The run left no reason.")]
+    stopped = [] if run.failure is None else [run.failure.get("error", "no reason was recorded")]
     return {
         "run": run,
         "status": outcomes.status(run),
@@ -101,18 +101,18 @@ def _card(run: RunFolder, outcome: outcomes.Outcome) -> dict[str, Any]:
 
 
 def _audits(run: RunFolder) -> list[dict[str, Any]]:
-    """The sections of a run's audits; one that is being written has another name."""
-    found = []
+    """The sections of a run's audits, without unfinished ones."""
+    sections = []
     for path in sorted(run.path.glob("audits/*/section.json")):
         if not path.parent.name.startswith("."):
             figure = path.with_name("figure.svg")  # advice has none
             picture = base64.b64encode(figure.read_bytes()).decode("ascii") if figure.is_file() else None
-            found.append({**read_object(path), "picture": picture})
-    return found
+            sections.append({**read_object(path), "picture": picture})
+    return sections
 
 
 def _table(given: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> list[dict[str, Any]]:
-    """A row a dotted key: every run's value with its origin, and whether the values differ."""
+    """A row per dotted key: every run's value with its origin, and whether the values differ."""
     flat = [
         {key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for key, value in each.items()}
         for each in (flattened(values) for values, _ in given)
@@ -128,7 +128,7 @@ def _table(given: Sequence[tuple[Mapping[str, Any], Mapping[str, str]]]) -> list
 
 
 def _origin(origins: Mapping[str, str], key: str) -> str:
-    """Where a key's value came from; a section given as a whole answers for the keys below it."""
+    """The origin of a key's value, or that of the section that contains it."""
     parts = key.split(".")
     names = (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
     return next((str(origins[name]) for name in names if name in origins), "")

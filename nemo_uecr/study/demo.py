@@ -1,7 +1,7 @@
-"""The demo's files: problems, a student and a teacher, made on first use, cached, and either complete or absent.
+"""The demo's files: problems, a student and a teacher, prepared on first use and cached, complete or not at all.
 
-The folder holds `recipe.json`, `train.jsonl`, `bench/level1.jsonl` to `bench/level5.jsonl`, and the models `student`
-and `teacher` in Hugging Face form with their tokenizer.
+The folder has `recipe.json`, `train.jsonl`, `bench/level1.jsonl` to `bench/level5.jsonl`, and the Hugging Face models
+`student` and `teacher`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED = 0
 MODELS = ("student", "teacher")
 BENCH = tuple(f"bench/level{level}" for level in LEVELS)
 PARTS = (*MODELS, "train", *BENCH)
-#: A change in one of these files can change what is made, so it makes a new folder.
+#: A change in one of these files may change the demo, so it leads to a new folder.
 SOURCES = ("demo.py", "supervised.py", "task.py")
 
 
@@ -55,7 +55,7 @@ RECIPE = RecipeConfig(
 
 
 def ensure_demo(root: Path, recipe: RecipeConfig, *, seed: int) -> Path:
-    """The demo's folder among the caches, prepared first when it is missing; a second process waits for the first.
+    """The demo's cache folder, prepared if missing; a second process waits for the first.
 
     Raises:
         RunFolderError: the folder cannot be written, or a worker process died.
@@ -79,7 +79,7 @@ def ensure_demo(root: Path, recipe: RecipeConfig, *, seed: int) -> Path:
 
 
 def demo_folder(root: Path, recipe: RecipeConfig, *, seed: int) -> Path:
-    """Where the demo lies: named by a digest of the recipe, the seed and the source that carries them out."""
+    """The demo's cache folder, named by a digest of recipe, seed and source code."""
     digest = hashlib.sha256(f"{seed}\n{recipe.model_dump_json()}".encode())
     for name in SOURCES:
         digest.update((Path(__file__).parent / name).read_bytes())
@@ -87,7 +87,7 @@ def demo_folder(root: Path, recipe: RecipeConfig, *, seed: int) -> Path:
 
 
 def cache_root() -> Path:
-    """The folder of the caches: `$NEMO_UECR_CACHE`, else `nemo_uecr` in the user's cache folder."""
+    """The cache folder: `$NEMO_UECR_CACHE`, or `nemo_uecr` in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("NEMO_UECR_CACHE") or f"{home}/nemo_uecr").expanduser()
 
@@ -96,13 +96,13 @@ def resolve_path(name: str) -> str:
     """The path that a `demo:` name stands for, preparing the demo when it is missing; any other text as it is.
 
     Raises:
-        DataError: a `demo:` name that does not exist.
+        DataError: there is no such `demo:` name.
     """
     if name.startswith(SCHEME):
         if name.removeprefix(SCHEME) not in PARTS:
             known = ", ".join(f"{SCHEME}{part}" for part in PARTS)
             raise DataError(f"{name}: no such part of the demo; expected one of {known}")
-        with handling((signal.SIGTERM,), signal.default_int_handler):  # nothing to save: end as Ctrl-C does
+        with handling((signal.SIGTERM,), signal.default_int_handler):  # nothing to save: end as on Ctrl-C
             ensure_demo(cache_root(), RECIPE, seed=SEED)
     return locate_path(name)
 
@@ -129,7 +129,7 @@ def _prepare(folder: Path, recipe: RecipeConfig, seed: int) -> None:
 
 
 def _teach(job: ModelJob) -> float:
-    """In a worker process, which says how far it is."""
+    """`teach_model` in a worker process, with its own logging."""
     logging.basicConfig(format="%(asctime)s demo: %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("nemo_uecr").setLevel(logging.INFO)
     return teach_model(job)

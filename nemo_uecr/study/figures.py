@@ -1,4 +1,4 @@
-"""A study's figures, drawn from its numbers, each as PNG and SVG."""
+"""A study's figures, each as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ STYLE = {
 }  # fmt: skip
 #: variant -> arm -> (step, mean over pairs)
 Curves = Mapping[str, Mapping[str, Sequence[tuple[int, Mean]]]]
-#: Batches of the training curve are small; each point is the mean of this many steps around it.
+#: Each point of a training curve is the mean of this many steps around it.
 WINDOW = 3
-#: Distance of the bars of two arms at one step, as a share of all steps.
+#: Horizontal distance of two arms' bars at one step, as a share of all steps.
 BESIDE = 0.012
 
 
@@ -42,7 +42,7 @@ def _panels(path: Path, width: float, height: float, *shape: int, **shared: Any)
 
 
 def draw_curves(folder: Path, evaluated: Curves, rewarded: Curves, *, reference: str) -> None:
-    """Held-out average and training reward over steps, a column a variant, a line an arm, the reference's thicker."""
+    """Held-out average and training reward over steps: a column per variant, a line per arm (the reference thicker)."""
     size = (1.6 + 4.4 * len(evaluated), 6.4)
     with _panels(folder / "curves", *size, 2, len(evaluated), sharey="row", sharex="col") as (figure, rows):
         for column, (variant, arms) in enumerate(evaluated.items()):
@@ -58,13 +58,13 @@ def draw_curves(folder: Path, evaluated: Curves, rewarded: Curves, *, reference:
             rows[1][column].set_xlabel("training step")
         rows[0][0].set_ylabel("held-out average, %")
         rows[1][0].set_ylabel(f"training reward, %, mean of {WINDOW} steps")
-        note = "bars: intervals over pairs, drawn beside their points so that arms do not overlap"
+        note = "bars: intervals over pairs, shifted so that arms do not overlap"
         figure.suptitle(note, fontsize=9)
         figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside right center", fontsize=9)
 
 
 def _smoothed(points: Sequence[tuple[int, Mean]]) -> tuple[list[int], list[float]]:
-    """Steps with a whole window around them, and its means."""
+    """The steps with a whole window around them, and the windows' means."""
     steps, values, half = [step for step, _ in points], [mean.mean for _, mean in points], WINDOW // 2
     if len(values) < WINDOW:
         return steps, values
@@ -73,25 +73,25 @@ def _smoothed(points: Sequence[tuple[int, Mean]]) -> tuple[list[int], list[float
 
 
 def draw_differences(folder: Path, name: str, summaries: Sequence[Comparison]) -> None:
-    """Reference minus arm with its interval: the variants of one table side by side."""
+    """Reference minus arm with its interval, the variants of one table side by side."""
     size = (1.6 + 3.9 * len(summaries), 1.5 + 0.3 * max(len(summary.lines) for summary in summaries))
     with _panels(folder / f"differences-{name}", *size, 1, len(summaries), sharex=True) as (figure, panels):
         for axes, summary in zip(panels[0], summaries, strict=True):
             shown = [(line.arm, line.against.difference) for line in summary.lines if line.against is not None][::-1]
-            for place, (_, found) in enumerate(shown):
-                colour = "C0" if found.low > 0 or found.high < 0 else "0.45"
-                axes.plot([found.low, found.high], [place, place], color=colour, linewidth=2.2, solid_capstyle="round")
-                axes.plot([found.mean], [place], "o", color=colour, markersize=5.5)
+            for place, (_, gap) in enumerate(shown):
+                colour = "C0" if gap.low > 0 or gap.high < 0 else "0.45"
+                axes.plot([gap.low, gap.high], [place, place], color=colour, linewidth=2.2, solid_capstyle="round")
+                axes.plot([gap.mean], [place], "o", color=colour, markersize=5.5)
             axes.axvline(0.0, color="0.5", linewidth=0.9)
-            axes.set_yticks(range(len(shown)), [f"{arm} ({found.pairs})" for arm, found in shown])
+            axes.set_yticks(range(len(shown)), [f"{arm} ({gap.pairs})" for arm, gap in shown])
             axes.set_title(summary.variant, fontsize=10)
             axes.set_xlabel(f"{summary.reference} minus arm, points")
-        note = "arms with their number of pairs; blue where the interval leaves out 0"
+        note = "arms with their numbers of pairs; blue: the interval excludes 0"
         figure.suptitle(f"{summaries[0].title}: {note}", fontsize=9)
 
 
 def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell], baseline: str) -> None:
-    """A box a cell: coloured where one method leads, paler without significance, grey where others are level."""
+    """A box per cell: coloured if one method leads (paler without significance), grey if methods are level."""
     from matplotlib.patches import Rectangle
 
     methods = sorted({name for cell in cells for name in cell.scores})
@@ -115,14 +115,14 @@ def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell], baselin
                 weight = "bold" if alone else "normal"
                 axes.text(*place, "\n".join([*names, gain]), ha="center", va="center", fontsize=8, weight=weight)
         note = (
-            "coloured: one method leads (pale: before correction only); grey: not told apart, the best first;\n"
-            f"points over {baseline} of the best, * where Holm's p < {SIGNIFICANT}"
+            "coloured: one method leads (pale: before correction only); grey: indistinguishable, the best first;\n"
+            f"points of the best over {baseline}, * where Holm's p < {SIGNIFICANT}"
         )
         figure.suptitle(f"{note}; {min(cell.lead.difference.pairs for cell in cells)} pairs or more", fontsize=9)
 
 
 def draw_costs(folder: Path, costs: Sequence[Cost]) -> None:
-    """Seconds of a step by phase, one bar an arm, one panel a variant."""
+    """Seconds per step by phase, a bar per arm, a panel per variant."""
     variants = list(dict.fromkeys(cost.variant for cost in costs))
     phases = list(dict.fromkeys(phase for cost in costs for phase in cost.seconds))
     most = max(sum(cost.variant == variant for cost in costs) for variant in variants)
@@ -138,5 +138,5 @@ def draw_costs(folder: Path, costs: Sequence[Cost]) -> None:
             axes.set_yticks(range(len(shown)), [cost.arm for cost in shown])
             axes.invert_yaxis()
             axes.set_title(variant, fontsize=10)
-            axes.set_xlabel("seconds of a step")
+            axes.set_xlabel("seconds per step")
         figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)

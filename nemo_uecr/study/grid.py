@@ -1,4 +1,4 @@
-"""The grid of a study: its problems, models and training runs, each with its overrides and its folder."""
+"""The grid of a study: its problems, models and training runs, with their overrides and folders."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from nemo_uecr.study.schema import ModelConfig, StudyConfig
 from nemo_uecr.study.task import LEVELS
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run
 
-#: Seeds of the runs that choose learning rates; those of the tables count from 0.
+#: First seed of the runs that choose learning rates; those of the tables count from 0.
 SELECTION_SEED = 1_000_000
-#: Every run gets these from the study; an override would be overruled, and nobody would see it.
+#: Settings that the study sets for every run; an override would silently have no effect.
 OWN = (
     "run.folder", "run.seed", "student.model_name", "teacher.model_name", "data.train", "evaluation.benchmarks",
     "train.learning_rate", "threads", "telemetry.progress",
 )  # fmt: skip
-#: Of these, what the folder of a run stands for: paths change when a study is moved.
+#: Of these, the ones that differ between the runs of one cell, or change when a study is moved.
 PLACE = OWN[:6]
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One training run."""
 
     arm: str  # line of the tables
     variant: str  # named set of overrides
-    pair: int  # number of the student, which is also the seed of the run
+    pair: int  # number of the student, and seed of the run
     learning_rate: float
-    overrides: tuple[str, ...]  # everything that differs from the shared configuration
+    overrides: tuple[str, ...]  # all differences from the shared configuration
     folder: Path
-    selection: bool  # whether it chooses a learning rate; otherwise it is one of the tables
+    selection: bool  # the run chooses a learning rate; otherwise it belongs to the tables
 
 
 # Problems and models
 
 
 def task_folder(study: StudyConfig) -> Path:
-    """Where the study's problems and models lie."""
+    """Folder of the study's problems and models."""
     return (Path(study.folder) / "task").resolve()
 
 
 def held_out(study: StudyConfig, kind: str) -> dict[str, Path]:
-    """The five sets of a kind, "bench" or "validation", by name."""
+    """The five sets of a kind ("bench" or "validation") by name."""
     return {f"level{level}": task_folder(study) / "problems" / f"{kind}-level{level}.jsonl" for level in LEVELS}
 
 
@@ -56,13 +56,13 @@ def model_folder(study: StudyConfig, name: str) -> Path:
 
 
 def student_name(level: str, pair: int, *, selection: bool) -> str:
-    """Name of the student of a pair; the students that learning rates are chosen on are others."""
+    """Name of a pair's student; learning rates are chosen on other students than the tables'."""
     prefix = "" if level == "student" else f"{level}_"
     return f"{prefix}{'selection' if selection else 'student'}-{pair:03d}"
 
 
 def every_model(study: StudyConfig) -> dict[str, ModelConfig]:
-    """Every model of the study by name, missing or not."""
+    """Every model of the study by name, trained or not."""
     described = {"teacher": study.task.teacher, "student": study.task.student} | study.task.models
     teachers = dict.fromkeys(arm.teacher for arm in study.arms.values() if arm.teacher != "student")
     models = {teacher: described[teacher] for teacher in teachers}
@@ -76,15 +76,15 @@ def every_model(study: StudyConfig) -> dict[str, ModelConfig]:
 # Runs
 
 
-def every_cell(study: StudyConfig) -> list[Cell]:
-    """Every run, those behind the tables with a candidate for rates that are not chosen yet."""
+def every_cell(study: StudyConfig) -> list[GridCell]:
+    """Every run; those of the tables have a provisional learning rate."""
     first = study.selection.learning_rates[0]
     rates = {(variant, arm): first for variant in study.variants for arm in study.arms}
     return [*selection_cells(study), *table_cells(study, rates)]
 
 
-def selection_cells(study: StudyConfig) -> list[Cell]:
-    """Runs that choose a learning rate for every arm that has its own, in every variant that takes no other's."""
+def selection_cells(study: StudyConfig) -> list[GridCell]:
+    """Runs that choose the learning rates: for every arm and variant that does not take another's."""
     return [
         _cell(study, name, variant, pair, rate, selection=True)
         for variant in study.variants
@@ -95,10 +95,10 @@ def selection_cells(study: StudyConfig) -> list[Cell]:
     ]
 
 
-def table_cells(study: StudyConfig, rates: Mapping[tuple[str, str], float]) -> list[Cell]:
-    """Runs behind the tables, by stage; within one pairs come first, so that an unfinished study is balanced over arms.
+def table_cells(study: StudyConfig, rates: Mapping[tuple[str, str], float]) -> list[GridCell]:
+    """Runs of the tables by stage, then by pair, so that an unfinished study is balanced over arms.
 
-    `rates` has the learning rate by (variant, arm) of every arm with a choice of its own.
+    `rates` has the chosen learning rates by (variant, arm).
     """
     return [
         _cell(study, name, variant, pair, rates[study.rates_in(variant), arm.learning_rate_of or name], selection=False)
@@ -110,7 +110,7 @@ def table_cells(study: StudyConfig, rates: Mapping[tuple[str, str], float]) -> l
     ]
 
 
-def _cell(study: StudyConfig, name: str, variant: str, pair: int, rate: float, *, selection: bool) -> Cell:
+def _cell(study: StudyConfig, name: str, variant: str, pair: int, rate: float, *, selection: bool) -> GridCell:
     arm = study.arms[name]
     parent = Path(study.folder) / ("selection" if selection else "runs") / variant / name
     folder = (parent / f"lr-{rate!r}" if selection else parent) / f"pair-{pair:03d}"
@@ -129,16 +129,16 @@ def _cell(study: StudyConfig, name: str, variant: str, pair: int, rate: float, *
     )
     stage = study.selection.overrides if selection else ()
     overrides = (*study.overrides, *study.variants[variant], *arm.overrides, *stage, *own)
-    return Cell(name, variant, pair, rate, overrides, folder, selection)
+    return GridCell(name, variant, pair, rate, overrides, folder, selection)
 
 
 def check_overrides(study: StudyConfig) -> None:
-    """Load each arm in each variant and stage, and refuse overrides of what the study says itself."""
+    """Load each arm in each variant and stage; reject overrides of `OWN`."""
     stated = {"overrides": study.overrides, "selection.overrides": study.selection.overrides}
     stated |= {f"variants.{name}": texts for name, texts in study.variants.items()}
     stated |= {f"arms.{name}.overrides": arm.overrides for name, arm in study.arms.items()}
     for where, text in ((where, text) for where, texts in stated.items() for text in texts):
-        for key in override_layer(text, Config).origins:  # student=null takes away what stands below it
+        for key in override_layer(text, Config).origins:  # student=null removes the keys below it
             own = next((own for own in OWN if f"{own}.".startswith(f"{key}.") or key.startswith(f"{own}.")), None)
             if own is not None:
                 raise ConfigError(f"{where}: got {text}; every run gets its {own} from the study. Leave it out")
@@ -150,28 +150,28 @@ def check_overrides(study: StudyConfig) -> None:
 
 
 def finished_run(folder: Path) -> RunFolder | None:
-    """The run of a folder that holds its last step and last evaluation; None where it does not."""
+    """The run of a folder, or None without its last step and last evaluation."""
     if not (folder / "provenance.json").is_file():
         return None
     run = read_run(folder)
     return run if run.complete else None
 
 
-def finished_runs(study: StudyConfig, cells: Iterable[Cell]) -> Iterator[tuple[Cell, RunFolder]]:
-    """The cells that are finished, with their runs; a changed study file must not take old runs for its own."""
+def finished_runs(study: StudyConfig, cells: Iterable[GridCell]) -> Iterator[tuple[GridCell, RunFolder]]:
+    """The finished cells with their runs; runs of another study file are an error."""
     expected = dict[tuple[object, ...], dict[str, object]]()
     for cell in cells:
         run = finished_run(cell.folder)
         if run is None:
             continue
-        kind = (cell.variant, cell.arm, cell.learning_rate, cell.selection)  # its pairs differ in PLACE alone
+        kind = (cell.variant, cell.arm, cell.learning_rate, cell.selection)  # pairs differ in PLACE alone
         if kind not in expected:
             expected[kind] = flat_values(load_config(study.config, cell.overrides).config)
-        for key, found in flattened(run.config).items():
-            wanted = expected[kind].get(key, found)
-            if found != wanted and not key.startswith(PLACE):
+        for key, value in flattened(run.config).items():
+            wanted = expected[kind].get(key, value)
+            if value != wanted and not key.startswith(PLACE):
                 raise RunFolderError(
-                    f"{cell.folder} was trained with {key}={found}, this study asks for {wanted}; choose another "
-                    "study folder, or put the study file back"
+                    f"{cell.folder} was trained with {key}={value}, but the study has {wanted}; choose another study "
+                    "folder, or restore the study file"
                 )
         yield cell, run

@@ -1,4 +1,4 @@
-"""All numbers of a study, from the folders of its runs: what tables and figures show. Accuracies are in percent."""
+"""The numbers of a study, from the folders of its runs. Accuracies are in percent."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from statistics import fmean
 
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.stats import Mean, Paired, holm, mean_interval, paired_difference
-from nemo_uecr.study.grid import Cell, finished_runs, selection_cells
-from nemo_uecr.study.schema import StudyConfig
+from nemo_uecr.study.grid import GridCell, finished_runs, selection_cells
+from nemo_uecr.study.schema import StudyConfig, TableConfig
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import Record
 
-#: Phases of a step whose seconds are compared between arms; evaluation and saving are no part of it.
+#: Phases of a step whose seconds are compared between arms, without evaluation and saving.
 PHASES = ("rollout", "verify", "score_student", "score_teacher", "score_reference", "advantage", "update")
 #: Fewer pairs have no interval.
 LEAST_PAIRS = 2
@@ -24,9 +24,9 @@ LEAST_PAIRS = 2
 
 @dataclass(frozen=True)
 class RunResult:
-    """One finished run; averages are over the held-out sets, "initial" before training, "final" after the last step."""
+    """One finished run; averages over the held-out sets are "initial" before training, "final" after the last step."""
 
-    cell: Cell
+    cell: GridCell
     initial: float
     final: float
     initial_sets: dict[str, float]
@@ -43,19 +43,18 @@ class RunResult:
 ByArm = Mapping[str, Mapping[int, RunResult]]
 
 
-def read_results(study: StudyConfig, cells: Iterable[Cell]) -> list[RunResult]:
-    """Results of the cells that are finished.
+def read_results(study: StudyConfig, cells: Iterable[GridCell]) -> list[RunResult]:
+    """Results of the finished cells.
 
-    The initial student of a pair is the same for all arms, and so is its evaluation, to the last token; where a run
-    was told to leave it out (`evaluation.at_start=false`) the one of another run of the pair stands in. A pair whose
-    evaluation before training is not there yet is left out.
+    All arms of a pair start from the same student, so a run without an evaluation before training
+    (`evaluation.at_start=false`) takes that of another run of the pair; a pair without any is left out.
     """
     runs = [(cell, run, (study.level(cell.variant), cell.pair)) for cell, run in finished_runs(study, cells)]
     before = {student: run.evaluations[0] for _, run, student in runs if run.evaluations[0]["step"] == 0}
     return [_result(cell, run, before[student]) for cell, run, student in runs if student in before]
 
 
-def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
+def _result(cell: GridCell, run: RunFolder, first: Record) -> RunResult:
     evaluations = {record["step"]: record for record in (first, *run.evaluations)}
     curve = tuple((step, 100.0 * evaluations[step]["average"]["avg"]) for step in sorted(evaluations))
     degenerate = run.values("group/degenerate_share")[1]
@@ -64,8 +63,8 @@ def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
         cell=cell,
         initial=curve[0][1],
         final=curve[-1][1],
-        initial_sets={name: 100.0 * found["avg"] for name, found in first["sets"].items()},
-        sets={name: 100.0 * found["avg"] for name, found in run.evaluations[-1]["sets"].items()},
+        initial_sets={name: 100.0 * each["avg"] for name, each in first["sets"].items()},
+        sets={name: 100.0 * each["avg"] for name, each in run.evaluations[-1]["sets"].items()},
         curve=curve,
         degenerate_start=degenerate[0],
         degenerate=fmean(degenerate),
@@ -76,7 +75,7 @@ def _result(cell: Cell, run: RunFolder, first: Record) -> RunResult:
 
 
 def wall_seconds(run: RunFolder) -> float:
-    """Seconds of a run, steps and evaluations together; only the evaluation before training is no part of a step."""
+    """Seconds of a run with its evaluations; a step includes its evaluation."""
     before = sum(float(record["seconds"]) for record in run.evaluations if record["step"] == 0)
     return sum(run.values("time/step_s")[1]) + before
 
@@ -96,26 +95,26 @@ class Choice:
 
 
 def choose_rates(study: StudyConfig) -> list[Choice]:
-    """The choice for every arm that has one of its own, from the finished runs."""
+    """The chosen learning rates, from the finished runs."""
     runs = finished_runs(study, selection_cells(study))
     return best_rates(study, {cell: 100.0 * run.evaluations[-1]["average"]["avg"] for cell, run in runs})
 
 
-def best_rates(study: StudyConfig, finals: Mapping[Cell, float]) -> list[Choice]:
-    """Highest mean validation average after the last step; of equal ones the lower rate."""
+def best_rates(study: StudyConfig, finals: Mapping[GridCell, float]) -> list[Choice]:
+    """The rate with the highest mean validation average after the last step, the lower one on ties."""
     by_candidate: dict[tuple[str, str], dict[float, list[float]]] = {}
     for cell in selection_cells(study):
         rates = by_candidate.setdefault((cell.variant, cell.arm), {})
         rates.setdefault(cell.learning_rate, []).extend([finals[cell]] if cell in finals else [])
     choices = []
     for (variant, arm), rates in by_candidate.items():
-        for rate, found in rates.items():
-            if len(found) < study.selection.pairs:
+        for rate, values in rates.items():
+            if len(values) < study.selection.pairs:
                 raise RunFolderError(
-                    f"learning rate {rate:g} of arm {arm} ({variant}) has {len(found)} of {study.selection.pairs} "
+                    f"learning rate {rate:g} of arm {arm} ({variant}) has {len(values)} of {study.selection.pairs} "
                     "finished runs; run the study again to complete them"
                 )
-        averages = {rate: fmean(found) for rate, found in rates.items()}
+        averages = {rate: fmean(values) for rate, values in rates.items()}
         best = min(averages, key=lambda rate: (-averages[rate], rate))
         at_edge = len(averages) > 1 and best in (min(averages), max(averages))
         choices.append(Choice(variant, arm, best, averages, at_edge))
@@ -140,9 +139,9 @@ class Line:
     learning_rate: float
     degenerate_start: float  # share of groups with equal task rewards in the first step
     degenerate: float  # the same over all steps
-    common: Mean | None  # like `final`, over the pairs that every arm has; None with fewer than two
-    sets: dict[str, Mean]  # after the last step, over those pairs
-    against: Paired | None  # reference minus arm; None for the reference itself
+    common: Mean | None  # like `final`, over the common pairs; None with fewer than two
+    sets: dict[str, Mean]  # after the last step, over the common pairs
+    against: Paired | None  # reference minus arm; None for the reference
     p_holm: float | None  # None without a test
 
 
@@ -150,53 +149,53 @@ class Line:
 class Comparison:
     """A table in one variant."""
 
-    name: str  # its key in the study file
+    name: str  # key in the study file
     title: str
     variant: str
     reference: str
-    pairs: tuple[int, ...]  # those that every arm has; an average over other pairs is one over other students
-    initial: Mean | None  # before training, over those pairs; None with fewer than two
+    pairs: tuple[int, ...]  # the common pairs of all arms
+    initial: Mean | None  # before training, over the common pairs; None with fewer than two
     initial_sets: dict[str, Mean]
     lines: tuple[Line, ...]
 
 
 def tables(study: StudyConfig, results: Sequence[RunResult]) -> list[Comparison]:
-    """Every table in every variant that its arms run in, with the lines that have at least two finished pairs."""
-    found = []
+    """Every table in every variant that its arms run in, with the arms that have at least two finished pairs."""
+    comparisons = []
     for variant in study.variants:
         for name, table in study.tables.items():
             arms = _finished_arms(study, results, variant, table.arms)
             if table.reference in arms:
-                found.append(_compared(study, name, table.title, variant, table.reference, arms))
-    return found
+                comparisons.append(_compared(study, name, table, variant, arms))
+    return comparisons
 
 
 def runs_by_arm(results: Iterable[RunResult], variant: str) -> dict[str, dict[int, RunResult]]:
     """The runs of a variant by arm and pair."""
-    found: dict[str, dict[int, RunResult]] = {}
+    runs: dict[str, dict[int, RunResult]] = {}
     for result in results:
         if result.cell.variant == variant:
-            found.setdefault(result.cell.arm, {})[result.cell.pair] = result
-    return found
+            runs.setdefault(result.cell.arm, {})[result.cell.pair] = result
+    return runs
 
 
 def _finished_arms(study: StudyConfig, results: Sequence[RunResult], variant: str, arms: Sequence[str]) -> ByArm:
-    """Those of the arms that have pairs enough; none where not all of them run in the variant."""
+    """The arms with at least two pairs; none if one of them does not run in the variant."""
     if any(variant not in study.variants_of(study.arms[arm]) for arm in arms):
         return {}
     by_arm = runs_by_arm(results, variant)
     return {arm: by_arm[arm] for arm in arms if len(by_arm.get(arm, ())) >= LEAST_PAIRS}
 
 
-def _compared(study: StudyConfig, name: str, title: str, variant: str, reference: str, arms: ByArm) -> Comparison:
-    pairs = common_pairs(arms)
+def _compared(study: StudyConfig, name: str, table: TableConfig, variant: str, arms: ByArm) -> Comparison:
+    pairs, reference = common_pairs(arms), table.reference
     finals = {arm: {pair: run.final for pair, run in runs.items()} for arm, runs in arms.items()}
     against = {
-        arm: paired_difference(finals[reference], found, confidence=study.confidence, seed=study.task.seed)
-        for arm, found in finals.items()
-        if arm != reference and len(finals[reference].keys() & found.keys()) >= LEAST_PAIRS
+        arm: paired_difference(finals[reference], own, confidence=study.confidence, seed=study.task.seed)
+        for arm, own in finals.items()
+        if arm != reference and len(finals[reference].keys() & own.keys()) >= LEAST_PAIRS
     }
-    tested = {arm: found.p_value for arm, found in against.items() if found.p_value is not None}
+    tested = {arm: difference.p_value for arm, difference in against.items() if difference.p_value is not None}
     corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
     common = {arm: [runs[pair] for pair in pairs] for arm, runs in arms.items()}
     lines = [
@@ -217,11 +216,11 @@ def _compared(study: StudyConfig, name: str, title: str, variant: str, reference
     before = common[reference]  # the student of a pair is the same for every arm
     initial = _interval(study, [run.initial for run in before]) if pairs else None
     sets = _by_set(study, [run.initial_sets for run in before])
-    return Comparison(name, title, variant, reference, pairs, initial, sets, tuple(lines))
+    return Comparison(name, table.title, variant, reference, pairs, initial, sets, tuple(lines))
 
 
 def common_pairs(arms: ByArm) -> tuple[int, ...]:
-    """Pairs that every arm has; none if they are too few for an interval."""
+    """The pairs that every arm has; none if there are fewer than two."""
     pairs = sorted(set.intersection(*(set(runs) for runs in arms.values()))) if arms else []
     return tuple(pairs) if len(pairs) >= LEAST_PAIRS else ()
 
@@ -230,21 +229,21 @@ def _interval(study: StudyConfig, values: Sequence[float]) -> Mean:
     return mean_interval(values, confidence=study.confidence)
 
 
-def _by_set(study: StudyConfig, found: Sequence[Mapping[str, float]]) -> dict[str, Mean]:
-    return {name: _interval(study, [sets[name] for sets in found]) for name in (found[0] if found else ())}
+def _by_set(study: StudyConfig, runs: Sequence[Mapping[str, float]]) -> dict[str, Mean]:
+    return {name: _interval(study, [sets[name] for sets in runs]) for name in (runs[0] if runs else ())}
 
 
 # Curves and costs
 
 
 def curve(study: StudyConfig, runs: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, Mean]]:
-    """Mean over runs, at least two, of a value at every step that they have it at."""
+    """Mean of a value over at least two runs, by step."""
     return [(points[0][0], _interval(study, [value for _, value in points])) for points in zip(*runs, strict=True)]
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Mean seconds of a step, by phase, and as a ratio to another arm."""
+    """Mean seconds per step, by phase, and their ratio to another arm's."""
 
     arm: str
     variant: str
@@ -254,12 +253,12 @@ class Cost:
 
 
 def costs(study: StudyConfig, results: Sequence[RunResult], baseline: str) -> list[Cost]:
-    """Seconds of a step of every arm, and the ratio to ``baseline`` in the same variant.
+    """Seconds per step of every arm, and the ratio to ``baseline`` in the same variant.
 
-    The runs of the first stage were interleaved on one machine, so that its load falls on all of them alike; later
-    stages ran at another time and are left out.
+    Runs of the first stage take turns on one machine, so its load affects all of them alike; later stages run at
+    another time and are left out.
     """
-    found = []
+    rows = []
     for variant in study.variants:
         seconds = {
             arm: {
@@ -273,5 +272,5 @@ def costs(study: StudyConfig, results: Sequence[RunResult], baseline: str) -> li
         for arm, by_phase in seconds.items():
             if study.arms[arm].stage == 1:
                 total = sum(by_phase.values())
-                found.append(Cost(arm, variant, total, by_phase, None if base is None else total / base))
-    return found
+                rows.append(Cost(arm, variant, total, by_phase, None if base is None else total / base))
+    return rows

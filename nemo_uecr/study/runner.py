@@ -1,10 +1,11 @@
-"""One study from its file to its tables: problems and models, learning rates, runs, summary.
+"""A study from its file to its tables: problems and models, learning rates, runs, summary.
 
-Everything is complete or absent on disk, so a study that was interrupted does what is missing.
+Everything on disk is complete or absent, so that an interrupted study continues with what is missing.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from nemo_uecr.files import new_folder, read_object, replace_file
 from nemo_uecr.local.provenance import of_other_code, package_source
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.study import grid, results
-from nemo_uecr.study.grid import Cell
+from nemo_uecr.study.grid import GridCell
 from nemo_uecr.study.schema import StudyConfig
 from nemo_uecr.study.summary import write_summary
 from nemo_uecr.study.supervised import TEACHING, ModelJob, teach_model
@@ -23,15 +24,15 @@ from nemo_uecr.study.task import write_problems
 from nemo_uecr.study.workers import work_on
 from nemo_uecr.telemetry.run_folder import read_run
 
-#: Trains one cell, in a worker process; returns an error line, or None.
-Work = Callable[[Cell], str | None]
+#: Trains one cell in a worker process; returns an error line, or None.
+Work = Callable[[GridCell], str | None]
 Report = Callable[[str], None]
 
 
 def forecast(study: StudyConfig) -> list[str]:
-    """What is still to be done and how long it will take if every process has a core of its own, in lines for people.
+    """Lines on the remaining work and its duration, given one core per process.
 
-    hours = (models * seconds of a model + runs * seconds of a run) / processes / 3600
+    hours = (models * seconds per model + runs * seconds per run) / processes / 3600
     """
     cells, folders = grid.every_cell(study), [grid.model_folder(study, name) for name in grid.every_model(study)]
     taught = [read_object(folder / TEACHING)["seconds"] for folder in folders if folder.is_dir()]
@@ -43,11 +44,11 @@ def forecast(study: StudyConfig) -> list[str]:
     run_seconds = sum(ran) / len(ran) if ran else study.expected_run_seconds
     hours = (models * model_seconds + runs * run_seconds) / study.processes / 3600
     idle = ", ".join(arm for arm in study.arms if not any(arm in table.arms for table in study.tables.values()))
-    of_models = "mean of those taught" if taught else "expected_model_seconds of the study file"
+    of_models = "mean of the finished models" if taught else "expected_model_seconds of the study file"
     of_runs = "mean of the finished runs" if ran else "expected_run_seconds of the study file"
     return [
         f"to do: {models} models, {selection} runs to choose learning rates, {runs - selection} runs for the tables",
-        f"{model_seconds:.0f} s a model ({of_models}), {run_seconds:.0f} s a run ({of_runs}), "
+        f"{model_seconds:.0f} s per model ({of_models}), {run_seconds:.0f} s per run ({of_runs}), "
         f"{study.processes} at once: about {hours:.2f} hours",
         *([f"in no table, but run: {idle}; write arms: {{_override_: true, ...}} to inherit none"] if idle else []),
         *other_code(study),
@@ -55,20 +56,20 @@ def forecast(study: StudyConfig) -> list[str]:
 
 
 def other_code(study: StudyConfig) -> list[str]:
-    """A line where runs were made by other code of the package than today's."""
+    """A line on runs made by another version of the package's code, if there are any."""
     code = package_source()[0]["package_sha256"]
     kept = (each for each in grid.every_cell(study) if any((each.folder / "checkpoints").glob("step-*")))
     old = Counter(cell.arm for cell in kept if of_other_code(cell.folder, code))
     named = ", ".join(f"{count} of {arm}" for arm, count in old.items())
-    said = f"runs made by other code of the package: {named}; to run an arm again, delete {study.folder}/*/*/ARM"
-    return [said] if old else []
+    line = f"runs made by other code of the package: {named}; to run an arm again, delete {study.folder}/*/*/ARM"
+    return [line] if old else []
 
 
 def run_study(study: StudyConfig, work: Work, *, stop: StopRequest, report: Report) -> Path:
-    """Do what is missing, then write tables and figures; returns the summary's path.
+    """Run what is missing, then write tables and figures; returns the summary's path.
 
-    When `stop` is asked, what is under way saves and ends; `report` is called with each line of progress. After a
-    failed run or a stop the same command continues.
+    On a `stop` request the runs in progress save and end. `report` receives each line of progress. After a failed run
+    or a stop the same command continues.
     """
     _prepare_task(study, stop, report)
     _run(study, "selection", grid.selection_cells(study), work, stop, report)
@@ -77,7 +78,7 @@ def run_study(study: StudyConfig, work: Work, *, stop: StopRequest, report: Repo
 
 
 def summarise(study: StudyConfig) -> Path:
-    """Tables and figures again from the finished runs, training nothing; returns the summary's path."""
+    """Rebuild tables and figures from the finished runs; returns the summary's path."""
     choices = results.choose_rates(study)
     cells = grid.table_cells(study, results.rates_of(choices))
     return write_summary(study, choices, cells, results.read_results(study, cells), other_code(study))
@@ -108,43 +109,37 @@ def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None
         if not grid.model_folder(study, name).is_dir():
             rng = random.Random(f"{task.seed} {name}")
             jobs.append(ModelJob(grid.model_folder(study, name), config, rng.randrange(2**31), rng, tuple(sets)))
-    ready = list[Path]()
+    numbers = itertools.count(1)
 
-    def told(job: ModelJob, loss: float) -> None:
-        ready.append(job.folder)
-        report(f"model {len(ready)} of {len(jobs)}, {job.folder.name}: last loss {loss:.3f} nats a token")
+    def finished(job: ModelJob, loss: float) -> None:
+        report(f"model {next(numbers)} of {len(jobs)}, {job.folder.name}: last loss {loss:.3f} nats per token")
 
     if jobs:
         report(f"teaching {len(jobs)} models, {study.processes} at once")
-    work_on(teach_model, jobs, processes=study.processes, stop=stop, report=told)
+    work_on(teach_model, jobs, processes=study.processes, stop=stop, report=finished)
 
 
-def _run(study: StudyConfig, stage: str, cells: Sequence[Cell], work: Work, stop: StopRequest, report: Report) -> None:
+def _run(
+    study: StudyConfig, stage: str, cells: Sequence[GridCell], work: Work, stop: StopRequest, report: Report
+) -> None:
     """Run every cell that is not finished; one that fails does not stop the others."""
-    # Finished runs that are not this study's are refused before others train.
+    # Finished runs of another study are refused before others train.
     ran = {cell: results.wall_seconds(run) for cell, run in grid.finished_runs(study, cells)}
     waiting = [cell for cell in cells if cell not in ran]
-    failures = list[tuple[Cell, str]]()
+    failures = list[tuple[GridCell, str]]()
+    numbers = itertools.count(1)
 
-    def progress() -> str:
-        left = time_left([*ran.values()], len(cells) - len(ran) - len(failures), study.processes)
-        head = f"{stage}: {len(ran)} of {len(cells)} runs{left}\n"
-        replace_file(Path(study.folder) / "progress.txt", (head + progress_table(cells, [*ran])).encode())
-        return left
-
-    def told(cell: Cell, error: str | None) -> None:
+    def finished(cell: GridCell, error: str | None) -> None:
         if error is None:
             ran[cell] = results.wall_seconds(read_run(cell.folder))
         else:
             failures.append((cell, error))
         outcome = "done" if error is None else f"FAILED: {error}"
-        number = len(ran) + len(failures) - (len(cells) - len(waiting))
         name = f"{cell.variant} {cell.arm} pair {cell.pair} lr {cell.learning_rate:g}"
-        report(f"{stage} {number}/{len(waiting)}  {name}  {outcome}{progress()}")
+        left = time_left([*ran.values()], len(cells) - len(ran) - len(failures), study.processes)
+        report(f"{stage} {next(numbers)}/{len(waiting)}  {name}  {outcome}{left}")
 
-    progress()
-    work_on(work, waiting, processes=study.processes, stop=stop, report=told)
-    report(f"{stage}: runs finished, of all\n{progress_table(cells, [*ran])}".rstrip())
+    work_on(work, waiting, processes=study.processes, stop=stop, report=finished)
     if failures:
         cell, error = failures[0]
         raise RunFolderError(
@@ -154,19 +149,8 @@ def _run(study: StudyConfig, stage: str, cells: Sequence[Cell], work: Work, stop
 
 
 def time_left(ran: Sequence[float], runs: int, processes: int) -> str:
-    """The end of a line, or nothing: runs * mean of ran / min(processes, runs); those under way count in full."""
+    """The end of a progress line: runs * mean of ran / min(processes, runs); runs in progress count in full."""
     if not ran or not runs:
         return ""
     seconds = sum(ran) / len(ran) * runs / min(processes, runs)
     return f", about {seconds:.0f} s left" if seconds < 120 else f", about {seconds / 60:.0f} min left"
-
-
-def progress_table(cells: Sequence[Cell], done: Sequence[Cell]) -> str:
-    """Finished runs of all: one line an arm, one column a variant."""
-    wanted, finished = (Counter((cell.arm, cell.variant) for cell in group) for group in (cells, done))
-    arms, variants = (list(dict.fromkeys(key[part] for key in wanted)) for part in (0, 1))
-    shares = {key: f"{finished[key]}/{count}" for key, count in wanted.items()}
-    rows = [["arm", *variants], *([arm, *(shares.get((arm, variant), "-") for variant in variants)] for arm in arms)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "".join(f"{line.rstrip()}\n" for line in lines)

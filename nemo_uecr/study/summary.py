@@ -13,40 +13,40 @@ from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Entry, Row, Score, Tab
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Mean
 from nemo_uecr.study import figures, results
-from nemo_uecr.study.grid import Cell
+from nemo_uecr.study.grid import GridCell
 from nemo_uecr.study.map import MapCell, map_cells
 from nemo_uecr.study.results import Choice, Comparison, Cost, Line, RunResult
 from nemo_uecr.study.schema import StudyConfig
 
-#: The arm whose step the others' cost is a ratio to, and that the best of the others in the map is compared with.
+#: The baseline of the costs and of the map.
 BASELINE = "grpo"
-#: The table whose arms stand with the parts of the method that they have.
+#: The table that shows the parts of each arm's method.
 ABLATION = "ablation"
 LEAD = (
-    "Averages in percent over the five held-out sets; every pair is a student and a seed of its own, so pairs are "
-    "independent. Intervals are Student's t over pairs. Tables of differences have a "
+    "Averages in percent over the five held-out sets. Pairs are independent: each has its own student and seed. "
+    "Intervals are Student's t over pairs. Tables of differences have a "
     f"p-value from {PAIRS_FOR_A_TEST} pairs on: {TEST_NAME}, Holm-corrected within the table and variant."
 )
 DIFFERENCE_NOTE = (
-    "Before and after are over each arm's own pairs; arms with other pairs have other students, and only the "
-    "difference, pair by pair, compares them."
+    "Before and after are over each arm's own pairs. Arms with other pairs have other students, so only the paired "
+    "difference compares them."
 )
 CURVES_NOTE = "On the pairs that all arms of the first table have."
 MAP_NOTE = (
-    "Level with the best: the interval of the paired difference holds 0 or has no width. p is of paired t tests, from "
-    "five pairs on, each column Holm-corrected over the cells; the leader was chosen on the same runs."
+    "Level with the best: the interval of the paired difference includes 0 or has no width. p is of paired t tests, "
+    "from five pairs on, each column Holm-corrected over the cells; the leader was chosen on the same runs."
 )
-RATES_NOTE = "Chosen by: highest mean validation average after the last step; of equal ones the lower rate."
+RATES_NOTE = "Chosen: the highest mean validation average after the last step, the lower rate on ties."
 COST_NOTE = (
-    "Means over the runs of an arm, whose phases were timed while other runs shared the machine; evaluation and saving "
-    "are left out. Arms took turns, but other load and a first run's start do not fall on all alike: with few pairs "
-    "compare the advantage alone."
+    "Means over the runs of an arm, timed while other runs shared the machine, without evaluation and saving. Arms "
+    "took turns, but other load and the start of a first run do not affect all alike: with few pairs compare the "
+    "advantage alone."
 )
 ENDINGS = {"markdown": "md", "latex": "tex", "html": "html"}
 
 
 class Part(NamedTuple):
-    """A piece of the summary; title, note, table and figure are there or not."""
+    """A part of the summary; title, note and figure may be empty."""
 
     name: str  # of the table's files
     title: str
@@ -56,11 +56,15 @@ class Part(NamedTuple):
 
 
 def write_summary(
-    study: StudyConfig, choices: Sequence[Choice], cells: Sequence[Cell], runs: Sequence[RunResult], notes: list[str]
+    study: StudyConfig,
+    choices: Sequence[Choice],
+    cells: Sequence[GridCell],
+    runs: Sequence[RunResult],
+    notes: list[str],
 ) -> Path:
     """Write results.json, tables/, figures/ and summary.md, whose path is returned.
 
-    `cells` are the runs that the tables want, `runs` those that are finished; `notes` stand above the tables.
+    `cells` are all runs of the tables, `runs` the finished ones; `notes` precede the tables.
     """
     root, done = Path(study.folder), {run.cell.folder for run in runs}
     missing = [cell for cell in cells if cell.folder not in done]
@@ -95,22 +99,22 @@ def _parts(
     seconds: Sequence[Cost],
     runs: Sequence[RunResult],
 ) -> Iterator[Part]:
-    """The map, every table with its differences and its figure, the first one's curves, learning rates, costs."""
+    """The map, every table with differences and figure, the first table's curves, learning rates, costs."""
     folder = Path(study.folder) / "figures"
     if mapped:
         figures.draw_map(folder, study, mapped, BASELINE)
         yield Part("map", "Map", MAP_NOTE, map_table(study, mapped), "figures/map.png")
     for name in study.tables:
-        found = [table for table in compared if table.name == name]
-        for table in found:
+        variants = [table for table in compared if table.name == name]
+        for table in variants:
             title, key = f"{table.title} ({table.variant})", f"{name}-{table.variant}"
             scores = sets_table(table, layout="ablation" if name == ABLATION else "main", samples=runs[0].samples)
             note = f"On the {len(table.pairs)} pairs that all arms of the table have."
             yield Part(f"{key}-sets", title, note, scores, "")
             gaps = difference_table(table, confidence=study.confidence)
             yield Part(f"{key}-differences", f"{title}: {table.reference} minus each arm", DIFFERENCE_NOTE, gaps, "")
-        if found:
-            figures.draw_differences(folder, name, found)
+        if variants:
+            figures.draw_differences(folder, name, variants)
             yield Part(name, "", "", None, f"figures/differences-{name}.png")
     first, evaluated, rewarded = next(iter(study.tables)), {}, {}
     for table in compared:
@@ -130,14 +134,14 @@ def _parts(
     yield Part("learning-rates", "Learning rates", RATES_NOTE, selection_table(choices), "")
     if seconds:
         figures.draw_costs(folder, seconds)
-        yield Part("costs", "Seconds of a step", COST_NOTE, cost_table(seconds), "figures/costs.png")
+        yield Part("costs", "Seconds per step", COST_NOTE, cost_table(seconds), "figures/costs.png")
 
 
-def _missing_line(missing: Sequence[Cell], wanted: int) -> str:
+def _missing_line(missing: Sequence[GridCell], wanted: int) -> str:
     pairs: dict[str, list[str]] = {}
     for cell in missing:
         pairs.setdefault(f"{cell.variant} {cell.arm}", []).append(str(cell.pair))
-    shown = "; ".join(f"{name}: {', '.join(found)}" for name, found in pairs.items())
+    shown = "; ".join(f"{name}: {', '.join(numbers)}" for name, numbers in pairs.items())
     return f"Not finished: {len(missing)} of {wanted} runs, by variant, arm and pair: {shown}."
 
 
@@ -159,9 +163,9 @@ def _blocks(lead: Sequence[str], parts: Sequence[Part]) -> Iterator[str]:
 
 
 def sets_table(summary: Comparison, *, layout: str, samples: int) -> Table | None:
-    """Arms by held-out sets over their common pairs, the best and the second marked; None without common pairs.
+    """Arms by held-out sets over their common pairs, the best two marked; None without common pairs.
 
-    The interval over pairs stands with the average alone. The layout "ablation" has the parts of each arm's method.
+    Only the average has an interval. The layout "ablation" shows the parts of each arm's method.
     """
     means = {"initial": (summary.initial_sets, summary.initial)}
     means |= {line.arm: (line.sets, line.common) for line in summary.lines}
@@ -181,7 +185,7 @@ def sets_table(summary: Comparison, *, layout: str, samples: int) -> Table | Non
 
 
 def difference_table(summary: Comparison, *, confidence: float) -> Table:
-    """Final average, and the reference minus each arm pair by pair."""
+    """Final averages, and the paired difference of the reference and each arm."""
     level = f"{100 * confidence:g}%"
     head = (
         "arm", "pairs", "lr", "before", f"after [{level}]", f"{summary.reference} minus arm [{level}]", "won",
@@ -207,7 +211,7 @@ def difference_table(summary: Comparison, *, confidence: float) -> Table:
 
 
 def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
-    """The best of every cell, what is level with it, and its lead."""
+    """The best arm of every cell, the arms level with it, and its lead."""
     level = f"{100 * study.confidence:g}%"
     head = (
         "cell", "pairs", "best", "level with it", "after", f"minus second [{level}]", "p (Holm)",
@@ -233,7 +237,7 @@ def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
 
 
 def selection_table(choices: Sequence[Choice]) -> Table:
-    """The validation averages of every candidate rate, the chosen one marked."""
+    """Validation averages of the candidate rates, the chosen one marked."""
     rates = sorted({rate for choice in choices for rate in choice.averages})
     head = ("variant", "arm", *(f"lr {rate:g}" for rate in rates), "at the edge of the grid")
 
@@ -247,7 +251,7 @@ def selection_table(choices: Sequence[Choice]) -> Table:
 
 
 def cost_table(costs: Sequence[Cost]) -> Table:
-    """Seconds of a step by phase, and the ratio to the baseline."""
+    """Seconds per step by phase, and the ratio to the baseline."""
     phases = list(dict.fromkeys(phase for cost in costs for phase in cost.seconds))
     body = []
     for cost in costs:
@@ -262,7 +266,9 @@ def _entries(*given: Entry | str) -> tuple[Entry, ...]:
 
 def _mean(mean: Mean, *, sign: str = "") -> Entry:
     centre, low, high = (rounded(value, 1, sign=sign) for value in (mean.mean, mean.low, mean.high))
-    return Entry(centre, NOTHING if mean.high - mean.low < 1e-9 else f"{low}, {high}")  # equal values tell no spread
+    return Entry(
+        centre, NOTHING if mean.high - mean.low < 1e-9 else f"{low}, {high}"
+    )  # equal values have no spread
 
 
 def _number(value: float | None, decimals: int) -> str:

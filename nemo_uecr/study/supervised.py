@@ -1,4 +1,4 @@
-"""Supervised training of small Qwen3 models on written solutions: the students and teachers of the demo and of studies.
+"""Supervised training of the demo's and the studies' models: small Qwen3 models on worked solutions.
 
 Shapes: B sequences, T tokens (padded on the right), N response tokens in a flat list, V vocabulary, H hidden.
 """
@@ -31,7 +31,7 @@ WEIGHT_DECAY = 0.01
 MAX_GRADIENT_NORM = 1.0
 WARMUP_STEPS = 50
 STEPS_PER_LINE = 100
-#: Beside a model's weights: how long it was taught, and its last loss.
+#: File beside a model's weights: seconds of training, and the last loss.
 TEACHING = "teaching.json"
 
 MOMENTUM = 0.95
@@ -42,7 +42,7 @@ SMALLEST_NORM = 1e-7
 
 
 class Batch(NamedTuple):
-    """Token ids padded on the right, and which of them are the solution and its end token."""
+    """Token ids padded on the right, and a mask of the solution and its end token."""
 
     ids_BT: torch.Tensor
     response_BT: torch.Tensor
@@ -50,17 +50,17 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelJob:
-    """One model to teach, in a process of its own."""
+    """One model to train."""
 
-    folder: Path  # where it goes
+    folder: Path  # output
     config: ModelConfig
-    weights_seed: int  # of the random weights that it begins with
+    weights_seed: int  # of the initial weights
     rng: random.Random  # draws the demonstrations
     held_out: tuple[Path, ...]  # files of questions that it must not see
 
 
 def teach_model(job: ModelJob) -> float:
-    """Teach one model on one thread and save it with its tokenizer, whole or not at all; its last loss in nats."""
+    """Train one model on one thread and save it with its tokenizer, complete or not at all; returns the last loss."""
     import torch
     from transformers.utils import logging as transformers_logging
 
@@ -74,7 +74,7 @@ def teach_model(job: ModelJob) -> float:
         for step, loss in enumerate(train_supervised(model, batches, course), start=1):
             if step % STEPS_PER_LINE == 0 or step == course.steps:
                 at, seconds = f"step {step} of {course.steps}", time.monotonic() - started
-                logger.info("%s: %s, loss %.4f nats a token, %.0f s", job.folder.name, at, loss, seconds)
+                logger.info("%s: %s, loss %.4f nats per token, %.0f s", job.folder.name, at, loss, seconds)
     with new_folder(job.folder) as aside:
         save_pretrained(model, tokenizer, aside)
         taught = {"seconds": time.monotonic() - started, "last_loss": loss}
@@ -83,7 +83,7 @@ def teach_model(job: ModelJob) -> float:
 
 
 def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 model with random weights drawn by `seed`."""
+    """A Qwen3 model with random weights."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -109,7 +109,7 @@ def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, seed: i
 def demonstrations(
     tokenizer: PreTrainedTokenizerFast, course: CourseConfig, rng: random.Random, held_out: Set[str]
 ) -> Iterator[Batch]:
-    """Endless batches of fresh problems, of one level each and none of `held_out`, with the course's solutions."""
+    """Endless batches of new problems with solutions, one level per batch, without the questions of `held_out`."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
 

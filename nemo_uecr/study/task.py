@@ -1,8 +1,8 @@
 r"""Chains of arithmetic with written steps: problems, solutions, data files and a tokenizer.
 
-The rule of the task: begin with a number, apply the operations in the order in which they are written (there is no
-precedence), write every step on a line of its own, and box the last value. Every value on the way is a whole number
-from 0 to 99. A problem of level k has k + 1 operations; here is one of level 2:
+The task: start with a number, apply the operations from left to right (without precedence), write every step on its own
+line, and box the last value. All values are integers from 0 to 99. A problem of level k has k + 1 operations; here is
+one of level 2:
 
     question   Start with 10: +5 *3 -4 = ?
     solution   10+5=15
@@ -32,7 +32,7 @@ ADDENDS = range(2, 20)
 FACTORS = range(2, 4)
 FACTOR_SHARE = 0.25
 APPLY: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-#: How far a wrong line of a demonstrator is off.
+#: Errors of a demonstrator's wrong lines.
 SLIPS = (-10, -2, -1, 1, 2, 10)
 
 MODEL_MAX_LENGTH = 512
@@ -101,7 +101,7 @@ def sample_problem(rng: random.Random, level: int) -> Problem:
 
 
 def sample_unseen(rng: random.Random, level: int, seen: Set[str]) -> Problem:
-    """Draw problems of a level until one comes whose question is not in `seen`."""
+    """Draw a problem of a level whose question is not in `seen`."""
     while (problem := sample_problem(rng, level)).question in seen:
         pass
     return problem
@@ -119,11 +119,10 @@ def _sample_operation(rng: random.Random, value: int) -> Operation:
 
 
 def worked_solution(problem: Problem, rng: random.Random, *, skip_rate: float, error_rate: float) -> str:
-    """Written steps and the boxed value of a demonstrator who skips steps and slips at given rates.
+    """Steps and boxed answer of a demonstrator who skips steps and makes errors at given rates.
 
-    To skip a step is to do the next operation in the head: it joins the line that is being written, as in
-    `10+5*3=45`. A slip changes the value that a line ends in; the following lines go on from the wrong value, so the
-    text is consistent with itself and its answer is (almost always) wrong.
+    A skipped step joins the next line, as in `10+5*3=45`. An error changes the value of a line, and the following lines
+    continue from it: the text is consistent, and its answer is almost always wrong.
     """
     lines, value, line = [], problem.start, str(problem.start)
     for position, operation in enumerate(problem.operations, start=1):
@@ -132,7 +131,7 @@ def worked_solution(problem: Problem, rng: random.Random, *, skip_rate: float, e
         if position == len(problem.operations) or rng.random() >= skip_rate:
             if error_rate > 0 and rng.random() < error_rate:
                 slipped = [value + slip for slip in SLIPS]
-                # An earlier slip may have led so far out of the range that none of them is in it.
+                # After an earlier error, no value may be in the range.
                 value = rng.choice([other for other in slipped if 0 <= other <= LARGEST_VALUE] or slipped)
             lines.append(f"{line}={value}")
             line = str(value)
@@ -145,7 +144,7 @@ def worked_solution(problem: Problem, rng: random.Random, *, skip_rate: float, e
 def write_problems(
     rng: random.Random, held_out: Mapping[Path, Sequence[int]], train: Path, train_levels: Sequence[int], count: int
 ) -> None:
-    """Write held-out sets, whose problems' levels are given, and a training set; no two problems share a question."""
+    """Write held-out sets with given levels and a training set of ``count`` problems; all questions differ."""
     seen = set[str]()
     for path, levels in held_out.items():
         _write_distinct(path, rng, levels, seen)
@@ -163,7 +162,7 @@ def _write_distinct(path: Path, rng: random.Random, levels: Sequence[int], seen:
 
 
 def read_questions(paths: Iterable[Path]) -> set[str]:
-    """The questions of files that `write_problems` wrote."""
+    """The questions of files written by `write_problems`."""
     return {json.loads(line)["question"] for path in paths for line in path.read_text(encoding="utf-8").splitlines()}
 
 
@@ -171,7 +170,7 @@ def read_questions(paths: Iterable[Path]) -> set[str]:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE with single digits and a Qwen-like chat template; the task's words are one token each."""
+    """Byte-level BPE with single digits and a Qwen-like chat template; each word of the task is one token."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,7 +1,7 @@
-"""Worker processes: none of them, nor a child of theirs, outlives the process that started them.
+"""Worker processes that never outlive their parent, nor do their own children.
 
-Each worker leads a process group of its own, so that it can be ended together with the comparison process that it
-started, and watches its parent, so that it ends even where the parent was killed.
+Each worker leads its own process group, which ends with it, and watches its parent, so that it ends even if the parent
+is killed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import TypeVar
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.stopping import RunStopped, StopRequest
 
-#: How often a request to stop is looked for.
+#: Interval of the checks for a stop request.
 POLL_SECONDS = 0.2
-#: How long workers may take to finish and save the step under way before they are killed.
+#: Time for workers to finish and save the current step before they are killed.
 GRACE_SECONDS = 30.0
 
 Item = TypeVar("Item")
@@ -38,10 +38,10 @@ def work_on(
     stop: StopRequest,
     report: Callable[[Item, Result], None],
 ) -> None:
-    """Work on every item in a process of its own, several at once; `work` must be importable.
+    """Work on the items in worker processes; `work` must be importable.
 
-    `report` is called here with each item and its result, in the order in which they end. Before a `RunStopped` the
-    workers have saved and ended.
+    `report` is called in this process with each item and its result, in order of completion. `RunStopped` is raised
+    after the workers have saved and ended.
     """
     if not items:
         return
@@ -50,19 +50,19 @@ def work_on(
     try:
         left, waiting = deque(items), dict[Future[Result], Item]()
         while left or waiting:
-            while left and len(waiting) < processes:  # one more, and a worker that has saved would go on with it
+            while left and len(waiting) < processes:  # a queued item would start after a stop request
                 item = left.popleft()
                 waiting[pool.submit(work, item)] = item
             for future in wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED).done:
                 result = future.result()
                 report(waiting.pop(future), result)
             if stop.asked:
-                raise RunStopped(f"stopped by {stop.reason}; what is finished is kept, and the same command continues")
-    except BaseException as error:  # Ctrl-C too: whatever ends the parent ends its workers
+                raise RunStopped(f"stopped by {stop.reason}; finished items are kept, and the same command continues")
+    except BaseException as error:  # Ctrl-C included
         _end(pool, set(active_children()) - others)
         if isinstance(error, BrokenProcessPool):
             raise RunFolderError(
-                "a worker process was killed, perhaps for want of memory; what is finished is kept. Free memory, or "
+                "a worker process was killed, perhaps for lack of memory; finished items are kept. Free memory, or "
                 "lower processes, and run the same command again"
             ) from error
         raise
@@ -70,7 +70,7 @@ def work_on(
 
 
 def _end_with_the_parent() -> None:
-    """In a worker: lead a process group, and end it when the parent is no more."""
+    """In a worker: lead a process group, and end it when the parent ends."""
     parent = parent_process()
     assert parent is not None  # noqa: S101  a worker has one
     os.setpgrp()
@@ -83,7 +83,7 @@ def _end_with_the_parent() -> None:
 
 
 def _end(pool: ProcessPoolExecutor, workers: set[BaseProcess]) -> None:
-    """Ask every worker to save and end, and kill those that do not."""
+    """Ask every worker to save and end, and kill those that do not in time."""
     pool.shutdown(wait=False, cancel_futures=True)
     try:
         for worker in workers:
@@ -97,7 +97,7 @@ def _end(pool: ProcessPoolExecutor, workers: set[BaseProcess]) -> None:
 
 
 def _signal(worker: BaseProcess, number: signal.Signals) -> None:
-    """To the worker's whole group, which it may not lead yet, or no longer."""
+    """Signal the worker's process group, or the worker alone if it leads none."""
     if worker.pid is None:
         return
     try:

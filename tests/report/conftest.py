@@ -1,18 +1,21 @@
-"""Writes run folders in the format of docs/architecture.md, with curves and batches that look like training."""
+"""Run folders with curves, evaluations and batches that look like training."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import pstdev
 from typing import Any
 
 import pytest
 
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.evaluation.samples import Sample
 
 SETS = ("two", "three", "four", "five", "six")
 SETTINGS = {"alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0}  # fmt: skip
@@ -21,7 +24,7 @@ TEACHERLESS = tuple(name for name, method in METHODS.items() if not method.needs
 
 @dataclass(frozen=True)
 class Story:
-    """What the run should look like."""
+    """A run to write."""
 
     method: str = "uecr"
     steps: int = 40
@@ -29,10 +32,6 @@ class Story:
     before: float = 0.41
     after: float = 0.88
     seed: int = 0
-    samples: int = 12
-    problems: int = 20
-    prompts: int = 8
-    responses: int = 8
     evaluations: tuple[int, ...] = (0, 10, 20, 30, 40)
     batches: tuple[int, ...] = (1, 20, 40)
 
@@ -59,11 +58,16 @@ def write_run(folder: Path, story: Story) -> None:
     _write_head(folder, story)
     records = [_metrics(story, step, dice) for step in range(1, story.steps + 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    shares = {
+        step: {
+            name: [min(1.0, max(0.0, dice.gauss(_level(story, step) + 0.16 - 0.08 * place, 0.1))) for _ in range(20)]
+            for place, name in enumerate(SETS)
+        }
+        for step in story.evaluations
+        if step <= story.steps
+    }
     (folder / "evaluations").mkdir()
-    with (folder / "evaluation.jsonl").open("w") as lines:
-        for step in story.evaluations:
-            if step <= story.steps:
-                lines.write(json.dumps(_evaluation(folder, story, step, dice)) + "\n")
+    write_evaluations(folder, shares, samples=12)
     (folder / "batches").mkdir()
     for step in story.batches:
         if step <= story.steps:
@@ -77,7 +81,7 @@ def _write_head(folder: Path, story: Story) -> None:
         "backend: local\nstudent: {dtype: float32}\nrollout: {engine: transformers}\n"
         "data: {prompt_template: '{question}', enable_thinking: false}\n"
         f"method:\n  name: {story.method}\n{method}\ntrain:\n  steps: {story.planned}\n  learning_rate: 0.0002\n"
-        f"run:\n  folder: runs/{folder.name}\n  seed: {story.seed}\nevaluation:\n  samples: {story.samples}\n"
+        f"run:\n  folder: runs/{folder.name}\n  seed: {story.seed}\nevaluation:\n  samples: 12\n"
         "  temperature: 0.6\n  top_p: 0.95\n  top_k: 20\n  max_tokens: 64\n  stop: []\n  seed: 42\n"
         f"  benchmarks:\n{sets}\n"
     )
@@ -128,29 +132,24 @@ def _metrics(story: Story, step: int, dice: random.Random) -> dict[str, float]:
     return record
 
 
-def _evaluation(folder: Path, story: Story, step: int, dice: random.Random) -> dict[str, Any]:
-    sets, samples = {}, []
-    for place, name in enumerate(SETS):
-        level = min(0.98, max(0.02, _level(story, step) + 0.16 - 0.08 * place))
-        shares = []
-        for problem in range(story.problems):
-            right = [dice.random() < level for _ in range(story.samples)]
-            shares.append(sum(right) / story.samples)
-            samples += [
-                {"benchmark": name, "problem": f"{name}-{problem}", "sample": k, "question": "47+8*3-5?",
-                 "answer": "60", "response": "\\boxed{60}", "extracted": "60",
-                 "verdict": "correct" if r else "wrong", "tokens": 36,
-                 "truncated": False}
-                for k, r in enumerate(right)
-            ]  # fmt: skip
-        mean = sum(shares) / len(shares)
-        error = 1.96 * (sum((s - mean) ** 2 for s in shares) / len(shares) / (len(shares) - 1)) ** 0.5
-        sets[name] = {"avg": mean, "low": mean - error, "high": min(1.0, mean + error), "problems": story.problems,
-                      "pass": sum(s > 0 for s in shares) / len(shares)}  # fmt: skip
-    path = folder / "evaluations" / f"step-{step:06d}.jsonl"
-    path.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    average = {key: sum(entry[key] for entry in sets.values()) / len(sets) for key in ("avg", "low", "high")}
-    return {"step": step, "samples": story.samples, "sets": sets, "average": average, "seconds": 2.2}
+def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *, samples: int) -> None:
+    """Replace a run's evaluations: step -> set -> share of correct samples of each problem."""
+    lines = []
+    for step, sets in shares.items():
+        entries, rows = {}, list[Sample]()
+        for name, values in sets.items():
+            mean, error = sum(values) / len(values), 2 * pstdev(values) / len(values) ** 0.5
+            ends = {"avg": mean, "low": max(0.0, mean - error), "high": min(1.0, mean + error)}
+            entries[name] = ends | {"problems": len(values), "pass": sum(v > 0 for v in values) / len(values)}
+            for problem, k in itertools.product(range(len(values)), range(samples)):
+                verdict = "correct" if k < values[problem] * samples else "wrong"
+                rows.append(Sample(name, str(problem), k, "q", "a", "r", None, verdict, 3, False))
+        average = {key: sum(entry[key] for entry in entries.values()) / len(entries) for key in ("avg", "low", "high")}
+        record = {"step": step, "samples": samples, "sets": entries, "average": average, "seconds": 2.2}
+        lines.append(json.dumps(record) + "\n")
+        path = folder / "evaluations" / f"step-{step:06d}.jsonl"
+        path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+    (folder / "evaluation.jsonl").write_text("".join(lines))
 
 
 def _write_batch(folder: Path, story: Story, step: int) -> None:
@@ -161,15 +160,15 @@ def _write_batch(folder: Path, story: Story, step: int) -> None:
 
     dice = random.Random(f"{story.seed}-{step}")
     level = _level(story, step)
-    told, values, labels = [], [], []
-    for prompt in range(story.prompts):
+    texts, values, labels = [], [], []
+    for prompt in range(8):
         skill = min(0.98, max(0.02, dice.betavariate(8 * level, 8 * (1 - level))))
-        for sample in range(story.responses):
+        for sample in range(8):
             right, size = dice.random() < skill, dice.randint(12, 40)
             gaps, tokens = [dice.gauss(0.1, 0.15) for _ in range(size)], [str(dice.randrange(10)) for _ in range(size)]
             if not right:
                 gaps[dice.randrange(size)] = dice.gauss(-2.4, 0.8)
-            told.append({"row": len(told), "id": f"s{step}-p{prompt}-r{sample}", "problem": f"train-{prompt}",
+            texts.append({"row": len(texts), "id": f"s{step}-p{prompt}-r{sample}", "problem": f"train-{prompt}",
                          "question": "47+8*3-5 = ?", "answer": "60", "response": "".join(tokens),
                          "verdict": "correct" if right else "wrong", "tokens": tokens})  # fmt: skip
             old = [-1.0 - 0.4 * dice.random() for _ in gaps]
@@ -177,7 +176,7 @@ def _write_batch(folder: Path, story: Story, step: int) -> None:
             values.append(torch.tensor([old, [x + gap for x, gap in zip(old, gaps, strict=True)], entropies]).T)
             labels.append(prompt)
     old_BT, teacher_BT, entropy_BT = pad_sequence(values, batch_first=True, padding_value=math.nan).unbind(-1)
-    rewards = torch.tensor([float(each["verdict"] == "correct") for each in told])
+    rewards = torch.tensor([float(each["verdict"] == "correct") for each in texts])
     tensors = {"task_reward": rewards, "group": torch.tensor(labels), "mask": ~old_BT.isnan(), "old_logp": old_BT}
     if story.method not in TEACHERLESS:
         tensors |= {"teacher_logp": teacher_BT, "teacher_entropy": entropy_BT}
@@ -194,4 +193,4 @@ def _write_batch(folder: Path, story: Story, step: int) -> None:
     }
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / f"step-{step:06d}.safetensors", metadata=header)
-    (folder / f"step-{step:06d}.json").write_text(json.dumps({"step": step, "responses": told}))
+    (folder / f"step-{step:06d}.json").write_text(json.dumps({"step": step, "responses": texts}))

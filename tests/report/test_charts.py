@@ -6,44 +6,31 @@ import re
 
 import pytest
 
-from nemo_uecr.report.charts import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Panel,
-    Series,
-    axes_of,
-    centred_mean,
-    draw,
-    thinned,
-)
+from nemo_uecr.report import charts
+from nemo_uecr.report.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Panel, Series, draw, thinned
 
 
-def panel(*series: Series, points: bool = False, zero: bool = False) -> Panel:
-    return Panel("name", "Title", "unit", series, points=points, zero=zero)
+def panel(*values: float) -> Panel:
+    return Panel("name", "Title", "unit", (Series("a", 0, range(1, len(values) + 1), values),))
 
 
 @pytest.mark.parametrize("values", [[0.0, 0.0], [3.0, 3.0], [1e-9, 1e-9], [0.0, 1e-17]])
 def test_constant_values_still_have_axes(values: list[float]) -> None:
-    axes = axes_of(panel(Series("a", 0, [1, 2], values)))
-    assert axes.y_marks[-1] > axes.y_marks[0]
-    assert axes.y_marks[0] >= 0.0
-    assert "nan" not in draw(panel(Series("a", 0, [1, 2], values)))
+    marks = charts.axes_of(panel(*values)).y_marks
+    assert marks[-1] > marks[0] >= 0.0
+    assert "nan" not in draw(panel(*values))
 
 
 def test_drawn_path_goes_through_the_values() -> None:
     # x from 1 to 3 maps to LEFT..WIDTH-RIGHT; y from 0 to 1 maps to HEIGHT-BOTTOM..TOP; the middle point is halfway
-    drawing = draw(panel(Series("a", 0, [1, 2, 3], [0.0, 0.5, 1.0])))
+    drawing = draw(panel(0.0, 0.5, 1.0))
     middle = ((LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2)
     assert f"M{LEFT:.1f} {HEIGHT - BOTTOM:.1f}L{middle[0]:.1f} {middle[1]:.1f}L{WIDTH - RIGHT:.1f} {TOP:.1f}" in drawing
 
 
 def test_centred_mean() -> None:
     # ends average over what is there: (1 + 2) / 2; inside: (1 + 2 + 6) / 3
-    assert centred_mean([1.0, 2.0, 6.0, 4.0], 3) == pytest.approx([1.5, 3.0, 4.0, 5.0])
+    assert charts.centred_mean([1.0, 2.0, 6.0, 4.0], 3) == pytest.approx([1.5, 3.0, 4.0, 5.0])
 
 
 def test_thinning_keeps_ends_and_spikes() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from nemo_uecr.core.methods import METHODS
@@ -12,8 +9,8 @@ from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
 from nemo_uecr.files import read_object
 from nemo_uecr.report.credit import chosen_rows, credit_maps, step_map
 from nemo_uecr.telemetry.run_folder import read_run
+from tests.report.conftest import RunMaker
 
-RunMaker = Callable[..., Path]
 PLENTY = 100_000
 
 

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,8 +16,8 @@ import pytest
 
 from nemo_uecr.report.page import render_page, write_report
 from nemo_uecr.telemetry.run_folder import read_runs
+from tests.report.conftest import RunMaker
 
-RunMaker = Callable[..., Path]
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 HOSTILE = "</script><img src=x onerror=alert(1)><!--"
 CHROMIUM = os.environ.get("NEMO_UECR_CHROMIUM") or shutil.which("chromium")
@@ -71,19 +70,16 @@ def page_of(*folders: Path) -> str:
     return render_page(read_runs(list(folders)))
 
 
-def test_page_nests_and_fetches_nothing(make_run: RunMaker) -> None:
-    seen = outline(page_of(make_run("uecr")))
+def test_page_nests_fetches_nothing_and_runs_its_own_script_alone(make_run: RunMaker) -> None:
+    page = page_of(make_run("uecr"))
+    seen = outline(page)
     assert [target for target in seen.fetched if not target.startswith(("#", "data:"))] == []
     assert seen.handlers == []
     assert len(seen.ids) == len(set(seen.ids))
     assert {"curves", "accuracy", "groups", "identities", "credit", "configuration"} <= set(seen.ids)
-    assert "@import" not in page_of(make_run("again"))
-    assert "url(" not in page_of(make_run("once-more"))
-
-
-def test_policy_allows_the_page_script_and_no_other(make_run: RunMaker) -> None:
-    page = page_of(make_run("uecr"))
-    digest = base64.b64encode(hashlib.sha256(outline(page).blocks["page"].encode()).digest()).decode()
+    assert "@import" not in page
+    assert "url(" not in page
+    digest = base64.b64encode(hashlib.sha256(seen.blocks["page"].encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'" in page
     assert "default-src 'none'" in page
 
@@ -97,20 +93,24 @@ def test_curves_hold_the_numbers_of_the_file(make_run: RunMaker) -> None:
         assert series["x"] == [record["step"] for record in records]
         assert series["y"] == pytest.approx([record[metric] for record in records], rel=1e-5)
     wrong = charts["groups-0"]["series"][2]
-    assert (wrong["label"], wrong["y"][4]) == (
-        "all wrong",
-        pytest.approx(records[4]["group/all_wrong_share"], rel=1e-5),
-    )
+    assert wrong["label"] == "all wrong"
+    assert wrong["y"][4] == pytest.approx(records[4]["group/all_wrong_share"], rel=1e-5)
 
 
-def test_text_of_a_response_stays_text(make_run: RunMaker) -> None:
-    folder = make_run("hostile")
+@pytest.fixture
+def hostile(make_run: RunMaker) -> Path:
+    """A run whose responses have markup in their texts."""
+    folder = make_run("hostile", steps=2, batches=(1,))
     path = folder / "batches" / "step-000001.json"
     content = json.loads(path.read_text())
     for response in content["responses"]:
         response["tokens"][0] = response["question"] = response["answer"] = HOSTILE
     path.write_text(json.dumps(content))
-    page = page_of(folder)
+    return folder
+
+
+def test_text_of_a_response_stays_text(hostile: Path) -> None:
+    page = page_of(hostile)
     seen = outline(page)
     assert "img" not in seen.tags
     assert "onerror=alert" not in re.sub(r'<script type="application/json".*?</script>', "", page)
@@ -153,17 +153,10 @@ def test_run_before_its_first_step_has_a_page(make_run: RunMaker) -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no command chromium; NEMO_UECR_CHROMIUM may name the binary")
-def test_browser_fills_the_credit_map(make_run: RunMaker) -> None:
-    folder = make_run("uecr", steps=2, batches=(1,))
-    path = folder / "batches" / "step-000001.json"
-    content = json.loads(path.read_text())
-    for response in content["responses"]:
-        response["tokens"][0] = HOSTILE
-    path.write_text(json.dumps(content))
-    page = write_report([folder], folder / "report.html")
+def test_browser_fills_the_credit_map(hostile: Path) -> None:
+    page = write_report([hostile], hostile / "report.html")
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()]
-    browser = [str(CHROMIUM), *flags]
-    filled = subprocess.run(browser, capture_output=True, text=True, timeout=120, check=True).stdout
+    filled = subprocess.run([str(CHROMIUM), *flags], capture_output=True, text=True, timeout=120, check=True).stdout
     assert filled.count('role="option"') == 24
     assert 'class="detail"' in filled
     assert "<img" not in filled

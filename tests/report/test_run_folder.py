@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 from nemo_uecr.telemetry.run_folder import read_run
-
-RunMaker = Callable[..., Path]
+from tests.report.conftest import RunMaker
 
 
 def test_finished_run(make_run: RunMaker) -> None:

@@ -1,4 +1,4 @@
-"""Made results: what a run would have measured; and the smallest study that really runs."""
+"""Results without runs, and the smallest study that really runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from nemo_uecr.study.grid import Cell
+from nemo_uecr.study.grid import GridCell
 from nemo_uecr.study.results import RunResult
 from nemo_uecr.study.schema import CourseConfig, ModelConfig
 
@@ -27,7 +27,7 @@ def made_results(finals: dict[str, dict[int, float]], variant: str = "one_update
     """Results of one variant by arm and pair."""
     return [
         RunResult(
-            Cell(arm, variant, pair, 1e-4, (), Path(f"runs/{variant}/{arm}/pair-{pair:03d}"), False),
+            GridCell(arm, variant, pair, 1e-4, (), Path(f"runs/{variant}/{arm}/pair-{pair:03d}"), False),
             initial=0.0,
             final=final,
             curve=((0, 0.0), (2, final)),

@@ -64,7 +64,7 @@ def test_every_item_is_worked_on_once() -> None:
     work_on(double, [1, 2, 3], processes=2, stop=StopRequest(), report=found.__setitem__)
     assert found == {1: 2, 2: 4, 3: 6}
     work_on(double, [], processes=2, stop=StopRequest(), report=lambda item, result: pytest.fail("nothing to do"))
-    with pytest.raises(RunFolderError, match=r"a worker process was killed, perhaps for want of memory"):
+    with pytest.raises(RunFolderError, match="killed"):
         work_on(die_at_two, [1, 2, 3], processes=1, stop=StopRequest(), report=lambda item, result: None)
 
 
@@ -77,7 +77,7 @@ def stopped(work: Callable[[Path], None], folder: Path, begun: str) -> None:
         stop.ask("a test")
 
     threading.Thread(target=ask).start()
-    with pytest.raises(RunStopped, match=r"stopped by a test; what is finished is kept"):
+    with pytest.raises(RunStopped, match="a test"):
         work_on(work, [folder] * 5, processes=2, stop=stop, report=lambda item, result: None)
     assert len([*folder.glob(begun)]) == 2  # the third never began
 

@@ -114,7 +114,7 @@
     svg.setAttribute("viewBox", `0 0 ${list.length} 100`);
     svg.setAttribute("preserveAspectRatio", "none");
     svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", `${title}, one bar a token`);
+    svg.setAttribute("aria-label", `${title}, one bar per token`);
     if (tall) svg.classList.add("tall");
     list.forEach((value, index) => bar(svg, index, y(base), y(value), quantity === "c" ? "lane-one" : value >= base ? "lane-up" : "lane-down"));
     const rule = document.createElementNS(SVG, "line");
@@ -153,9 +153,9 @@
     const net = sums.given + sums.taken;
     const zero = step().conserving && Math.abs(net) <= 1e-6 * Math.max(1, one.count);
     const say = element("div");
-    say.append("Over the response ", element("b", "", shown(sums.taken)), " taken, ", element("b", "", signed(sums.given)), " given, sum ", element("b", "", shown(net)));
+    say.append("Over the response ", element("b", "", shown(sums.taken)), " removed, ", element("b", "", signed(sums.given)), " added, sum ", element("b", "", shown(net)));
     if (sums.budget !== null && sums.budget !== undefined) say.append("; mean weight 1 ", sums.budget < 0 ? "− " : "+ ", shown(Math.abs(sums.budget)));
-    say.append(zero ? ". Credit moved, none was made." : ". This method does not keep the sum at zero.");
+    say.append(zero ? ". Credit was moved, not created." : ". This method does not keep the sum at zero.");
     node.append(strip, say);
     return [node];
   }
@@ -177,16 +177,16 @@
     return line;
   }
 
-  // What the numbers of a token say, in a sentence.
+  // A token's numbers in a sentence.
   function meaning(one, index) {
     if (one.q === null || one.scalars.task === null) return "";
-    if (one.scalars.task === 0) return "Every response of this group got the same reward, so there is no verifier credit to move; the teacher score alone trains it.";
+    if (one.scalars.task === 0) return "Every response of this group got the same reward, so there is no verifier credit to redistribute; only the teacher score trains it.";
     const likes = one.delta[index] > 0 ? "The teacher prefers this token" : one.delta[index] < 0 ? "The teacher likes this token less than the old policy" : "Teacher and old policy agree on this token";
-    const sure = one.c[index] > 0.7 ? "and is sure of itself here" : one.c[index] > 0.3 ? "and is half sure here" : "but is unsure here";
+    const sure = one.c[index] > 0.7 ? "and is certain here" : one.c[index] > 0.3 ? "and is fairly certain here" : "but is uncertain here";
     const moved = one.w === null ? 0 : 100 * (one.w[index] - 1);
     const kind = one.scalars.task > 0 ? "credit" : "blame";
     const change = Math.abs(moved) < 0.05 ? `its share of the ${kind} stays as it was` : `its share of the ${kind} ${moved > 0 ? "grows" : "shrinks"} by ${shown(Math.abs(Number(moved.toPrecision(3))))} %`;
-    return `${likes} ${sure}: against the response's mean, ${change}.`;
+    return `${likes} ${sure}: relative to the response's mean, ${change}.`;
   }
 
   function worked(one, index) {
@@ -206,7 +206,7 @@
     const node = element("div", "detail");
     node.setAttribute("aria-live", "polite");
     if (index < 0) {
-      node.append(element("p", "note", "Choose a token to see how its advantage came about."));
+      node.append(element("p", "note", "Choose a token to see how its advantage is computed."));
       return node;
     }
     const head = element("div", "detail-head");
