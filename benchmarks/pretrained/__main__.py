@@ -19,6 +19,7 @@ from nemo_uecr.files import read_object
 
 def main() -> int:
     """One of the three commands."""
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     parser = argparse.ArgumentParser(
         description=benchmarks.pretrained.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -44,7 +45,7 @@ def main() -> int:
     if args.command == "prepare":
         prepare(args.work.resolve(), args.pieces.resolve())
         return 0
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    os.environ["OMP_NUM_THREADS"] = "1"  # processes share the cores
     changed = {key: getattr(args, key) for key in ("pairs", "steps", "teacher_steps")}
     plan = replace(PLANS[args.plan], **{key: value for key, value in changed.items() if value is not None})
     study = Study(args.work.resolve(), args.device, plan, tuple(args.arms))

@@ -6,20 +6,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.pretrained.arithmetic import Problem, problems, right
 from benchmarks.pretrained.plan import HELD_OUT, TEACHERS, TRAINED
+from nemo_uecr.core import GAP_CLIP
 from nemo_uecr.stats import mean_interval
 from nemo_uecr.telemetry.sinks import STEPS, read_records
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nemo_uecr.core.record import Groups, ScoredBatch
 
 #: A run's figures over its first and its last steps.
 ENDS = 5
 #: Heading and metric of the table by arm; a run has those that its method reads.
 METRICS = {
     "reward": "reward/task_mean", "gap, nats": "teacher/gap_mean", "abs gap": "teacher/gap_abs_mean", "AUC": "auc",
-    "kappa": "trust/kappa", "mixed groups": "group/mixed_share", "tokens": "response/length_mean",
-    "first ratio off 1": "policy/first_ratio_mean", "step s": "time/step_s",
+    "z": "z", "z, raised": "raised", "kappa": "trust/kappa", "mixed groups": "group/mixed_share",
+    "tokens": "response/length_mean", "first ratio off 1": "policy/first_ratio_mean", "step s": "time/step_s",
 }  # fmt: skip
 CONFIDENCE = 0.95
 
@@ -42,19 +48,40 @@ def shares(answered: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 def curve(folder: Path) -> dict[str, Any]:
-    """What a run has written so far: its metrics by step, held-out shares, and the AUC of a teacher's R^T."""
+    """What a run has written so far: its metrics by step, held-out shares, and how far the teacher separates."""
     from nemo_uecr.data.batch_file import load_batch, scored_batch
     from nemo_uecr.evaluation.samples import read_samples
 
-    held_out, areas = {}, {}
+    held_out, separated = {}, {}
     for path in sorted(folder.glob("evaluations/step-*.jsonl")):
         held_out[step_of(path)] = shares([(one.question, one.response) for one in read_samples(path)])
     for path in sorted(folder.glob("batches/step-*.safetensors")):
         batch = scored_batch(load_batch(path), path)
         if batch.teacher_logp_BT is not None:
-            given = (batch.teacher_reward_B, batch.task_reward_B, batch.group_B)
-            areas[step_of(path)] = area(*(each.tolist() for each in given))
-    return {"steps": read_records(folder / STEPS)[0], "held_out": held_out, "auc": areas}
+            separated[step_of(path)] = separation(batch)
+    return {"steps": read_records(folder / STEPS)[0], "held_out": held_out, "separated": separated}
+
+
+def separation(batch: ScoredBatch) -> dict[str, float | None]:
+    """AUC and z of R^T, and z of what the teacher raises, mean clip(delta, 0, 5), against the verdicts of a group."""
+    raised_B = batch.gap_BT.clamp(0, GAP_CLIP).mul(batch.mask_BT).sum(1) / batch.token_count_B
+    given = (batch.teacher_reward_B, batch.task_reward_B, batch.group_B)
+    return {
+        "auc": area(*(each.tolist() for each in given)),
+        "z": z_within(batch.teacher_reward_B, batch.task_reward_B, batch.groups),
+        "raised": z_within(raised_B, batch.task_reward_B, batch.groups),
+    }
+
+
+def z_within(value_B: Tensor, verdict_B: Tensor, groups: Groups) -> float | None:
+    """``C / sqrt(V)``, both moments those of verdicts permuted within groups of n; None without a mixed group.
+
+    C = sum r x,   V = sum over groups of sum r^2 sum x^2 / (n - 1),   r and x less their group's mean
+    """
+    x_B, r_B = groups.centre(value_B), groups.centre(verdict_B)
+    size_B = groups.size_P[groups.index_B]
+    variance = (groups.mean(r_B**2) * groups.mean(x_B**2) * size_B / (size_B - 1)).sum()
+    return float((r_B * x_B).sum() / variance.sqrt()) if variance > 0 else None
 
 
 def step_of(path: Path) -> int:
@@ -206,9 +233,8 @@ def _arms(found: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[int, Map
 
 def _series(one: Mapping[str, Any], metric: str) -> list[float]:
     """A metric of a run by step, without the steps that lack it."""
-    if metric == "auc":
-        return [value for _, value in sorted(one["auc"].items(), key=lambda item: int(item[0])) if value is not None]
-    return [record[metric] for record in one["steps"] if metric in record]
+    by_step = [each for _, each in sorted(one["separated"].items(), key=lambda item: int(item[0]))]
+    return [each[metric] for each in (*one["steps"], *by_step) if each.get(metric) is not None]
 
 
 def _row(cells: Sequence[str]) -> str:

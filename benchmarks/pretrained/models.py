@@ -20,7 +20,7 @@ from nemo_uecr.files import new_folder, replace_file
 #: What is drawn from the model before it learns to be wrong, for each problem.
 DRAWS = 2
 #: Responses that are decoded at once.
-ROWS = 320
+ROWS = 128
 
 
 def prepare(work: Path, pieces: Path) -> None:

@@ -20,8 +20,8 @@ from nemo_uecr.cli.train import train_cell
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.stopping import RunStopped, StopRequest
+from nemo_uecr.study import workers
 from nemo_uecr.study.grid import Cell, finished_run
-from nemo_uecr.study.workers import work_on
 from nemo_uecr.telemetry.sinks import STEPS
 
 #: Steps and pairs whose saved batches come back.
@@ -151,11 +151,13 @@ def run(study: Study, out: Path, *, processes: int, seconds: float) -> int:
             keep.read(job.cell)
             keep.write()
 
+    if not study.plan.saved:
+        workers.GRACE_SECONDS = 2.0  # no checkpoint is worth waiting for
     timer = threading.Timer(seconds, stop.ask, ["the time limit"])
     timer.daemon = True
     timer.start()
     try:
-        work_on(work_at, chosen, processes=processes, stop=stop, report=told)
+        workers.work_on(work_at, chosen, processes=processes, stop=stop, report=told)
     except RunStopped as stopped:
         sys.stdout.write(f"{stopped}\n")
     finally:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from benchmarks.pretrained.arithmetic import last_number, problems, right, with_answer
-from benchmarks.pretrained.figures import area, tables
+from benchmarks.pretrained.figures import area, tables, z_within
 from benchmarks.pretrained.plan import ARMS, HELD_OUT, PLANS, TRAINED, Study
 from benchmarks.pretrained.runs import jobs
 from nemo_uecr.config.load import load_config
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.core.record import Groups
 
 
 @pytest.mark.parametrize(
@@ -58,16 +60,26 @@ def test_every_run_is_a_configuration_and_students_that_read_no_teacher_do_not_w
         assert config.train.microbatch_responses <= config.rollout.prompts_per_step * 8
 
 
+def test_z_is_the_covariance_within_groups_over_its_spread_under_permuted_verdicts() -> None:
+    verdict_B = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 1.0])
+    groups = Groups.of(torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert z_within(torch.tensor([0.3, 0.1, 0.2, 0.1, 9.0, 0.0]), verdict_B, groups) == pytest.approx(
+        0.15 / 0.0125**0.5
+    )
+    assert z_within(verdict_B, torch.ones(6), groups) is None
+
+
 def run(teacher: str, arm: str, pair: int, *after: float) -> dict[str, object]:
     shares = {str(10 * number): {"right": share, "wrong": 0.0} for number, share in enumerate(after, start=1)}
     steps = [{"step": step, "reward/task_mean": 0.1 * step, "trust/kappa": 0.5} for step in range(1, 11)]
+    separated = {"1": {"auc": 0.9, "z": 1.0, "raised": 2.0}, "2": {"auc": None, "z": None, "raised": None}}
     return {
         "teacher": teacher,
         "arm": arm,
         "pair": pair,
         "steps": steps,
         "held_out": shares,
-        "auc": {"1": 0.9, "2": None},
+        "separated": separated,
     }
 
 
@@ -91,4 +103,4 @@ def test_tables_of_curves_that_were_made_up() -> None:
     assert "| uecr | 3 | 50.0 [25.2, 74.8] | +10.0 [+10.0, +10.0] | - |" in text
     assert "| uecr | 2 | 50.0 [50.0, 50.0] | +15.0 [-48.5, +78.5] | - |" in text
     assert "| right | uecr | 33.3 | 50.0 |" in text
-    assert "| wrong | uecr | 0.3 → 0.8 | - | - | 0.9 → 0.9 | 0.5 → 0.5 | - |" in text
+    assert "| wrong | uecr | 0.3 → 0.8 | - | - | 0.9 → 0.9 | 1 → 1 | 2 → 2 | 0.5 → 0.5 | - |" in text
