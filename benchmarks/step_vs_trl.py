@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks.measure import outputs_of
 from nemo_uecr.cli.common import write_json
 
-CONFIG = Path(__file__).resolve_path().parents[1] / "examples" / "configs" / "local" / "demo.yaml"
+CONFIG = Path(__file__).resolve().parents[1] / "examples" / "configs" / "local" / "demo.yaml"
 #: AdamW moves a weight by about its learning rate; this one is below float32's resolution of any weight but zero.
 SETTINGS = (
     "method.name=grpo", "train.learning_rate=1e-30", "train.warmup_steps=0", "data.shuffle=false",

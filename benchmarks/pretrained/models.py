@@ -109,7 +109,7 @@ def _prompt(model: Any, problem: Problem) -> tuple[int, ...]:
 
     template = yaml.safe_load(CONFIG.read_text())["data"]["prompt_template"]
     turn = template.replace("{question}", problem.question)
-    return tuple(prompt_ids(model.tokenizer, turn, system=None, thinking=False))
+    return tuple(prompt_ids(model.tokenizer, turn, thinking=False))
 
 
 def _answers(model: Any, asked: Sequence[Problem], *, temperature: float) -> list[tuple[str, bool]]:

@@ -21,7 +21,7 @@ from nemo_uecr.core.methods import METHODS
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.study import workers
-from nemo_uecr.study.grid import Cell, finished_run
+from nemo_uecr.study.grid import GridCell, finished_run
 from nemo_uecr.telemetry.sinks import STEPS
 
 #: Steps and pairs whose saved batches come back.
@@ -34,7 +34,7 @@ class Job:
 
     study: Study
     teacher: str  # the teacher that is made or read; "none" for a student that reads none
-    cell: Cell | None  # the run; None: the wrong teacher's supervised training
+    cell: GridCell | None  # the run; None: the wrong teacher's supervised training
 
 
 def jobs(study: Study) -> list[Job]:
@@ -54,7 +54,7 @@ def jobs(study: Study) -> list[Job]:
     return first + [job for _, job in sorted(reading, key=lambda each: each[0])]
 
 
-def _cell(study: Study, plan: Plan, teacher: str, arm: str, pair: int) -> Cell:
+def _cell(study: Study, plan: Plan, teacher: str, arm: str, pair: int) -> GridCell:
     work, folder = study.work, study.work / "runs" / teacher / arm / f"pair-{pair}"
     overrides = (
         f"run.folder={folder}", f"run.seed={pair}", f"device={study.device}", f"method.name={arm}",
@@ -66,7 +66,7 @@ def _cell(study: Study, plan: Plan, teacher: str, arm: str, pair: int) -> Cell:
         f"evaluation.at_start={str(teacher == 'teacher').lower()}", f"checkpoint.every={plan.saved}",
         f"rollout.prompts_per_step={plan.prompts}", f"rollout.responses_per_prompt={plan.responses}",
     )  # fmt: skip
-    return Cell(arm, teacher, pair, plan.learning_rate, overrides, folder, selection=False)
+    return GridCell(arm, teacher, pair, plan.learning_rate, overrides, folder, selection=False)
 
 
 def work_at(job: Job) -> str | None:
@@ -106,7 +106,7 @@ class Keeper:
         self.study, self.out, self.curves = study, out, dict[Path, dict[str, Any]]()
         out.mkdir(parents=True, exist_ok=True)
 
-    def read(self, cell: Cell) -> None:
+    def read(self, cell: GridCell) -> None:
         """Take up what a run has written."""
         if (cell.folder / STEPS).is_file():
             self.curves[cell.folder] = {"teacher": cell.variant, "arm": cell.arm, "pair": cell.pair} | curve(
@@ -127,7 +127,7 @@ class Keeper:
         replace_file(self.out / "table.md", text.encode())
         return text
 
-    def pack(self, cells: Sequence[Cell]) -> None:
+    def pack(self, cells: Sequence[GridCell]) -> None:
         """The first saved batches of the first pairs, for questions that come later."""
         with tarfile.open(self.out / "batches.tar.gz", "w:gz") as archive:
             for cell in cells:
