@@ -56,13 +56,14 @@ def jobs(study: Study) -> list[Job]:
 
 def _cell(study: Study, plan: Plan, teacher: str, arm: str, pair: int) -> Cell:
     work, folder = study.work, study.work / "runs" / teacher / arm / f"pair-{pair}"
+    micro = 128 if teacher == "teacher" else 64
     overrides = (
         f"run.folder={folder}", f"run.seed={pair}", f"device={study.device}", f"method.name={arm}",
         f"student.model_name={work / 'model'}", f"student.dtype={study.dtype}",
         f"teacher.model_name={study.teacher(teacher) if teacher in TEACHERS else work / 'model'}",
         f"data.train={work / 'train.jsonl'}", f"evaluation.benchmarks.held_out={work / 'held_out.jsonl'}",
         f'reward={{call: "{REWARD}:right"}}', f"train.steps={plan.steps}", f"train.learning_rate={plan.learning_rate}",
-        f"train.microbatch_responses={min(64, plan.prompts * plan.responses)}", f"evaluation.every={plan.every}",
+        f"train.microbatch_responses={min(micro, plan.prompts * plan.responses)}", f"evaluation.every={plan.every}",
         f"evaluation.at_start={str(teacher == 'teacher').lower()}", f"checkpoint.every={plan.saved}",
         f"rollout.prompts_per_step={plan.prompts}", f"rollout.responses_per_prompt={plan.responses}",
     )  # fmt: skip
@@ -78,7 +79,8 @@ def work_at(job: Job) -> str | None:
     if cell is None:
         return None if made.is_dir() else teach_wrong(study)
     makes = cell.variant == "teacher"
-    if made.is_dir() if makes else finished_run(cell.folder):
+    done = made.is_dir() if makes else finished_run(cell.folder) is not None
+    if done:
         return None
     while not makes and job.teacher != "none" and not made.is_dir():
         time.sleep(0.5)
@@ -149,7 +151,7 @@ def run(study: Study, out: Path, *, processes: int, seconds: float) -> int:
         failed.extend(filter(None, [error]))
         if job.cell is not None:
             keep.read(job.cell)
-            keep.write()
+        keep.write()
 
     if not study.plan.saved:
         workers.GRACE_SECONDS = 2.0  # no checkpoint is worth waiting for
