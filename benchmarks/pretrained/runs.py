@@ -27,7 +27,9 @@ from nemo_uecr.study.grid import Cell, finished_run
 from nemo_uecr.telemetry.sinks import STEPS
 
 #: Steps and pairs whose saved batches come back.
-KEPT_STEPS, KEPT_PAIRS = 10, 2
+KEPT_STEPS, KEPT_PAIRS = 20, 2
+#: Of the right teacher's run; no pair has it.
+TEACHER_SEED = 1000
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def jobs(study: Study) -> list[Job]:
     """Teachers and students that read none first, then pair by pair; the wrong teacher is ready before the right."""
     plan = study.plan
     teach = replace(plan, steps=plan.teacher_steps, prompts=plan.teacher_prompts, every=plan.teacher_steps)
-    first = [Job(study, "wrong", None), Job(study, "right", _cell(study, teach, "teacher", "grpo", 0))]
+    first = [Job(study, "wrong", None), Job(study, "right", _cell(study, teach, "teacher", "grpo", TEACHER_SEED))]
     alone = [arm for arm in study.arms if not METHODS[arm].reads]
     first += [Job(study, "none", _cell(study, plan, "none", arm, pair)) for pair in range(plan.pairs) for arm in alone]
     reading = [
@@ -117,9 +119,8 @@ class Keeper:
     def read(self, cell: Cell) -> None:
         """Take up what a run has written."""
         if (cell.folder / STEPS).is_file():
-            self.curves[cell.folder] = {"teacher": cell.variant, "arm": cell.arm, "pair": cell.pair} | curve(
-                cell.folder
-            )
+            named = {"teacher": cell.variant, "arm": cell.arm, "pair": cell.pair}
+            self.curves[cell.folder] = named | curve(cell.folder)
 
     def write(self) -> str:
         """Both files; returns the tables."""
