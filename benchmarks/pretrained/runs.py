@@ -9,9 +9,11 @@ import tarfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.pretrained.figures import curve, step_of, tables
 from benchmarks.pretrained.models import free, teach_wrong
@@ -25,7 +27,9 @@ from nemo_uecr.study.grid import GridCell, finished_run
 from nemo_uecr.telemetry.sinks import STEPS
 
 #: Steps and pairs whose saved batches come back.
-KEPT_STEPS, KEPT_PAIRS = 10, 2
+KEPT_STEPS, KEPT_PAIRS = 20, 2
+#: Of the right teacher's run; no pair has it.
+TEACHER_SEED = 1000
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ def jobs(study: Study) -> list[Job]:
     """Teachers and students that read none first, then pair by pair; the wrong teacher is ready before the right."""
     plan = study.plan
     teach = replace(plan, steps=plan.teacher_steps, prompts=plan.teacher_prompts, every=plan.teacher_steps)
-    first = [Job(study, "wrong", None), Job(study, "right", _cell(study, teach, "teacher", "grpo", 0))]
+    first = [Job(study, "wrong", None), Job(study, "right", _cell(study, teach, "teacher", "grpo", TEACHER_SEED))]
     alone = [arm for arm in study.arms if not METHODS[arm].reads]
     first += [Job(study, "none", _cell(study, plan, "none", arm, pair)) for pair in range(plan.pairs) for arm in alone]
     reading = [
@@ -56,13 +60,14 @@ def jobs(study: Study) -> list[Job]:
 
 def _cell(study: Study, plan: Plan, teacher: str, arm: str, pair: int) -> GridCell:
     work, folder = study.work, study.work / "runs" / teacher / arm / f"pair-{pair}"
+    micro = 128 if teacher == "teacher" else 64
     overrides = (
         f"run.folder={folder}", f"run.seed={pair}", f"device={study.device}", f"method.name={arm}",
         f"student.model_name={work / 'model'}", f"student.dtype={study.dtype}",
         f"teacher.model_name={study.teacher(teacher) if teacher in TEACHERS else work / 'model'}",
         f"data.train={work / 'train.jsonl'}", f"evaluation.benchmarks.held_out={work / 'held_out.jsonl'}",
         f'reward={{call: "{REWARD}:right"}}', f"train.steps={plan.steps}", f"train.learning_rate={plan.learning_rate}",
-        f"train.microbatch_responses={min(64, plan.prompts * plan.responses)}", f"evaluation.every={plan.every}",
+        f"train.microbatch_responses={min(micro, plan.prompts * plan.responses)}", f"evaluation.every={plan.every}",
         f"evaluation.at_start={str(teacher == 'teacher').lower()}", f"checkpoint.every={plan.saved}",
         f"rollout.prompts_per_step={plan.prompts}", f"rollout.responses_per_prompt={plan.responses}",
     )  # fmt: skip
@@ -73,17 +78,22 @@ def work_at(job: Job) -> str | None:
     """Do a job in this process, unless it is done; returns the error of a run that failed."""
     from transformers.utils import logging as transformers_logging
 
+    from nemo_uecr.local.trainer import Trainer
+
     transformers_logging.disable_progress_bar()
     study, cell, made = job.study, job.cell, job.study.teacher(job.teacher)
     if cell is None:
         return None if made.is_dir() else teach_wrong(study)
     makes = cell.variant == "teacher"
-    if made.is_dir() if makes else finished_run(cell.folder):
+    done = made.is_dir() if makes else finished_run(cell.folder) is not None
+    if done:
         return None
     while not makes and job.teacher != "none" and not made.is_dir():
         time.sleep(0.5)
+    unsaved = patch.object(Trainer, "_save_checkpoint")  # 1.6 GB that nobody would read
     try:
-        error = train_cell(str(CONFIG), cell)
+        with nullcontext() if makes or study.plan.saved else unsaved:
+            error = train_cell(str(CONFIG), cell)
     except (RuntimeError, OSError) as raised:  # as a full device
         error = f"{type(raised).__name__}: {raised}"
     finally:
@@ -93,7 +103,7 @@ def work_at(job: Job) -> str | None:
 
         export(cell.folder, made, dtype="float32", tolerance=1e-3)
     if error is None:
-        shutil.rmtree(cell.folder / "checkpoints")  # 1.6 GB each
+        shutil.rmtree(cell.folder / "checkpoints", ignore_errors=True)
     elif makes:
         raise RuntimeError(f"the right teacher: {error}")  # all others would wait for it
     return error
@@ -109,9 +119,8 @@ class Keeper:
     def read(self, cell: GridCell) -> None:
         """Take up what a run has written."""
         if (cell.folder / STEPS).is_file():
-            self.curves[cell.folder] = {"teacher": cell.variant, "arm": cell.arm, "pair": cell.pair} | curve(
-                cell.folder
-            )
+            named = {"teacher": cell.variant, "arm": cell.arm, "pair": cell.pair}
+            self.curves[cell.folder] = named | curve(cell.folder)
 
     def write(self) -> str:
         """Both files; returns the tables."""
@@ -149,7 +158,7 @@ def run(study: Study, out: Path, *, processes: int, seconds: float) -> int:
         failed.extend(filter(None, [error]))
         if job.cell is not None:
             keep.read(job.cell)
-            keep.write()
+        keep.write()
 
     if not study.plan.saved:
         workers.GRACE_SECONDS = 2.0  # no checkpoint is worth waiting for
