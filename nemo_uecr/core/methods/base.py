@@ -147,6 +147,10 @@ class Method:
             value = getattr(self, key)
             if allowed is not None and value is not None and value not in allowed:
                 raise ConfigError(f"{key} is {value}; expected {allowed}")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(each.default, bool) and not isinstance(value, bool):
+                raise ConfigError(f"{each.name} is {value!r}; expected True or False")
 
     @classmethod
     @cache
