@@ -232,6 +232,10 @@ def method_advantage(
     of_run = {each.name for each in fields(RunState)}
     given = {key: value for key, value in settings.items() if key in of_run and value is not None}
     method = method_of(name, {key: value for key, value in settings.items() if key not in of_run})
+    if batch.segments_BT is None and method.settings().get("turn_separator") is not None:
+        raise ConfigError(
+            "turn_separator needs the tokens' text, which a batch does not have; give it segments_BT, each token's turn"
+        )
     if missing := [key for key in method.reads_run if key not in given and key != "state"]:
         raise ConfigError(f"method {name} needs {', '.join(missing)}, which it was not given")
     batch = replace(batch, run=RunState(**given))
@@ -252,6 +256,7 @@ def compute(method: Method, batch: ScoredBatch) -> Advantages:
 
     Raises:
         ScoreError: If a score that the method reads is missing, or a response or group cannot be used.
+        ConfigError: If the method has a second surrogate without its coefficient, or the coefficient alone.
     """
     for name in sorted(method.reads):
         batch.score(name)
@@ -260,7 +265,10 @@ def compute(method: Method, batch: ScoredBatch) -> Advantages:
     if method.needs_group:
         batch.groups.check_pairs(batch.name_of)
     with torch.no_grad():
-        return _masked(method(batch), batch)
+        found = _masked(method(batch), batch)
+    if (found.advantage_opd_BT is None) != (method.opd_coef is None):
+        raise ConfigError(f"method {method.name}: expected opd_coef exactly where it returns advantage_opd_BT")
+    return found
 
 
 def _masked(found: Advantages, batch: ScoredBatch) -> Advantages:

@@ -36,7 +36,8 @@ class Settings:
     warmup: float = 100.0
     amplification: float = 0.5
     share: float = 0.2
-    horizon: float = 16.0
+    horizon: float = 32.0
+    margin: float = 0.2
     memory: float = 0.8
     step: int = 0
     total_steps: int = 1
@@ -319,12 +320,17 @@ def saf_opd(responses: Sequence[Response], k: Settings) -> Fields:
     return {"advantage_BT": out, "advantage_task_B": values}
 
 
+def beyond_margin(response: Response, margin: float) -> float:
+    """Mean over the tokens of how far the gap, at most 5 nats, lies beyond the margin, with its sign."""
+    return mean([sign(g) * max(0.0, min(abs(g), 5.0) - margin) for g in (gaps(response)[t] for t in response.valid)])
+
+
 def uecr_trust(responses: Sequence[Response], k: Settings) -> Fields:
     lead, groups = k.memory * k.state.get("lead", 0.0), k.memory * k.state.get("groups", 0.0)
     for label in {r.group for r in responses}:
         group = [r for r in responses if r.group == label]
         middle = mean([r.task for r in group])
-        kept = [(r.task - middle, math.exp(min(0.0, k.horizon * teacher_reward(r)))) for r in group]
+        kept = [(r.task - middle, math.exp(min(0.0, k.horizon * beyond_margin(r, k.margin)))) for r in group]
         if len({r.task for r in group}) > 1:
             lead += mean([x for verdict, x in kept if verdict > 0]) - mean([x for verdict, x in kept if verdict < 0])
             groups += 1.0

@@ -196,6 +196,8 @@ def test_missing_settings_are_named_together_and_a_wrong_method_has_the_list() -
         nemo_uecr.method_advantage("uecr", record, **SCALARS, tau_dleta=1.0)
     with pytest.raises(ConfigError, match=r"no method 'urec'; expected one of .*uecr"):
         nemo_uecr.method_advantage("urec", record)
+    with pytest.raises(ConfigError, match=r"turn_separator needs the tokens' text.* segments_BT"):
+        nemo_uecr.method_advantage("atod", record, step=1, turn_separator="\n")
     default = nemo_uecr.method_advantage("rlsd", record).advantage_BT
     assert torch.equal(default, nemo_uecr.method_advantage("rlsd", record, mix=0.5, bound=0.2).advantage_BT)
 

@@ -25,7 +25,7 @@ from tests.core.batches import OF_THE_RUN, SETTINGS, computed, configured, mixed
 OTHER: dict[str, Any] = {
     "alpha": 0.4, "rho": 0.2, "tau_delta": 3.0, "tau_entropy": 3.0, "std_floor": 7.0, "sample_std": True,
     "mix": 0.1, "bound": 0.1, "extrapolation": 0.1, "keep": 0.1, "warmup": 1.5, "amplification": 0.1, "share": 0.1,
-    "horizon": 0.1, "memory": 0.1,
+    "horizon": 0.1, "margin": 3.0, "memory": 0.1,
 }  # fmt: skip
 TOLERANCES = dict.fromkeys(("budget", "decomposition", "residual_bound", "log_weight"), 1e-6)
 ALL = sorted(METHODS)
@@ -37,6 +37,27 @@ def test_a_copied_file_whose_name_was_kept_is_refused(tmp_path: Path, monkeypatc
     with pytest.raises(ConfigError, match=r"two methods are named 'rlsd', in .*methods\.(copied|rlsd) and"):
         methods._found()
     del sys.modules[f"{methods.__name__}.copied"], methods.copied  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("    width: float = 1.0\n", r"expected @dataclass\(frozen=True, kw_only=True\) above Mine"),
+        ("    step: Positive = 1.0\n", "method mine: the setting step has the name of a field of RunState"),
+    ],
+)
+def test_a_slip_in_a_class_is_seen_when_it_is_found(
+    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decorator = "@dataclass(frozen=True, kw_only=True)\n" if "step" in line else ""
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom nemo_uecr.core.methods.base import Method, Positive\n"
+        f"{decorator}class Mine(Method):\n    name = 'mine'\n{line}"
+    )
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
+    with pytest.raises(ConfigError, match=said):
+        methods._found()
+    del sys.modules[f"{methods.__name__}.mine"], methods.mine  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -54,6 +75,7 @@ def test_a_method_keeps_what_it_promises_on_a_made_batch(name: str) -> None:
         ({"identities": ("log_weight",)}, "identity 'log_weight' .* is off by"),
         ({"identities": ("residual_bound",)}, "no residual"),
         ({"reads": frozenset()}, "the batch has no teacher_logp"),
+        ({"opd_coef": 1.0}, "expected opd_coef exactly where it returns advantage_opd_BT"),
     ],
 )
 def test_a_slip_in_a_declaration_is_seen_before_the_run(
@@ -63,6 +85,11 @@ def test_a_slip_in_a_declaration_is_seen_before_the_run(
         monkeypatch.setattr(Rlsd, name, value)
     with pytest.raises(ConfigError, match=said):
         smoke_test(Rlsd(), TOLERANCES)
+
+
+def test_no_is_not_yes() -> None:
+    with pytest.raises(ConfigError, match="sample_std is 'no'; expected True or False"):
+        method_of("grpo", {"sample_std": "no"})
 
 
 def test_an_identity_without_its_tolerance_is_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, PREFIX
 from nemo_uecr.nemo.policy import PolicyMethods, padded_minibatches
 from nemo_uecr.nemo.score_checks import BatchFactsError, ContractError, score
 from nemo_uecr.nemo.step import Routes, StepContext, StepScores
+from nemo_uecr.nemo.telemetry import resumed_state, save_state
 from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreRequest, score_columns
 from nemo_uecr.steps.scores import PolicyScores, TeacherScores
 from tests.config.shipped import CONFIGS, GIVEN
@@ -100,6 +102,20 @@ def test_a_turn_ends_with_a_token_that_contains_the_separator() -> None:
     segments = context.outcome.record.segments_BT
     assert segments is not None
     assert segments[0].tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_what_a_method_carries_reaches_the_next_step_and_a_resumed_run(tmp_path: Path) -> None:
+    context, data = scored_step("method.name=uecr_trust", f"run.folder={tmp_path}")
+    scores, found = context.scores, []
+    for _ in range(2):
+        context.scores = scores
+        estimate(context, data)
+        context.finish()
+        save_state(context)
+        found.append(context.state)
+    assert found[0]["groups"] > 0
+    assert found[1]["groups"] == pytest.approx(1.8 * found[0]["groups"])
+    assert resumed_state(tmp_path, step=1) == found[0]
 
 
 class Base:

@@ -22,6 +22,12 @@ def _found() -> dict[str, type[Method]]:
         if found[each.name] is not each:
             homes = f"{each.__module__} and {found[each.name].__module__}"
             raise ConfigError(f"two methods are named {each.name!r}, in {homes}; expected different names")
+        if "__dataclass_params__" not in vars(each):
+            raise ConfigError(
+                f"{each.__module__}: expected @dataclass(frozen=True, kw_only=True) above {each.__name__}"
+            )
+        if taken := each.ranges().keys() & vars(RunState()).keys():
+            raise ConfigError(f"method {each.name}: the setting {min(taken)} has the name of a field of RunState")
     return found
 
 

@@ -143,21 +143,22 @@ class Method:
     needs_group: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for key, allowed in self.ranges().items():
-            value = getattr(self, key)
+        for each in fields(self):
+            value, allowed = getattr(self, each.name), self.ranges()[each.name]
+            if isinstance(each.default, bool) and not isinstance(value, bool):
+                raise ConfigError(f"{each.name} is {value!r}; expected True or False")
             if allowed is not None and value is not None and value not in allowed:
-                raise ConfigError(f"{key} is {value}; expected {allowed}")
+                raise ConfigError(f"{each.name} is {value}; expected {allowed}")
 
     @classmethod
     @cache
     def ranges(cls) -> dict[str, Range | None]:
         """The range of each setting that is a number, None for the others."""
-        hints = get_type_hints(cls, include_extras=True)
-        kinds = {each.name: (hints[each.name], *get_args(hints[each.name])) for each in fields(cls)}
-        found = {
-            key: [kind.__metadata__[0] for kind in of if hasattr(kind, "__metadata__")] for key, of in kinds.items()
-        }
-        return {key: of[0] if of else None for key, of in found.items()}
+        hints, found = get_type_hints(cls, include_extras=True), dict[str, Range | None]()
+        for each in fields(cls):
+            kinds = (hints[each.name], *get_args(hints[each.name]))
+            found[each.name] = next((kind.__metadata__[0] for kind in kinds if hasattr(kind, "__metadata__")), None)
+        return found
 
     @classmethod
     def required(cls) -> tuple[str, ...]:

@@ -18,36 +18,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class UecrTrust(Uecr):
-    """A = A^UECR, A_opd = kappa clip(delta, -5, 5); kappa = max(0, sum of leads / (mixed groups + 1)).
-
-    The lead of a mixed group is its mean of ``k = min(1, exp(horizon R^T))`` over right responses minus that over wrong
-    ones. k is about the importance weight of the response's first ``horizon`` tokens, cut at 1: how far the teacher
-    would have written it, too.
-    """
+    """A = A^UECR, A_opd = kappa clip(delta, -5, 5); kappa = max(0, sum of (k of right - k of wrong) / (groups + 1))."""
 
     name = "uecr_trust"
     source = "ours, docs/method.md; A_opd is grpo_plus_opd's"
     reads_run = ("state",)
     opd_coef: ClassVar[float] = 1.0
 
-    horizon: Annotated[float, Range(0, 1000, open_low=True, unit="tokens")] = 16.0  # Tokens that k stands for.
+    # Tokens of a response that k stands for.
+    horizon: Annotated[float, Range(0, 1000, open_low=True, unit="tokens")] = 32.0
+    # How far a gap may be a matter of style: k reads what lies beyond it, on either side.
+    margin: Annotated[float, Range(0, GAP_CLIP, unit="nats")] = 0.2
     memory: BelowOne = 0.8  # How much a group of one step earlier counts.
 
     def __call__(self, batch: ScoredBatch) -> Advantages:
-        uecr, state = super().__call__(batch), trust(batch, horizon=self.horizon, memory=self.memory)
+        uecr = super().__call__(batch)
+        state = trust(batch, horizon=self.horizon, margin=self.margin, memory=self.memory)
         opd_BT = state["kappa"] * batch.gap_BT.clamp(-GAP_CLIP, GAP_CLIP)
         return replace(uecr, advantage_opd_BT=opd_BT, state=state)
 
 
-def trust(batch: ScoredBatch, *, horizon: float, memory: float) -> dict[str, float]:
+def trust(batch: ScoredBatch, *, horizon: float, margin: float, memory: float) -> dict[str, float]:
     """The fading sums over mixed groups, and kappa in [0, 1], which they give.
 
-    ``lead = memory lead' + sum (mean k over right - mean k over wrong)``, ``groups = memory groups' + their number``,
-    ``kappa = max(0, lead / (groups + 1))``. Right and wrong are above and below the group's mean reward, so that the
-    difficulty of a prompt has no part in it; the 1 is a group that vouches for nobody.
+        k = min(1, exp(horizon mean_t (clip(delta, -5, 5) - clip(delta, -margin, margin))))
+        lead = memory lead' + sum over mixed groups of (mean k of right - mean k of wrong responses)
+        groups = memory groups' + number of mixed groups
+        kappa = max(0, lead / (groups + 1))
+
+    k is about the importance weight of the response's first ``horizon`` tokens, cut at 1: how far the teacher would
+    have written it, too. Right and wrong are above and below the group's mean reward, so that a prompt's difficulty has
+    no part in it. The 1 is a group that vouches for nobody.
     """
     groups, verdict_B = batch.groups, batch.groups.centre(batch.task_reward_B)
-    kept_B = (horizon * batch.teacher_reward_B).clamp_max(0.0).exp()
+    beyond_B = batch.teacher_reward_B - batch.token_mean(batch.gap_BT.clamp(-margin, margin))
+    kept_B = (horizon * beyond_B).clamp_max(0.0).exp()
     sides_B = [(side_B > 0).double() for side_B in (verdict_B, -verdict_B)]
     right_B, wrong_B = (groups.mean(side_B * kept_B) / groups.mean(side_B) for side_B in sides_B)
     lead_B = right_B - wrong_B  # NaN where the group is not mixed

@@ -90,7 +90,7 @@ def test_15_responses_train_on_four_ranks() -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd", "sparse"])
+@pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd", "uecr_trust", "sparse"])
 def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapter's first loss and gradient are `core`'s over the saved batch, and the local loop's own update's."""
     sparse.register(monkeypatch)
