@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,21 +11,21 @@ from nemo_uecr.audit.output import Audit, percent, shown
 from nemo_uecr.config.schema import Config
 from nemo_uecr.stats import DIFFERENT, Share
 
-#: In the study, kappa of a wrong teacher or of permuted verdicts was at most 0.04 (docs/method.md).
+#: In the study, kappa of a wrong teacher or of permuted verdicts was at most 0.04 (docs/advise.md).
 TRUSTED = 0.05
 #: A group's standard deviation of so many times the noise bounds what noise does to an advantage to a third.
 FLOOR = 3.0
 #: A group size is worth a change where more groups than this have equal verdicts.
 MOST_EQUAL = 0.5
-#: How far to follow the teacher, and the method that does so.
+#: How far to follow the teacher.
 TOKENS, RANKING = "follow token by token", "follow in the ranking only"
 REFUSED, UNDECIDED = "do not distil", "not enough evidence"
-METHOD = {TOKENS: "uecr_trust", RANKING: "uecr", REFUSED: "grpo", UNDECIDED: "uecr_trust"}
-WHY = {
-    TOKENS: "as far as kappa, which it measures at each step; grpo_plus_opd follows in full",
-    RANKING: "the teacher ranks responses and divides credit between tokens; it is not imitated",
-    REFUSED: "learns from the verifier alone",
-    UNDECIDED: "is uecr at first, and follows the teacher as far as the verdicts speak for it",
+#: The method that does so, and what it does.
+METHOD = {
+    TOKENS: ("uecr_trust", "follows as far as kappa, measured at each step; grpo_plus_opd follows in full"),
+    RANKING: ("uecr", "the teacher ranks responses and divides credit between tokens; it is not imitated"),
+    REFUSED: ("grpo", "learns from the verifier alone"),
+    UNDECIDED: ("uecr_trust", "is uecr until the verdicts of the run speak for the teacher"),
 }
 NOTE = (
     "What responses of the student and of the teacher to training problems show before any training, with 95% "
@@ -33,18 +33,23 @@ NOTE = (
     "a good teacher that writes otherwise than the student may have a low one. The bounds come from the study's small "
     "models; no larger one has tested them."
 )
-#: What an interval above a bound, below it, and around it means.
-LEAD = ("it solves more than the student", "it solves less than the student", "no clear lead")
-ORDER = (
-    "its scores agree with the verdicts, as even a wrong teacher's may",
-    "its scores contradict the verdicts",
-    "no clear relation of its scores to the verdicts",
-)
-KAPPA = (
-    "it would have written right responses rather than wrong ones",
-    "no sign that it prefers to write right responses",
-    "not clear whether it prefers to write right responses",
-)
+#: Bounds of shares, and what an interval above, below and around each means.
+READINGS = {
+    "lead": (0.0, "it solves more than the student", "it solves less than the student", "no clear lead"),
+    "order": (
+        0.5,
+        "its scores agree with the verdicts, as even a wrong teacher's may",
+        "its scores contradict the verdicts",
+        "no clear relation of its scores to the verdicts",
+    ),
+    "kappa": (
+        TRUSTED,
+        "it would have written right responses rather than wrong ones",
+        "no sign that it prefers to write right responses, or it writes otherwise",
+        "not clear whether it prefers to write right responses",
+    ),
+}
+ABOVE, BELOW, AROUND, UNKNOWN = range(4)
 SURE = "a 95% interval excludes the contrary"
 
 
@@ -84,128 +89,103 @@ def advice(facts: Facts) -> Audit:
     return Audit("advise", "Advice", NOTE, numbers, columns, [*measured_lines(facts), *advised], drawn=False)
 
 
-# What the numbers mean
+def reading(facts: Facts, name: str) -> tuple[int, str]:
+    """Where the interval of a share lies beside its bound, and what that means."""
+    share, (bound, *words) = facts.shares[name], READINGS[name]
+    if share is None:
+        return UNKNOWN, "unknown"
+    side = ABOVE if share["low"] > bound else BELOW if share["high"] < bound else AROUND
+    return side, words[side]
 
 
 def measured_lines(facts: Facts) -> list[Line]:
     """One line per number."""
     shares, numbers, rollout = facts.shares, facts.numbers, facts.config.rollout
-    right, wrong = facts.equal[rollout.responses_per_prompt]
+    equal = ", ".join(map(_whole, facts.equal[rollout.responses_per_prompt]))
     sizes = ", ".join(f"{_whole(sum(both))} of {size}" for size, both in facts.equal.items())
     gaps = ", ".join(shown(numbers[f"outcome/gap_mean_{verdict}"], "+.3f") for verdict in ("right", "wrong"))
     cut = ", ".join(_whole(numbers[name]) for name in ("response/truncated_share", "teacher/truncated_share"))
-    spread, noise = numbers["spread"], numbers["noise"]
+    spread, noise, kappa = numbers["spread"], numbers["noise"], shares["kappa"]
     relation = f"the noise of scoring is {_whole(noise / spread)} of it" if spread and noise else "its noise is unknown"
-    widths = {*facts.columns.values()}
-    columns = "unknown" if not widths else "equal" if len(widths) == 1 else "differ by padding"
     ends = ", ".join(shown(numbers[f"teacher/{name}"], "+.3f") for name in ("end_gap_mean", "gap_mean"))
     length = f"{numbers['response/length_mean']:.0f} tokens on average, limit {rollout.max_response_tokens}"
-    mixed = f"of {facts.problems}: they have a group of right and wrong responses; kappa and ranking are theirs"
+    trust = "-" if kappa is None else "{value:.2f} [{low:.2f}, {high:.2f}]".format(**kappa)
     return [
         Line("student right", _interval(shares["student"]), "of its responses, sampled as in training"),
         Line("teacher right", _interval(shares["teacher"]), "of its own responses to the same problems"),
-        Line("teacher's lead", _interval(shares["lead"]), _reading(shares["lead"], 0.0, LEAD)),
-        Line("mixed problems", str(facts.mixed), mixed),
-        Line("kappa", _kappa(shares["kappa"]), _reading(shares["kappa"], TRUSTED, KAPPA)),
-        Line("R^T puts right above wrong", _interval(shares["order"]), _reading(shares["order"], 0.5, ORDER)),
+        Line("teacher's lead", _interval(shares["lead"]), reading(facts, "lead")[1]),
+        Line("mixed problems", f"{facts.mixed} of {facts.problems}", "with a group of right and wrong responses"),
+        Line("kappa", trust, reading(facts, "kappa")[1]),
+        Line("R^T puts right above wrong", _interval(shares["order"]), reading(facts, "order")[1]),
         Line("gap on right, on wrong", gaps, "nats per token; a good teacher's is higher on right responses"),
-        Line(
-            "gap at the end token, mean", ends, "nats; far below 0: the teacher ends otherwise, set teacher.end_token"
-        ),
+        Line("gap at the end token, mean", ends, "nats; far below 0: it ends otherwise, set teacher.end_token"),
         Line("top-1 agreement", _whole(numbers["teacher/top1_agreement"]), "tokens that both models put first"),
         Line("top-20 overlap", _whole(numbers["teacher/top20_overlap"]), "of the twenty likeliest tokens of both"),
         Line("teacher entropy", shown(numbers["teacher/entropy_mean"], ".3f"), "nats per token; near 0: always sure"),
-        Line("all right, all wrong", f"{_whole(right)}, {_whole(wrong)}", f"groups with nothing to compare: {sizes}"),
+        Line("all right, all wrong", equal, f"groups with nothing to compare: {sizes}"),
         Line("spread of R^T in a group", shown(spread, ".4f"), f"nats; {relation}"),
         Line("cut off, student, teacher", cut, length),
-        Line("output columns", ", ".join(map(str, facts.columns.values())) or "-", columns),
+        Line("output columns", ", ".join(map(str, facts.columns.values())) or "-", "may differ by padding"),
     ]
-
-
-def _side(share: Share | None, bound: float) -> int | None:
-    """0 where the interval lies above the bound, 1 below it, 2 around it; None where nothing is known."""
-    return None if share is None else 0 if share["low"] > bound else 1 if share["high"] < bound else 2
-
-
-def _reading(share: Share | None, bound: float, words: Sequence[str]) -> str:
-    side = _side(share, bound)
-    return "unknown" if side is None else words[side]
-
-
-def _interval(share: Share | None) -> str:
-    return "-" if share is None else f"{percent(share)}%"
-
-
-def _kappa(share: Share | None) -> str:
-    return "-" if share is None else "{value:.2f} [{low:.2f}, {high:.2f}]".format(**share)
-
-
-def _whole(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f}%"
-
-
-# Advice
 
 
 def advice_lines(facts: Facts) -> list[Line]:
     """How far to follow the teacher, by which method, and with which settings."""
     method, numbers, teacher = facts.config.method, facts.numbers, teacher_line(facts)
+    lines = [teacher, Line("method", *METHOD[teacher.value], f"configured: {method.name}"), _group_size(facts)]
+    if teacher.value == REFUSED:
+        return lines
     alpha, safe, noise = method.settings().get("alpha", 1.0), numbers["safe_alpha"], numbers["noise"]
-    weight = Line("alpha", f"{alpha:g}", "a wrong response rarely passes a right one", "counted on mixed groups")
+    weight, passing = f"{alpha:g}", "as configured: a wrong response rarely passes a right one"
     if safe is None:
-        weight = Line("alpha", f"{alpha:g}", "as configured", "too few mixed groups, or no scores")
+        passing = "as configured: too few mixed groups to tell"
     elif safe <= alpha:
-        passed = "from there on a wrong response passes a right one in a tenth of the mixed groups"
-        weight = Line("alpha", f"below {safe:.2g}", passed, "counted on mixed groups")
-    floor = method.settings().get("std_floor", 0.0)
-    divisor = Line("std_floor", f"{floor:g}", "as configured", "no method.scoring_noise (nemo-uecr audit teacher)")
+        weight = f"below {safe:.2g}"
+        passing = "from there on a wrong response passes a right one in a tenth of the mixed groups"
+    floor, why, by = method.settings().get("std_floor", 0.0), "as configured", "no method.scoring_noise is given"
     if noise is not None:
-        divisor = Line("std_floor", f"{FLOOR * alpha * noise:.2g}", "three times the noise of alpha R^T", "a bound")
+        floor, why, by = FLOOR * alpha * noise, "three times the noise of alpha R^T", "by method.scoring_noise"
     return [
-        teacher,
-        Line("method", METHOD[teacher.value], WHY[teacher.value], f"configured: {method.name}"),
-        weight,
-        divisor,
-        _group_size(facts),
+        *lines,
+        Line("alpha", weight, passing, "counted on mixed groups"),
+        Line("std_floor", f"{floor:.2g}", why, by),
     ]
 
 
 def teacher_line(facts: Facts) -> Line:
     """How far to follow the teacher."""
-    lead, order, kappa = (facts.shares[name] for name in ("lead", "order", "kappa"))
-    if _side(lead, 0.0) == 1:
-        return Line("teacher", REFUSED, LEAD[1], SURE)
-    if _side(order, 0.5) == 1:
-        return Line("teacher", REFUSED, ORDER[1], SURE)
-    if order is None or kappa is None:
+    (lead, leading), (order, ordering), (kappa, keeping) = (reading(facts, name) for name in READINGS)
+    if BELOW in (lead, order):
+        return Line("teacher", REFUSED, leading if lead == BELOW else ordering, SURE)
+    if UNKNOWN in (order, kappa):
         return Line("teacher", UNDECIDED, *_missing(facts))
-    if _side(kappa, TRUSTED) == 0:
-        return Line("teacher", TOKENS, KAPPA[0], SURE)
-    if _side(order, 0.5) == 0:
-        reason = f"its scores agree with the verdicts; {_reading(kappa, TRUSTED, KAPPA)}"
-        return Line("teacher", RANKING, reason, more_problems(kappa, TRUSTED, facts.problems))
-    value = REFUSED if _side(kappa, TRUSTED) == 1 else UNDECIDED
-    reason = f"{ORDER[2]}; {_reading(kappa, TRUSTED, KAPPA)}"
-    return Line("teacher", value, reason, more_problems(order, 0.5, facts.problems))
+    if kappa == ABOVE:
+        return Line("teacher", TOKENS, keeping, SURE)
+    if order == ABOVE:
+        return Line("teacher", RANKING, f"{ordering}; {keeping}", more_problems(facts, "kappa"))
+    value = REFUSED if kappa == BELOW else UNDECIDED
+    return Line("teacher", value, f"{ordering}; {keeping}", more_problems(facts, "order"))
 
 
-def more_problems(share: Share, bound: float, problems: int) -> str:
-    """How many problems would take the bound out of the interval, if its value stayed and its width fell as n^-1/2."""
-    value = share["value"]
-    half = value - share["low"] if value > bound else share["high"] - value
-    if half < abs(value - bound):
+def more_problems(facts: Facts, name: str) -> str:
+    """How many problems would decide if the value stayed and the interval's width fell as n^-1/2."""
+    side, share, bound = reading(facts, name)[0], facts.shares[name], READINGS[name][0]
+    assert share is not None
+    if side != AROUND:
         return SURE
-    needed = problems * (half / (value - bound)) ** 2 if value != bound else math.inf
-    return "more problems will hardly decide" if needed > 100 * problems else f"about {needed:.0f} problems may decide"
+    distance, half = abs(share["value"] - bound), max(share["value"] - share["low"], share["high"] - share["value"])
+    if 10 * distance <= half:
+        return "more problems will hardly decide"
+    return f"about {facts.problems * (half / distance) ** 2:.0f} problems may decide"
 
 
 def _missing(facts: Facts) -> tuple[str, str]:
     """Why nothing can be concluded, and what is needed."""
     if facts.numbers["spread"] is None:
         return "the batch has no scores of a teacher", "advise a configuration instead"
-    reason = f"{facts.mixed} problems have right and wrong responses; expected {DIFFERENT} at least"
+    reason = f"{facts.mixed} of {facts.problems} problems are mixed; expected at least {DIFFERENT}"
     if facts.mixed == 0:
-        return reason, f"none of {facts.problems}: take other problems, or larger groups"
+        return reason, "take other problems, or larger groups"
     return reason, f"about {math.ceil(DIFFERENT * facts.problems / facts.mixed)} problems are needed"
 
 
@@ -215,10 +195,15 @@ def _group_size(facts: Facts) -> Line:
     mixed = {size: 1.0 - sum(both) for size, both in facts.equal.items()}
     size = next((size for size in sorted(mixed) if size >= now and mixed[size] >= 1 - MOST_EQUAL), now)
     right, wrong = facts.equal[now]
-    reason = f"{_whole(mixed[size])} of the groups are mixed"
+    reason = f"{_whole(mixed[size])} of such groups are mixed"
     if right + wrong > MOST_EQUAL:
-        most, other = (
-            (f"{_whole(wrong)} all wrong", "easier") if wrong > right else (f"{_whole(right)} all right", "harder")
-        )
-        reason += f", now {_whole(mixed[now])} and {most}; {other} problems mix more at no cost"
-    return Line("group size", str(size), reason, f"equal verdicts now: {_interval(facts.shares['degenerate'])}")
+        reason += f"; {'easier' if wrong > right else 'harder'} problems mix more at no cost"
+    return Line("group size", str(size), reason, f"equal verdicts at {now}: {_interval(facts.shares['degenerate'])}")
+
+
+def _interval(share: Share | None) -> str:
+    return "-" if share is None else f"{percent(share)}%"
+
+
+def _whole(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f}%"

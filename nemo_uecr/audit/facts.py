@@ -1,6 +1,6 @@
 """The facts behind advice: from responses that are drawn for it, or from a run's saved batch.
 
-Shape legend: B = responses, K = problems, T = tokens (padded).
+Shape legend: B = responses, K = problems.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nemo_uecr.audit.advice import Facts
 from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
-from nemo_uecr.audit.groups import rows_of, table_of
+from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.output import Array
 from nemo_uecr.audit.signal import conflicts
 from nemo_uecr.audit.sources import saved_texts
 from nemo_uecr.audit.store import group_ids
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
+from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr_trust import UecrTrust, trust
 from nemo_uecr.core.record import ScoredBatch
@@ -38,8 +38,8 @@ from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.step_metrics import Stopwatch
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
 from nemo_uecr.local.trainer import Rollouts
-from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k, percentile_interval, score_interval
-from nemo_uecr.steps.metrics import agreement_metrics
+from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k, score_interval
+from nemo_uecr.steps.metrics import agreement_metrics, method_metrics
 from nemo_uecr.telemetry.run_folder import read_run
 from nemo_uecr.verifier.pool import SHARED
 from nemo_uecr.verifier.rewards import Rewards
@@ -47,15 +47,17 @@ from nemo_uecr.verifier.rewards import Rewards
 log = logging.getLogger(__name__)
 
 REPLICATES, SEED = 2000, 0
-#: Of these, how many compute kappa again, from token scores.
-KAPPA_REPLICATES = 400
 #: Groups of the run's size that are drawn for each problem, so that twice that size can be judged as well.
 GROUPS = 2
 #: Group sizes for which equal verdicts are counted, where there are as many responses to each problem.
 SIZES = (2, 4, 8, 16, 32, 64)
 #: Settings of the methods that have the teachers score; no number of an advice depends on them.
 SCORING = {"alpha": 1.0, "rho": 0.0, "tau_delta": 1.0, "tau_entropy": 1.0}
-#: Names of a step's metrics that a saved batch has in the step's record alone.
+#: Names of a step's metrics: from the scores, and what a saved batch has in the step's record alone.
+SCORED = (
+    "outcome/gap_mean_right", "outcome/gap_mean_wrong", "teacher/gap_mean", "teacher/entropy_mean",
+    "response/length_mean",
+)  # fmt: skip
 RECORDED = (
     "response/truncated_share", "teacher/end_gap_mean", "teacher/top1_agreement", "teacher/top20_overlap",
     "teacher/truncated_share",
@@ -166,6 +168,10 @@ def _facts(
     columns: Mapping[str, int],
 ) -> Facts:
     """``teacher_B`` are verdicts of the teacher's own responses, as many to each problem, in the order of problems."""
+    method, scored = config.method, batch.teacher_logp_BT is not None
+    used = method_of("puu" if scored else "grpo", {"alpha": 1.0} | method.settings())
+    right = torch.from_numpy(right_B)
+    metrics = method_metrics(batch, compute(used, batch), used, {}, correct_B=right, truncated_B=right)
     sampler = ClusterBootstrap.draw(problem_B, replicates=REPLICATES, seed=SEED)
     problem_K, groups = np.arange(sampler.clusters), batch.groups
     rewards = [right_B[problem_B == problem].astype(float) for problem in problem_K]
@@ -184,15 +190,14 @@ def _facts(
     degenerate = mean(groups.flat(batch.task_reward_B).numpy(), problem_B)
     shares: dict[str, Share | None] = dict.fromkeys(("teacher", "lead", "order", "kappa"))
     shares |= {"student": rate(rewards), "degenerate": degenerate}
-    found = dict(numbers) | {"noise": config.method.settings().get("scoring_noise"), "spread": None, "safe_alpha": None}
-    found |= token_means(batch, torch.from_numpy(right_B))
-    if batch.teacher_logp_BT is not None:
+    found = {**numbers, **{name: metrics.get(name) for name in SCORED}, "spread": None, "safe_alpha": None}
+    if scored:
         reward_B = batch.teacher_reward_B.numpy()
         found["spread"] = float(groups.std(groups.centre(batch.teacher_reward_B), sample=False).mean())
         if mixed >= DIFFERENT:  # an interval of fewer would be too narrow
             shares["order"] = sampler.mean(1.0 - conflicts(table, reward_B), table.mixed_P, table.problem_P)
-            horizon = config.method.settings().get("horizon", UecrTrust.horizon)
-            shares["kappa"] = kappa_interval(batch, problem_B, sampler, horizon=horizon)
+            rule = method if isinstance(method, UecrTrust) else UecrTrust  # the class has the defaults
+            shares["kappa"] = kappa_interval(batch, problem_B, sampler, horizon=rule.horizon, margin=rule.margin)
             ties = [tie_point(correct_C, wrong_W) for _, correct_C, wrong_W in table.mixed(reward_B)]
             found["safe_alpha"] = float(np.quantile(ties, SHARE, method="inverted_cdf"))
     if teacher_B is not None:
@@ -203,7 +208,7 @@ def _facts(
         shares=shares,
         problems=sampler.clusters,
         mixed=mixed,
-        numbers=found,
+        numbers=found | {"noise": method.settings().get("scoring_noise")},
         equal={
             size: (1.0 - pass_at_k([1.0 - rows for rows in rewards], size), 1.0 - pass_at_k(rewards, size))
             for size in sizes
@@ -214,40 +219,16 @@ def _facts(
     )
 
 
-def token_means(batch: ScoredBatch, right_B: Tensor) -> dict[str, float | None]:
-    """Means over tokens by the name of their metric; None without a score or a token."""
+def kappa_interval(
+    batch: ScoredBatch, problem_B: Array, sampler: ClusterBootstrap, *, horizon: float, margin: float
+) -> Share:
+    """Kappa of `uecr_trust` as if the batch were the first of a run, with its interval over problems.
 
-    def mean(value_BT: Tensor | None, of_BT: Tensor) -> float | None:
-        return None if value_BT is None or not bool(of_BT.any()) else float(value_BT[of_BT].double().mean())
-
-    gap_BT = None if batch.teacher_logp_BT is None else batch.gap_BT
-    mask_BT, right_B1 = batch.mask_BT, right_B.unsqueeze(1)
-    return {
-        "outcome/gap_mean_right": mean(gap_BT, mask_BT & right_B1),
-        "outcome/gap_mean_wrong": mean(gap_BT, mask_BT & ~right_B1),
-        "teacher/gap_mean": mean(gap_BT, mask_BT),
-        "teacher/entropy_mean": mean(batch.teacher_entropy_BT, mask_BT),
-        "response/length_mean": float(batch.token_count_B.mean()),
-    }
-
-
-def kappa_interval(batch: ScoredBatch, problem_B: Array, sampler: ClusterBootstrap, *, horizon: float) -> Share:
-    """Kappa of `uecr_trust` as if the batch were the first of a run, with its interval over problems."""
-    rows_K, groups = rows_of(problem_B), batch.groups
-
-    def kappa(count_K: Array) -> float:
-        """Where problem k is there ``count_K[k]`` times, each time with groups of its own."""
-        drawn = [(rows, copy) for rows, count in zip(rows_K, count_K, strict=True) for copy in range(int(count))]
-        row_N = torch.from_numpy(np.concatenate([rows for rows, _ in drawn]))
-        copy_N = torch.from_numpy(np.concatenate([np.full(len(rows), copy) for rows, copy in drawn]))
-        again = ScoredBatch(
-            task_reward_B=batch.task_reward_B[row_N],
-            group_B=groups.index_B[row_N] + len(groups.size_P) * copy_N,
-            mask_BT=batch.mask_BT[row_N],
-            old_logp_BT=batch.old_logp_BT[row_N],
-            teacher_logp_BT=batch.score("teacher_logp")[row_N],
-        )
-        return trust(again, horizon=horizon, memory=0.0)["kappa"]
-
-    interval = percentile_interval(np.asarray([kappa(count_K) for count_K in sampler.count_SK[:KAPPA_REPLICATES]]))
-    return {"value": kappa(np.ones(len(rows_K))), "low": float(interval["low"]), "high": float(interval["high"])}
+    The 1 in its ``lead / (groups + 1)`` is 1/K of each problem, since every replicate has K.
+    """
+    problem_K = np.arange(sampler.clusters)
+    parts = [batch.select(torch.from_numpy(problem_B == problem)) for problem in problem_K]
+    found = [trust(part, horizon=horizon, margin=margin, memory=0.0) for part in parts]
+    lead_K, groups_K = (np.asarray([each[name] for each in found]) for name in ("lead", "groups"))
+    share = sampler.ratio(lead_K, groups_K + 1 / len(problem_K), problem_K)
+    return {name: max(0.0, value) for name, value in share.items()}

@@ -14,7 +14,7 @@ from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, say, wr
 from nemo_uecr.errors import ConfigError, require_extra
 
 if TYPE_CHECKING:
-    from nemo_uecr.audit.advice import Facts, Line
+    from nemo_uecr.audit.advice import Line
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.contents import Lengths, Plan
@@ -260,21 +260,17 @@ def advised(
     """Write the advice; what was measured, what follows from it, and the folder, or None where none was written."""
     require_extra("local")
     from nemo_uecr.audit.advice import advice, advice_lines, measured_lines
+    from nemo_uecr.audit.facts import facts_of_config, facts_of_run
     from nemo_uecr.audit.output import write_audit
+    from nemo_uecr.config.load import load_config
 
-    facts = _facts(source, overrides, problems)
+    of_run = Path(source).is_dir() and not overrides
+    if of_run:
+        facts = facts_of_run(Path(source))
+    else:
+        facts = facts_of_config(load_config(source, overrides).config, problems=problems)
     folder = out or Path(facts.config.run.folder) / "audits" / "advise"
-    kept = out is None and Path(source).is_dir() and folder.exists()
+    kept = of_run and out is None and folder.exists()
     if not kept:
         write_audit(folder, advice(facts))
     return measured_lines(facts), advice_lines(facts), None if kept else folder
-
-
-def _facts(source: str, overrides: Sequence[str], problems: int) -> Facts:
-    from nemo_uecr.audit.facts import facts_of_config, facts_of_run
-    from nemo_uecr.config.load import load_config
-
-    if Path(source).is_dir() and not overrides:
-        return facts_of_run(Path(source))
-    loaded = load_config(source, overrides)
-    return facts_of_config(loaded.config, problems=problems)

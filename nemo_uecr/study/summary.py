@@ -266,9 +266,7 @@ def _entries(*given: Entry | str) -> tuple[Entry, ...]:
 
 def _mean(mean: Mean, *, sign: str = "") -> Entry:
     centre, low, high = (rounded(value, 1, sign=sign) for value in (mean.mean, mean.low, mean.high))
-    return Entry(
-        centre, NOTHING if mean.high - mean.low < 1e-9 else f"{low}, {high}"
-    )  # equal values have no spread
+    return Entry(centre, NOTHING if mean.high - mean.low < 1e-9 else f"{low}, {high}")  # equal values have no spread
 
 
 def _number(value: float | None, decimals: int) -> str:

@@ -128,7 +128,7 @@ def test_advise_draws_or_reads_a_batch(tmp_path: Path, capsys: pytest.CaptureFix
     assert entry_point(["advise", config, *words, "method.name=grpo", "--problems", "16"]) == 0
     numbers = json.loads((folder / "audits" / "advise" / "numbers.json").read_text())["numbers"]
     assert None not in numbers["shares"].values()
-    assert {"teacher", "method", "alpha", "std_floor", "group size"} == numbers["advice"].keys()
+    assert {"teacher", "method", "group size"} <= numbers["advice"].keys()
     assert set(numbers["equal"]) == {"2", "4", "8"}
     assert entry_point(["train", config, *words]) == 0
     capsys.readouterr()
