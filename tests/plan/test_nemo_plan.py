@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nemo_uecr.plan.contents import GIB, GPUS, Lengths, Plan
-from nemo_uecr.plan.nemo import nemo_plan, other_placements
+from nemo_uecr.plan.nemo import nemo_plan
 from nemo_uecr.plan.shapes import KNOWN, forward_flops
 from tests.plan.subjects import nemo
 
@@ -108,17 +108,6 @@ def test_seconds_of_decoding() -> None:
     prefill = 126 / 8 * 1024 * forward_flops(KNOWN["Qwen/Qwen3-4B"], 1024) / (790e12 * 0.5)
     expected = read + 14_336 * 0.002 + prefill + 8_044_936_192 / 55e9
     assert seconds(plan_of(), "rollout") == pytest.approx(expected, rel=1e-6)
-
-
-def test_side_by_side() -> None:
-    one, two = other_placements(nemo(), H200, LENGTHS).values()
-    assert isinstance(one, Plan)
-    assert isinstance(two, Plan)
-    assert "144 on each of 7 data-parallel ranks" in " ".join(two.facts)
-    assert seconds(two, "score teacher") == pytest.approx(8 * (seconds(one, "score teacher") - 0.66), rel=0.01)
-    assert [line.teacher == "-" for line in two.layout] == [True] * 7 + [False]
-    assert (two.layout[-1].student, two.layout[-1].teacher[:11]) == ("-", "layers 0-35")
-    assert "teacher weights" not in {one.name for one in two.host}
 
 
 def test_layout_of_tensor_and_pipeline_ranks() -> None:
