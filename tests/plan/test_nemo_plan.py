@@ -130,7 +130,7 @@ def test_layout_of_tensor_and_pipeline_ranks() -> None:
         ),
         (
             "rollout.max_response_tokens=40000 train.tokens_per_microbatch=42048 scoring.tokens_per_microbatch=42048",
-            "made for 40960 positions",
+            "has 40960 positions",
         ),
         ("student.vocabulary=151669", "has 151936 output columns"),
     ],
