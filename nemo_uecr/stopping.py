@@ -54,7 +54,7 @@ def listening() -> Iterator[StopRequest]:
     def handler(number: int, frame: object) -> None:
         name = signal.Signals(number).name
         if not stop.asked:  # logging might deadlock on a lock of the interrupted code
-            os.write(2, f"{name}: ending after the step under way\n".encode())
+            os.write(2, f"{name}: stopping after the current step\n".encode())
         stop.ask(name)
 
     with handling(SIGNALS, handler):

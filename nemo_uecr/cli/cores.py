@@ -1,4 +1,4 @@
-"""How threads wait, chosen before torch starts them: a thread that spins takes a core from the one it waits for."""
+"""How threads wait, chosen before torch starts them: a spinning thread takes a core from the one it waits for."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from collections.abc import MutableMapping, Sequence
 
 logger = logging.getLogger(__name__)
 
-#: Commands that compute on the CPU's cores, for seconds or hours.
+#: Commands that use the CPU for seconds or hours.
 COMPUTING = ("train", "demo", "smoke", "study", "advise", "replay", "evaluate", "score", "audit")
-PROBES = 3  # that agree, before a machine counts as busy
+PROBES = 3  # probes that must agree that the machine is busy
 PROBE_SECONDS = 0.05
-#: Of the probe's time. Two cores with one other busy process leave 0.5 to 0.7, an idle machine 0.9 to 1.
+#: Share of the probe's time. Two cores with one other busy process leave 0.5 to 0.7, an idle machine 0.9 to 1.
 SHARE_OF_A_FREE_CORE = 0.8
 USERS_CHOICES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS")
 BLOCK = bytes(2**20)  # long enough for hashlib to release the GIL
 
 
 def choose_wait_policy(words: Sequence[str], environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let OpenMP's threads sleep while they wait, where other processes use the cores and the user chose nothing.
+    """Let OpenMP's threads sleep while they wait if other processes use the cores, unless the user chose otherwise.
 
-    Results have the same bits either way. On an idle machine threads that spin are up to twice as fast.
+    The results have the same bits. On an idle machine, threads that spin are up to twice as fast.
 
     Args:
         words: the command line.
-        environment: what is read and changed.
+        environment: to read and change.
     """
-    if not words or words[0] not in COMPUTING or any(name in environment for name in USERS_CHOICES):
+    computes = bool(words) and words[0] in COMPUTING and "--help" not in words
+    if not computes or any(name in environment for name in USERS_CHOICES):
         return
     if all(core_share() < SHARE_OF_A_FREE_CORE for _ in range(PROBES)):
         environment["OMP_WAIT_POLICY"] = "passive"
@@ -38,7 +39,7 @@ def choose_wait_policy(words: Sequence[str], environment: MutableMapping[str, st
 
 
 def core_share() -> float:
-    """Mean part of the time for which threads, one per core, really run."""
+    """Mean share of the time that threads, one per core, actually run."""
     shares: list[float] = []
 
     def work() -> None:

@@ -98,7 +98,7 @@ def evaluate(
         for label, model in named.items():
             engines.check_model(locate_path(model))
             if not Path(locate_path(model)).exists() and not model.startswith(SCHEME):
-                say(f"{label}: no folder {model} here; taken for a model of the hub, which is not asked")
+                say(f"{label}: no folder {model} here; assumed to be on the hub, which is not checked")
             check_writable(out / label)
         return say(
             "# dry run: nothing is written",
@@ -142,7 +142,9 @@ def _dtype(models: Iterable[str]) -> str:
 
     known: set[str] = {run["student"]["dtype"] for model in models if (run := training_of(model))}
     if len(known) > 1:
-        raise DataError("the models' runs trained in different precisions; evaluate them apart, or give one --dtype")
+        raise DataError(
+            "the models' runs trained in different precisions; evaluate them separately, or give one --dtype"
+        )
     return known.pop() if known else "bfloat16"
 
 
@@ -161,7 +163,7 @@ def _prompt(models: Collection[str], template: str | None, system: str | None, t
     (source, chat), *others = [(source, replace(chat, **changes)) for source, chat in known.items()]
     if unlike := [f"{other} {theirs}" for other, theirs in others if theirs != chat]:
         raise DataError(
-            f"{source} had {chat}, {unlike[0]}; evaluate them apart, or give one --prompt-template, "
+            f"{source} had {chat}, {unlike[0]}; evaluate them separately, or give one --prompt-template, "
             "--system-prompt ('' for none) and --thinking or --no-thinking for all"
         )
     origin = "as given" if len(changes) == len(given) else f"{source}, with what is given" if changes else source

@@ -223,7 +223,7 @@ def _parent(path: str, name: str) -> str:
 def _read_mapping(path: str) -> dict[str, object]:
     try:
         tree: object = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-        reason = "it holds a list"
+        reason = "it contains a list"
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
         tree, reason = None, getattr(error, "strerror", None) or " ".join(str(error).split())
     if not isinstance(tree, dict):

@@ -526,7 +526,7 @@ class Config(Section):
             )
         if self.checkpoint.keep_best and not self.evaluation.benchmarks:
             raise ValueError(
-                "checkpoint.keep_best: got true, but evaluation.benchmarks is empty and nothing says which is best; "
+                "checkpoint.keep_best: got true, but evaluation.benchmarks is empty and cannot decide which is best; "
                 "name a benchmark or set checkpoint.keep_best=false"
             )
         return self

@@ -57,13 +57,13 @@ def prepare(request: ConversionRequest) -> Conversion:
     """Check everything that can be checked before writing."""
     out = request.out.absolute()
     if request.ckpt.resolve() in out.resolve().parents:  # NeMo-RL deletes old steps, and OUT with them
-        raise CheckpointError(f"{out}: lies within the checkpoint {request.ckpt}; choose an --to outside of it")
+        raise CheckpointError(f"{out}: is inside the checkpoint {request.ckpt}; choose another --to")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
     source = reading.find_source(request.ckpt)
     weights = reading.read_weights(source.kind, source.weights)
     if source.kind == reading.HUGGINGFACE and request.model is not None:
-        raise CheckpointError(f"{request.ckpt}: a Hugging Face model states what it is; leave --hf out")
+        raise CheckpointError(f"{request.ckpt}: a Hugging Face model states its architecture; leave out --hf")
     config = _locate_model(request.model or source.model, request.ckpt)
     model = reading.read_qwen3(config)
     reading.check_architecture(weights, model, config)
@@ -82,7 +82,7 @@ def prepare(request: ConversionRequest) -> Conversion:
 def _locate_model(name: str | None, ckpt: Path) -> Path:
     """The local folder with config.json, downloaded from the hub unless ``name`` is a folder."""
     if name is None:
-        raise CheckpointError(f"{ckpt}: does not say which model it is; name it: --hf FOLDER (one with config.json)")
+        raise CheckpointError(f"{ckpt}: does not name its model; name it: --hf FOLDER (one with config.json)")
     if Path(name).is_dir():
         return Path(name)
     import huggingface_hub

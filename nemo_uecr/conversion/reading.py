@@ -273,6 +273,6 @@ def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> No
     for name, value in expected.items():
         if stated.get(name) is not None and stated[name] != value:
             raise CheckpointError(
-                f"{weights.folder}: trained with {name} {stated[name]}; the architecture says {value}. Name the model "
+                f"{weights.folder}: trained with {name} {stated[name]}; the architecture has {value}. Name the model "
                 f"that was trained: --hf FOLDER (now {described_by})"
             )

@@ -259,7 +259,7 @@ def name_finding(host: str, *, nodes: int) -> Finding:
 
 def shared_memory_finding() -> Finding:
     """Free shared memory, which Ray's object store and NCCL use."""
-    free, remedy = shutil.disk_usage("/dev/shm").free, "containers: --ipc=host or --shm-size; else end what holds it"
+    free, remedy = shutil.disk_usage("/dev/shm").free, "in a container: --ipc=host or --shm-size; else end what uses it"
     message = f"{free / GIB:.1f} GiB free in /dev/shm, Ray and NCCL want {SHARED_MEMORY // GIB}"
     return ok_if(free >= SHARED_MEMORY, "shared memory", message, remedy, "warn")
 
@@ -287,7 +287,7 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
         teachers = {key: known[key] for key in teacher_models(run)}
         long = faults.length_faults(run, known["student"], teachers, run.data.max_prompt_tokens)
         message = "; ".join(long) or f"prompts of up to {run.data.max_prompt_tokens} tokens fit the models' positions"
-        remedy = "a local run refuses the prompts that are too long, not what the keys allow; fine if there are none"
+        remedy = "a local run refuses only prompts that are really too long; fine if there are none"
         hopeless = faults.length_faults(run, known["student"], teachers, 1)  # whatever the prompts
         yield ok_if(not long, "generation length", message, remedy, "fail" if hopeless else "warn")
     fullest = f"{plan.hardware}: {plan.fullest.name} takes the most, {plan.fullest.size / GIB:.1f} GiB"
@@ -315,7 +315,7 @@ def shared_findings(run: AnyConfig) -> Iterator[Finding]:
         place = existing(Path(path)).resolve()
         above = [one for one in psutil.disk_partitions(all=True) if place.is_relative_to(one.mountpoint)]
         kind = max(reversed(above), key=lambda one: len(one.mountpoint)).fstype  # the last one mounted there
-        remedy = "only this node sees it: put it on a file system that every node mounts at the same path"
+        remedy = "use a file system that every node mounts at the same path; this one belongs to this node alone"
         yield ok_if(kind not in LOCAL_FILE_SYSTEMS, f"shared {key}", f"{place} is on {kind}", remedy)
 
 

@@ -119,8 +119,8 @@ def length_faults(
         asked.append(("student", student, "evaluation.max_tokens", config.evaluation.max_tokens))
     asked += [(key, shape, "rollout.max_response_tokens", response) for key, shape in teachers.items() if shape]
     return [
-        f"a prompt of {prompt} and {key}={tokens} take {prompt + tokens} positions, but the {role} was made for "
-        f"{shape.positions} positions; lower one of the two, or take a {role} that was made for more"
+        f"a prompt of {prompt} and {key}={tokens} take {prompt + tokens} positions, but the {role} has "
+        f"{shape.positions} positions; lower one of the two, or use a {role} with more"
         for role, shape, key, tokens in asked
         if 0 < shape.positions < prompt + tokens
     ]
@@ -147,8 +147,8 @@ def teacher_alone_faults(config: NemoConfig, teacher: ModelShape | None, longest
     faults = _megatron_faults("teacher", config.teacher.parallel, config.gpus, teacher)
     if teacher is not None and 0 < teacher.positions < longest:
         faults.append(
-            f"the longest sequence of the batch has {longest} tokens, but the teacher was made for "
-            f"{teacher.positions} positions; take a teacher that was made for more"
+            f"the longest sequence of the batch has {longest} tokens, but the teacher has "
+            f"{teacher.positions} positions; use a teacher with more"
         )
     needed = config.packed(longest)
     if config.scoring.tokens_per_microbatch < needed:

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from tests.cli.commands import commands
+
 HEAVY = {"torch", "transformers", "pydantic", "omegaconf", "numpy", "math_verify", "tensorboard"}
 SECONDS = 0.5
 
@@ -45,17 +47,12 @@ LIGHT_MODULES = [
     "nemo_uecr.core.methods", "nemo_uecr.plan.local", "nemo_uecr.plan.nemo",
     "nemo_uecr.report.page", "nemo_uecr.telemetry.metric_table", "nemo_uecr.verifier.pool",
 ]  # fmt: skip
-COMMANDS = [
-    "demo", "train", "smoke", "report", "replay", "config", "plan", "doctor", "advise",
-    "score", "audit signal", "audit token-credit", "audit group-signal", "audit alpha-sweep",
-    "study", "convert", "slurm smoke", "slurm node",
-]  # fmt: skip
 HELP_OF_EACH = f"""
 import contextlib
 from nemo_uecr.cli.main import entry_point
-for command in {COMMANDS}:
+for words in {[words for words, _ in commands()]}:
     with contextlib.suppress(SystemExit):
-        entry_point([*command.split(), "--help"])
+        entry_point([*words, "--help"])
 """
 
 

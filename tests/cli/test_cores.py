@@ -44,7 +44,7 @@ def test_what_the_user_chose_stays(chosen: dict[str, str], monkeypatch: pytest.M
 def test_only_commands_that_compute_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cores, "core_share", lambda: 0.1)
     environment: dict[str, str] = {}
-    for words in ([], ["--help"], ["plan", "run.yaml"]):
+    for words in ([], ["--help"], ["train", "--help"], ["plan", "run.yaml"]):
         cores.choose_wait_policy(words, environment)
     assert environment == {}
     assert set(cores.COMPUTING) <= {name for name in main.app if not name.startswith("-")}

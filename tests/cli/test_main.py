@@ -118,7 +118,7 @@ REFUSALS = {
     ("train", DEMO, "--resum"): "See: nemo-uecr train --help",
     ("train", DEMO, "--steps", "3"): "A configuration's keys have no dashes: train.steps=3.",
     ("evaluate", "compare", ".", "."): ". holds no samples of an evaluation; expected a folder that nemo-uecr",
-    ("plan", DEMO, "device=cuda", "--fit", "24", "rollout.max_response_tokens=999"): "was made for 512 positions",
+    ("plan", DEMO, "device=cuda", "--fit", "24", "rollout.max_response_tokens=999"): "has 512 positions",
     ("plan", DEMO, "--fit", "24", "device=cpu"): "--fit 24 plans for a GPU",
     ("plan", CONFIGS / "one_gpu" / "qwen3_4b_8b.yaml", "--fit", "12"): "nothing that was tried fits 12 GB: update",
     ("smoke", DEMO, "--steps", "1,x"): "--steps",

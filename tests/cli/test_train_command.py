@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shlex
 import signal
 import subprocess
@@ -67,24 +66,6 @@ def test_ctrl_c_leaves_the_command_that_continues(tmp_path: Path) -> None:
     done = len(steps_in(tmp_path / "a run"))
     subprocess.run([sys.executable, "-m", "nemo_uecr", *words[1:], f"train.steps={done + 2}"], cwd=tmp_path, check=True)
     assert steps_in(tmp_path / "a run") == list(range(1, done + 3))
-
-
-def test_the_run_folders_configuration_is_a_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It gives the same run again; settings that the method does not use are logged."""
-    first, second = tmp_path / "first", tmp_path / "second"
-    with caplog.at_level(logging.INFO, logger="nemo_uecr"):
-        words = [*SMALL, "method.name=grpo", "train.steps=1", f"run.folder={first}"]
-        assert entry_point(["train", str(assets().config), *words]) == 0
-    (said,) = [message for message in caplog.messages if message.startswith("not used")]
-    assert said.startswith("not used by method grpo: teacher.model_name, method.alpha, method.rho")
-    caplog.clear()
-    with caplog.at_level(logging.INFO, logger="nemo_uecr"):
-        assert entry_point(["train", str(first / "config.yaml"), f"run.folder={second}"]) == 0
-        assert "not used by method grpo: teacher.model_name" in caplog.messages  # the method's own settings are there
-        assert entry_point(["train", str(second / "config.yaml"), "--resume"]) == 0
-    assert f"already complete after step 1 of 1: {second / 'checkpoints' / 'step-000001'}" in caplog.messages
-    losses = [json.loads((folder / "metrics.jsonl").read_text())["policy/loss"] for folder in (first, second)]
-    assert losses[0] == losses[1]
 
 
 def test_smoke_prints_tolerances_first_and_compares_every_batch(

@@ -19,20 +19,6 @@ def test_every_method_composes_at_each_scale(scale: str, name: str) -> None:
     assert config.run.folder == f"runs/{name}_qwen3_{scale}"
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_paper_settings(scale: str) -> None:
-    config = load_nemo_config(CONFIGS / f"uecr_qwen3_{scale}.yaml", GIVEN[scale])
-    assert (config.rollout.prompts_per_step, config.rollout.responses_per_prompt) == (126, 8)
-    assert (config.rollout.temperature, config.rollout.top_p, config.rollout.top_k) == (0.7, 0.95, 20)
-    assert (config.data.max_prompt_tokens, config.rollout.max_response_tokens) == (2048, 16384)
-    assert (config.loss.clip_low, config.loss.clip_high, config.loss.reference_kl) == (0.2, 0.2, 0.001)
-    assert config.train.learning_rate == 1e-6
-    expected = {"1p7b": (515, 5, 7, "Qwen/Qwen3-1.7B-Base"), "4b": (160, 6, 8, "Qwen/Qwen3-4B")}[scale]
-    data = config.data
-    assert (config.train.steps, data.difficulty_low, data.difficulty_high, config.student.model_name) == expected
-    assert config.data.enable_thinking is False
-
-
 @pytest.mark.parametrize("name", ["grpo_teacher_qwen3_4b", "grpo_teacher_qwen3_8b"])
 def test_teacher_recipes_need_no_teacher(name: str) -> None:
     config = load_nemo_config(CONFIGS / f"{name}.yaml", [])

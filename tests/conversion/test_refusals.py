@@ -135,7 +135,7 @@ def test_what_the_command_lacks(tmp_path: Path, weights: Path, model: Path, hugg
 
 def test_an_out_that_cannot_be_made(tmp_path: Path, huggingface: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "occupied" in refusal(request(huggingface, tmp_path))
-    assert "lies within the checkpoint" in refusal(request(huggingface, huggingface / "megatron"))
+    assert "is inside the checkpoint" in refusal(request(huggingface, huggingface / "megatron"))
     usage = namedtuple("usage", ("total", "used", "free"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6 - 1000, 1000))
     assert "GB are free" in refusal(request(huggingface, tmp_path / "new" / "out"))

@@ -67,7 +67,7 @@ def test_models_of_runs_with_different_prompts_need_one_from_the_command_line(
     prompted: Path, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = words(tmp_path, f"a={prompted}", f"b={trained}", "--dry-run")
-    assert "evaluate them apart" in refused(capsys, *both, "--prompt-template", "{question}")
+    assert "evaluate them separately" in refused(capsys, *both, "--prompt-template", "{question}")
     assert entry_point([*both, "--prompt-template", "{question}", "--system-prompt", "", "--no-thinking"]) == 0
 
 

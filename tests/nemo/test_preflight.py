@@ -58,7 +58,7 @@ def world(folder: Path) -> list[str]:
 
 BAD = {
     "teacher.parallel.pipeline=8": "teacher.parallel.pipeline: got 8, expected a divisor of the model's 4 layers",
-    "rollout.max_response_tokens=3000": "the student was made for 4096 positions",
+    "rollout.max_response_tokens=3000": "the student has 4096 positions",
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
     "data.train={}/keys.jsonl": "no field 'question'",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
@@ -145,7 +145,7 @@ def test_config_check_says_what_it_did_not_see(tmp_path: Path, capsys: pytest.Ca
     ("changes", "tokens", "largest", "message"),
     [
         (["teacher.parallel.pipeline=8"], 6, 97, "teacher.parallel.pipeline: got 8, expected a divisor of the model's"),
-        ([], 4097, 97, "has 4097 tokens, but the teacher was made for 4096 positions"),
+        ([], 4097, 97, "has 4097 tokens, but the teacher has 4096 positions"),
         ([], 6, 98, "the batch has token id 98; expected ids below student.vocabulary=98"),
         (["method.name=grpo", "teacher.model_name=null"], 6, 97, "method.name: grpo reads no teacher"),
     ],

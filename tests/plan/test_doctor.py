@@ -247,7 +247,7 @@ def test_models_that_do_not_fit_the_run(tmp_path: Path) -> None:
         nemo(*named, *fits, columns, "data.max_prompt_tokens=57", f"teacher.model_name={teacher}"), sizes,
         gpu_memory=None, host_memory=0,
     ))  # fmt: skip
-    assert (found[0], found[1].count("made for 256 positions"), "the teacher 9000" in found[1]) == ("fail", 2, True)
+    assert (found[0], found[1].count("has 256 positions"), "the teacher 9000" in found[1]) == ("fail", 2, True)
     local_run = fit(local(*named, *fits))
     assert {local_run["plan"][0], local_run["generation length"][0]} == {"ok"}
     local_run = fit(local(*named, *fits, "data.max_prompt_tokens=57"))

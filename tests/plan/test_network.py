@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,10 +19,6 @@ from nemo_uecr.plan.network import own_address, take_interface
 MEASURE = (
     "import sys, pathlib; from nemo_uecr.plan.network import exchange_rate as e; print(*e(pathlib.Path(sys.argv[1])))"
 )
-
-
-def unknown(name: str) -> str:
-    raise socket.gaierror(-2, "Name or service not known")
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +33,7 @@ def test_a_loopback_name_is_replaced_where_others_must_reach_it(monkeypatch: pyt
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "192.0.2.7")
     assert (own_address(alone=False), own_address(alone=True)) == ("192.0.2.7", "127.0.1.1")
-    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    monkeypatch.setattr(socket, "gethostbyname", Mock(side_effect=socket.gaierror(-2, "unknown")))
     assert (own_address(alone=False), own_address(alone=True)) == ("192.0.2.7", "127.0.0.1")
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "192.0.2.1")
     assert own_address(alone=False) == "192.0.2.1"

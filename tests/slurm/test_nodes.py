@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -21,10 +22,9 @@ from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.slurm.node import Failed, Job, _run_head, command_words, ray_arguments, run_driver
 from nemo_uecr.slurm.replicas import Replica, largest_difference
 from nemo_uecr.stopping import RunStopped, StopRequest
-from tests.plan.test_network import unknown
+from tests.config.shipped import CONFIGS, DEMO
 
-CONFIGS = Path(__file__).resolve().parents[2] / "examples" / "configs"
-NEMO, LOCAL = str(CONFIGS / "uecr_qwen3_4b.yaml"), str(CONFIGS / "local" / "demo.yaml")
+NEMO, LOCAL = str(CONFIGS / "uecr_qwen3_4b.yaml"), str(DEMO)
 GIVEN = ["teacher.model_name=t", "data.subset=8"]
 
 
@@ -101,7 +101,7 @@ def test_worker_ports_stay_in_the_range_and_neighbours_apart(tmp_path: Path, cou
 
 def test_a_head_that_nobody_can_reach_states_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own name leads nowhere, and Slurm names no address."""
-    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    monkeypatch.setattr(socket, "gethostbyname", Mock(side_effect=socket.gaierror(-2, "unknown")))
     monkeypatch.delenv("SLURM_LAUNCH_NODE_IPADDR", raising=False)
     assert _run_head(job(tmp_path, "n1", "n1", "n2"), []) == 1
     host = re.escape(socket.gethostname())
