@@ -2,8 +2,8 @@
 
   python -m benchmarks.decode --model DIR --device cuda --batch 32 --tokens 192
 
-Prompts are random tokens and no end token counts, so every row has the same length. A greedy row is compared with that
-of `generate`; in bfloat16 ways may round differently, and a model with random weights soon goes another way.
+Prompts are random tokens and end tokens are ignored, so all rows have the same length. Greedy rows are compared with
+those of `generate`; in bfloat16 they may differ by rounding, soon so with random weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DRAWS = {"greedy": (0.0, 1.0, 0), "sampled": (1.0, 1.0, 0), "sampled, top-p 0.95
 
 
 def timed(draw: Callable[[], list[list[int]]], device: torch.device) -> tuple[list[list[int]], float]:
-    """What is drawn, and the seconds until it is on the host."""
+    """The drawn tokens, and the seconds until they are on the host."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     started = time.perf_counter()
@@ -44,14 +44,14 @@ def by_hugging_face(model: TokenModel, prompts: list[tuple[int, ...]], count: in
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     config = transformers.GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0)
     module: Any = model.module
-    module.generation_config = config  # that of the checkpoint would fill in its end tokens
+    module.generation_config = config  # the checkpoint's own has end tokens
     drawn = module.generate(ids.to(model.device), attention_mask=mask.to(model.device), generation_config=config)
     rows: list[list[int]] = drawn[:, width:].tolist()
     return rows
 
 
 def measure(model: TokenModel, *, batch: int, width: int, count: int) -> list[dict[str, Any]]:
-    """One row per padding, way and manner of drawing."""
+    """One row per padding, way and sampling."""
     generator, rows = torch.Generator().manual_seed(0), []
     endless = Tokens(model.tokenizer, frozenset())
     ways = [way for way in get_args(Way) if way != "graph" or model.device.type == "cuda"]
@@ -62,7 +62,7 @@ def measure(model: TokenModel, *, batch: int, width: int, count: int) -> list[di
         expected, seconds = timed(partial(by_hugging_face, model, prompts, count), model.device)
         rows.append({"padded": padded, "way": "generate", "draw": "greedy", "equal": None, "ms": 1e3 * seconds / count})
         for way, draw in [*((way, "greedy") for way in ways), *((ways[-1], draw) for draw in list(DRAWS)[1:])]:
-            for tokens in (4, count):  # the first pays for kernels that later ones find
+            for tokens in (4, count):  # the first is a warm-up
                 decoding = Decoding(*DRAWS[draw], tokens)
                 loop = partial(decode, model.module, endless, prompts, range(batch), decoding, way)
                 drawn, seconds = timed(loop, model.device)
@@ -93,7 +93,7 @@ def main() -> None:
         speed = f"{row['ms']:.2f} | {1e3 * args.batch / row['ms']:.0f}"
         sys.stdout.write(f"| {row['padded']} | {row['way']} | {row['draw']} | {speed} | {row['equal']} |\n")
     settings = {key: getattr(args, key) for key in ("model", "device", "dtype", "batch", "width", "tokens", "cudnn")}
-    captured = loop._CAPTURES.get(model.module)  # None where none was tried; False: "graph" ran without one
+    captured = loop._CAPTURES.get(model.module)  # None: not tried; False: "graph" ran without one
     write_json(args.json, settings | {"captured": captured, "rows": rows})
 
 

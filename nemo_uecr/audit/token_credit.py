@@ -101,7 +101,7 @@ def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float,
     """For each share of the largest gaps, with all ties: their strata, and their reduction by calibration."""
     magnitude_N = np.tanh(gap_N / (2.0 * uecr.tau_delta))
     calibrated_N = magnitude_N * np.exp(-entropy_N / uecr.tau_entropy)
-    quarters = replace(strata, stratum_N=(entropy_N > quartile).astype(np.int64), count=2)
+    highest_N = (entropy_N > quartile).astype(np.float64)
     whole = replace(strata, stratum_N=np.zeros_like(strata.stratum_N), count=1)
     rows: list[Numbers] = []
     for share in TOP:
@@ -115,7 +115,7 @@ def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float,
                 "tokens": int(among_N.sum()),
                 "actual_share": float(among_N.mean()),
                 "by_stratum": strata.location(among_N),
-                "in_highest_quartile": _last(quarters.location(among_N)),
+                "in_highest_quartile": _last(whole.mean(highest_N, among_N)),
                 "magnitude": _last(whole.mean(magnitude_N, among_N)),
                 "calibrated": _last(whole.mean(calibrated_N, among_N)),
                 "reduction": _last(whole.reduction(magnitude_N, calibrated_N, among_N)),

@@ -14,7 +14,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.stopping import listening
 from nemo_uecr.study import demo
 from nemo_uecr.study.schema import RecipeConfig
-from tests.study.made import tiny_model
+from tests.study.small import tiny_model
 
 pytest.importorskip("transformers")
 

@@ -19,7 +19,7 @@ from nemo_uecr.study.supervised import (  # noqa: E402
     train_supervised,
 )
 from nemo_uecr.study.task import build_tokenizer  # noqa: E402
-from tests.study.made import tiny_model  # noqa: E402
+from tests.study.small import tiny_model  # noqa: E402
 
 MODEL = tiny_model(steps=30, tokens_per_batch=300)
 TOKENIZER = build_tokenizer()
