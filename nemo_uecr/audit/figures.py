@@ -46,7 +46,7 @@ def write_figure(folder: Path, name: str, numbers: Numbers) -> None:
         figure.savefig(folder / "figure.svg", metadata={"Date": None, "Creator": None})
 
 
-def _line(axes: Axes, x: Sequence[float], share: Numbers, label: str, colour: int, **style: Any) -> None:
+def _line(axes: Axes, x: Sequence[float] | np.ndarray, share: Numbers, label: str, colour: int, **style: Any) -> None:
     """A line through the values with the interval as a band; missing values leave a gap."""
     value, low, high = (np.asarray(share[key], dtype=float) for key in ("value", "low", "high"))  # None becomes NaN
     axes.plot(x, value, color=f"C{colour}", label=label, linewidth=1.4, **style)
