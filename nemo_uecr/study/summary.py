@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Row, Score, Table, build_table, rounded
-from nemo_uecr.evaluation.tables import Cell as TableCell
+from nemo_uecr.evaluation.tables import Cell as Entry
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Mean
 from nemo_uecr.study import figures, results
@@ -179,7 +179,7 @@ def sets_table(summary: Comparison, *, layout: str, samples: int) -> Table | Non
         return None
     table = build_table(rows, layout=layout, k=samples)
     lines = [
-        (TableCell(row.method), *(entry._replace(interval="") for entry in line[1:-1]), line[-1])
+        (Entry(row.method), *(entry._replace(interval="") for entry in line[1:-1]), line[-1])
         for row, line in zip(rows, table.lines, strict=True)
     ]
     return Table((f"Arm, avg@{samples} (%)", *table.head[1:]), tuple(lines))
@@ -193,7 +193,7 @@ def difference_table(summary: Comparison, *, confidence: float) -> Table:
         "p (Holm)", "equal groups at start", "in all steps",
     )  # fmt: skip
 
-    def row(line: Line) -> tuple[TableCell, ...]:
+    def row(line: Line) -> tuple[Entry, ...]:
         against = line.against
         return _entries(
             line.arm,
@@ -229,7 +229,7 @@ def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
             *(
                 entry
                 for gap in (cell.lead, cell.gain, cell.reference)
-                for entry in (_mean(gap.difference, sign="+"), TableCell(_number(gap.told, 3)))
+                for entry in (_mean(gap.difference, sign="+"), Entry(_number(gap.told, 3)))
             ),
         )
         for cell in cells
@@ -242,9 +242,9 @@ def selection_table(choices: Sequence[Choice]) -> Table:
     rates = sorted({rate for choice in choices for rate in choice.averages})
     head = ("variant", "arm", *(f"lr {rate:g}" for rate in rates), "at the edge of the grid")
 
-    def row(choice: Choice) -> tuple[TableCell, ...]:
+    def row(choice: Choice) -> tuple[Entry, ...]:
         averages = (
-            TableCell(_number(choice.averages.get(rate), 1), rank=int(rate == choice.learning_rate)) for rate in rates
+            Entry(_number(choice.averages.get(rate), 1), rank=int(rate == choice.learning_rate)) for rate in rates
         )
         return _entries(choice.variant, choice.arm, *averages, "yes" if choice.at_edge else "no")
 
@@ -261,15 +261,13 @@ def cost_table(costs: Sequence[Cost]) -> Table:
     return Table(("variant", "arm", *phases, "step, s", f"step / {BASELINE}"), tuple(body))
 
 
-def _entries(*given: TableCell | str) -> tuple[TableCell, ...]:
-    return tuple(TableCell(each) if isinstance(each, str) else each for each in given)
+def _entries(*given: Entry | str) -> tuple[Entry, ...]:
+    return tuple(Entry(each) if isinstance(each, str) else each for each in given)
 
 
-def _mean(mean: Mean, *, sign: str = "") -> TableCell:
+def _mean(mean: Mean, *, sign: str = "") -> Entry:
     centre, low, high = (rounded(value, 1, sign=sign) for value in (mean.mean, mean.low, mean.high))
-    return TableCell(
-        centre, NOTHING if mean.high - mean.low < 1e-9 else f"{low}, {high}"
-    )  # equal values have no spread
+    return Entry(centre, NOTHING if mean.high - mean.low < 1e-9 else f"{low}, {high}")  # equal values have no spread
 
 
 def _number(value: float | None, decimals: int) -> str:
