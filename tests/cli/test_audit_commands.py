@@ -14,7 +14,7 @@ from nemo_uecr.config.load import dump_config, load_config
 from tests.audit.made import TOKENIZER, Made, failed_groups, random_responses, write_scores
 from tests.config.demo import DEMO
 from tests.reliability.commands import refused
-from tests.report.conftest import Story, write_run
+from tests.report.stories import Story, write_run
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
