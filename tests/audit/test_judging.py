@@ -123,10 +123,9 @@ def test_a_token_belongs_to_the_step_of_its_first_letter(pieces: list[str], step
 
 
 def test_a_real_tokenizer_and_a_cut_response() -> None:
-    text = "13-2=11\n11-8=4\n\\boxed{4}"
-    ids = encoded(text)
+    pieces = ("13-2=11\n", "11-8=4\n", "\\boxed{4}")
+    text, ids = "".join(pieces), encoded("".join(pieces))
     whole = token_steps(text, segment(text), ids, TOKENIZER)
-    assert whole[-1] == NO_STEP
-    for number, expected in enumerate(("13-2=11\n", "11-8=4\n", "\\boxed{4}")):
-        assert TOKENIZER.decode([ids[at] for at in np.flatnonzero(whole == number)]) == expected
+    decoded = [TOKENIZER.decode([ids[at] for at in np.flatnonzero(whole == number)]) for number in range(3)]
+    assert (*decoded, whole[-1]) == (*pieces, NO_STEP)
     assert token_steps(text, segment(text), ids[:5], TOKENIZER).tolist() == whole[:5].tolist()
