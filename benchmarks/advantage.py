@@ -1,4 +1,4 @@
-"""Time and memory of UECR's advantage: seconds of one thread, and MiB beside the batch.
+"""Time and memory of UECR's advantage: seconds on one thread, and MiB in addition to the batch.
 
 python -m benchmarks.advantage --json advantage.json
 """
@@ -41,7 +41,7 @@ def made_batch(responses: int, tokens: int, mean_length: int) -> ScoredBatch:
 def measure(responses: int, tokens: int, mean_length: int, repeats: int) -> dict[str, float]:
     """Least CPU and wall seconds of ``repeats`` runs, and the peak memory that the first run added."""
     torch.set_num_threads(1)
-    compute(UECR, made_batch(GROUP, 64, 32))  # loads and warms what is loaded lazily
+    compute(UECR, made_batch(GROUP, 64, 32))  # warm-up
     batch = made_batch(responses, tokens, mean_length)
 
     def run() -> Tensor:

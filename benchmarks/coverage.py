@@ -1,8 +1,8 @@
-"""How often the 95 % intervals cover: `python -m benchmarks.coverage` prints what docs/evaluation.md says of them.
+"""Coverage of the 95 % intervals; `python -m benchmarks.coverage` prints the figures of docs/evaluation.md.
 
-A problem's chance of a correct sample is drawn from a Beta distribution of the given mean: bimodal (most problems are
-nearly always or never solved, as on AIME) or broad. Of two models that are compared, the chances of one problem are
-correlated, 0.9 in normal scores.
+A problem's probability of a correct sample is drawn from a Beta distribution of the given mean: bimodal (most problems
+are nearly always or never solved, as on AIME) or broad. The probabilities of two compared models are correlated, 0.9 in
+normal scores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAIRS = ((0.02, 0.02), (0.1, 0.1), (0.5, 0.5), (0.02, 0.08), (0.1, 0.2), (0.5, 0
 def coverage(
     means: tuple[float, ...], problems: tuple[int, ...], concentration: float, *, samples: int, sets: int, seed: int
 ) -> tuple[float, float]:
-    """Share of simulated evaluations whose interval holds the true average, and the intervals' mean width.
+    """Share of simulated evaluations whose interval includes the true average, and the intervals' mean width.
 
     Args:
         means: true avg@k of each benchmark.
@@ -54,7 +54,7 @@ def coverage(
 def comparison(
     means: tuple[float, float], concentration: float, *, problems: int, samples: int, sets: int, seed: int
 ) -> tuple[float, float, float]:
-    """Share of simulated comparisons that cover, their intervals' mean width, and the share with p at most 0.05."""
+    """Coverage of simulated comparisons, their intervals' mean width, and the share with p at most 0.05."""
     from scipy import stats
 
     generator = np.random.default_rng(seed)

@@ -30,7 +30,7 @@ DRAWS = {"greedy": (0.0, 1.0, 0), "sampled": (1.0, 1.0, 0), "sampled, top-p 0.95
 
 
 def timed(draw: Callable[[], list[list[int]]], device: torch.device) -> tuple[list[list[int]], float]:
-    """What is drawn, and the seconds until it is on the host."""
+    """The drawn tokens, and the seconds until they are on the host."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     started = time.perf_counter()
@@ -44,7 +44,7 @@ def by_hugging_face(model: TokenModel, prompts: list[tuple[int, ...]], count: in
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     config = transformers.GenerationConfig(max_new_tokens=count, do_sample=False, pad_token_id=0)
     module: Any = model.module
-    module.generation_config = config  # that of the checkpoint would fill in its end tokens
+    module.generation_config = config  # the checkpoint's own has end tokens
     drawn = module.generate(ids.to(model.device), attention_mask=mask.to(model.device), generation_config=config)
     rows: list[list[int]] = drawn[:, width:].tolist()
     return rows
@@ -95,7 +95,7 @@ def main() -> None:
         speed = f"{row['ms']:.2f} | {1e3 * args.batch / row['ms']:.0f}"
         sys.stdout.write(f"| {row['padded']} | {row['mode']} | {row['draw']} | {speed} | {row['equal']} |\n")
     settings = {key: getattr(args, key) for key in ("model", "device", "dtype", "batch", "width", "tokens", "cudnn")}
-    captured = loop._CAPTURES.get(model.module)  # None where none was tried; False: "graph" ran without one
+    captured = loop._CAPTURES.get(model.module)  # None: not tried; False: "graph" ran without one
     write_json(args.json, settings | {"captured": captured, "rows": rows})
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a case in processes of its own, peak memory, and the collectives of a call."""
+"""Shared by the benchmarks: cases in their own processes, peak memory, and collectives per call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Outcome = TypeVar("Outcome")
 def outputs_of(
     module: str, words: Sequence[str], *, threads: int, ranks: int = 1, environment: Mapping[str, str] | None = None
 ) -> list[str]:
-    """What ``python -m module words`` prints in each of ``ranks`` processes at once; standard error is passed on.
+    """Standard output of ``python -m module words`` in each of ``ranks`` simultaneous processes.
 
     Raises:
         subprocess.CalledProcessError: a process failed; the others are ended.
@@ -46,7 +46,7 @@ def outputs_of(
 
 
 def peak_extra(run: Callable[[], Outcome], *, device: str) -> tuple[Outcome, int]:
-    """What a call returns, and by how many bytes the device's or resident memory rose at most meanwhile."""
+    """A call's result, and the peak increase of device or resident memory in bytes."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
@@ -58,7 +58,7 @@ def peak_extra(run: Callable[[], Outcome], *, device: str) -> tuple[Outcome, int
 
 
 def least_seconds(run: Callable[[], Any], repetitions: int) -> dict[str, float]:
-    """The least processor time of this process, and the least wall time; ranks start together."""
+    """The least processor and wall time of this process; ranks start together."""
     cpu_s, wall_s = float("inf"), float("inf")
     wait = torch.cuda.synchronize if torch.cuda.is_initialized() else lambda: None
     for _ in range(repetitions):
@@ -73,7 +73,7 @@ def least_seconds(run: Callable[[], Any], repetitions: int) -> dict[str, float]:
 
 
 def reset_peak() -> int:
-    """Set the process's peak resident memory back to its present one, and return it (Linux); bytes."""
+    """Reset the process's peak resident memory to the current one, and return it (Linux); bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 
@@ -89,7 +89,7 @@ def _status(field: str) -> int:
 
 
 def collectives_begun() -> int:
-    """Collectives that the default group's backend has begun so far, counted in C++ below every Python name."""
+    """Number of collectives started by the default group's backend, counted in C++."""
     if not dist.is_initialized():
         return 0
     backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]

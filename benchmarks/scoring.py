@@ -1,10 +1,10 @@
-"""Token scoring beside what other projects offer: time, memory, error and collectives of each case.
+"""Token scoring compared with other projects: time, memory, error and collectives of each case.
 
   python -m benchmarks.scoring [--quick] [--device cuda] [--json FILE] [--cases NAME ...]
 
-Each case runs in processes of its own, once a round, so that all share the machine's good and bad minutes; the least
-processor time counts, on a GPU the least wall time. Another project's code is imported from where it is installed and
-is absent otherwise; NEMO_RL_SOURCE names a source tree of NeMo-RL.
+Each case runs in its own processes, once per round, so that the machine's load affects all alike; the least processor
+time counts, on a GPU the least wall time. Other projects are measured if they are installed; NEMO_RL_SOURCE names a
+source tree of NeMo-RL.
 
 Legend: N tokens, V vocabulary columns (of this rank's shard).
 """
@@ -43,7 +43,7 @@ GPU_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table: what is scored and how; `option` is the case's own setting, such as a chunk size."""
+    """One line of the table; `option` is the case's own setting, such as a chunk size."""
 
     kind: str
     dtype: str
@@ -58,7 +58,7 @@ class Case:
 
     @property
     def clock(self) -> str:
-        """The time that counts."""
+        """The reported time."""
         return "cpu_s" if self.device == "cpu" else "wall_s"
 
     @property
@@ -68,7 +68,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Kind, option, dtype, and what else sets it apart."""
+        """Kind, option, dtype and other settings."""
         option = self.option and f"@{self.option}"
         threads = "" if self.threads == 1 else f"/{self.threads} threads"
         apart = ("" if self.native == "1" else "/torch") + ("" if self.log_z == 25 else f"/log Z {self.log_z:g}")
@@ -106,7 +106,7 @@ class Inputs:
 
 
 def made_inputs(case: Case, rank: int) -> Inputs:
-    """Logits with a few likely tokens a row and a log-partition of `log_z`."""
+    """Logits with a few likely tokens per row and a log-partition of `log_z`."""
     torch.manual_seed(1)
     dtype, tokens, vocab = getattr(torch, case.dtype), case.tokens, case.vocab
     logits = torch.randn(tokens, vocab).mul_(2.0)
@@ -120,7 +120,7 @@ def made_inputs(case: Case, rank: int) -> Inputs:
 
 
 def plain(logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Float32 log-softmax, gather and entropy: the form everyone starts with."""
+    """Float32 log-softmax, gather and entropy."""
     log_p = torch.log_softmax(logits_NV.float(), -1)
     return log_p.gather(1, target_N.unsqueeze(1)).squeeze(1), -(log_p.exp() * log_p).sum(-1)
 
@@ -219,13 +219,13 @@ def run_case(case: Case) -> dict[str, Any]:
         except subprocess.CalledProcessError as error:
             if case.kind.split("/")[1] in ("ours", "plain"):
                 raise
-            return {"absent": f"failed, exit code {error.returncode}"}  # it must not lose the rest
+            return {"absent": f"failed, exit code {error.returncode}"}  # the other cases go on
     found: list[dict[str, Any]] = [json.loads(output.splitlines()[-1]) for output in outputs]
     return max(found, key=lambda one: one.get(case.clock, 0.0))
 
 
 def table(results: dict[Case, dict[str, Any]]) -> str:
-    """Markdown, one row a case. The last column is its time over this package's own in the same place."""
+    """A Markdown table, one row per case. The last column is its time over that of this package's own case."""
     columns = ("cpu_s", "wall_s", "peak_extra_mb", "error_logp", "error_entropy", "collectives")
     lines = [f"| case | {' | '.join(columns)} | over ours |", "|---" * (len(columns) + 2) + "|"]
     for case, found in results.items():

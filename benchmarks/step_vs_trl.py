@@ -3,7 +3,7 @@
   PYTHONPATH=.venv-guests python -m benchmarks.step_vs_trl
 
 The two take turns in one process, step by step: prompts of the demo in the file's order, its student and decoding, one
-optimizer step a batch, rewards by this package's verifier. The learning rate is so small that no weight changes, so
+optimizer step per batch, rewards by this package's verifier. The learning rate is so small that no weight changes, so
 both answer from the same distribution in every step. TRL runs once for each way of splitting its batch, with every
 default that costs it time turned off, and its best counts. Seconds are per sampled token, and of the processor: logging
 and saving are left out on both sides.
@@ -32,12 +32,12 @@ SETTINGS = (
     "method.name=grpo", "train.learning_rate=1e-30", "train.warmup_steps=0", "data.shuffle=false",
     "telemetry.save_batch_every=0", "telemetry.progress=off", "device=cpu",
 )  # fmt: skip
-#: The first steps pay for caches and memory that later ones find.
+#: The first steps fill caches and allocate memory.
 WARM = 2
 
 
 def our_step(folder: Path) -> tuple[Any, list[Any], Callable[[int], int]]:
-    """Configuration, training problems, and what takes the step of a number and returns its sampled tokens."""
+    """Configuration, training problems, and a function that takes a step and returns its number of sampled tokens."""
     import torch
 
     from nemo_uecr.config.load import load_config
@@ -168,14 +168,14 @@ def alternate(folder: Path, steps: int, batch: int) -> dict[str, list[dict[str, 
 
 
 def per_token(steps: Sequence[dict[str, float]], clock: str) -> list[float]:
-    """Microseconds a sampled token of each step after the first ones."""
+    """Microseconds per sampled token of each warm step."""
     return [1e6 * step[clock] / step["tokens"] for step in steps[WARM:]]
 
 
 def table(runs: dict[int, dict[str, list[dict[str, float]]]]) -> list[str]:
-    """A Markdown table: a row for each way in which TRL splits its batch."""
+    """A Markdown table, one row per batch size of TRL."""
     lines = [
-        "| TRL's batch | tokens a step | this package, us a token | TRL, us a token | TRL / this package | wall |",
+        "| TRL's batch | tokens per step | ours, us per token | TRL, us per token | TRL / ours | wall |",
         "|---|---|---|---|---|---|",
     ]
     for batch, sides in runs.items():

@@ -1,4 +1,4 @@
-"""Seconds of a training step by method, each method's runs taking turns on the same student and the same responses.
+"""Seconds per training step by method; the methods take turns on the same student and the same responses.
 
   python -m benchmarks.steps examples/configs/local/demo.yaml --methods grpo uecr
 
@@ -37,10 +37,7 @@ SETTINGS = (
 
 
 def step_cost(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Median seconds of a run's steps after the first, by phase and as `step`, and the `tokens` it trained on.
-
-    The first step pays for caches and memory that later ones find.
-    """
+    """Median seconds of a run's steps after the first, by phase and as `step`, and the `tokens` it trained on."""
     warm = records[1:]
     phases = [phase for phase in PHASES if f"time/{phase}_s" in warm[0]]
     cost = {phase: median(record[f"time/{phase}_s"] for record in warm) for phase in phases}
@@ -49,12 +46,12 @@ def step_cost(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def ratios(method: Sequence[Mapping[str, float]], baseline: Sequence[Mapping[str, float]]) -> list[float]:
-    """Step of a method over step of the baseline, sorted: round by round, as what slows a round slows both runs."""
+    """Sorted ratios of a method's step to the baseline's, round by round: a slow round slows both runs."""
     return sorted(one["step"] / other["step"] for one, other in zip(method, baseline, strict=True))
 
 
 def cost_lines(rounds: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
-    """A Markdown table of the medians over rounds, and where each method's difference to the first goes."""
+    """A Markdown table of the medians over rounds, and each method's difference to the first by phase."""
     baseline = next(iter(rounds))
     costs = {name: {key: median(one[key] for one in found) for key in found[0]} for name, found in rounds.items()}
     phases = [phase for phase in PHASES if any(phase in cost for cost in costs.values())]
@@ -83,7 +80,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of a run (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the figures to this file")
     args = parser.parse_intermixed_args()
-    for name in args.methods:  # a misspelt one must not wait for its turn
+    for name in args.methods:  # report a misspelt one at once
         load_config(args.config, [*args.overrides, f"method.name={name}", "run.folder=unused"])
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in args.methods}
     with tempfile.TemporaryDirectory() as folder:

@@ -143,15 +143,15 @@ def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]
     gaps = [np.subtract(second, first, dtype=np.float64) for first, second in pairs.values()]
     gap_N = np.concatenate(gaps)
     weight_N = np.concatenate([np.full(len(gap), 1 / len(gap) / len(gaps)) for gap in gaps])
-    mean_S, same = _changed_means(gap_N, weight_N, seed)
-    side, drawn = same + min(int((mean_S <= 0).sum()), int((mean_S >= 0).sum())), len(mean_S) + same
+    mean_S, same = _changed_means(gap_N, weight_N, RESAMPLES, seed)
+    p_value = _two_sided(mean_S, same)
     better, worse = int((gap_N > 0).sum()), int((gap_N < 0).sum())
     low, high = -1.0, 1.0
     if len(gap_N) >= DIFFERENT:
         if better + worse < DIFFERENT:
             pseudo = [(sign, 1 / len(gap) / len(gaps)) for gap in gaps for sign in (1.0, -1.0)]
             more_N, weights_N = np.asarray(pseudo).T
-            mean_S, same = _changed_means(np.append(gap_N, more_N), np.append(weight_N, weights_N), seed)
+            mean_S, same = _changed_means(np.append(gap_N, more_N), np.append(weight_N, weights_N), RESAMPLES, seed)
         rejected = int(QUANTILES[0] * (len(mean_S) + same)) - same
         low, high = float(mean_S[rejected]), float(mean_S[-1 - rejected])
     return Difference(
@@ -160,20 +160,29 @@ def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]
         difference=float(np.mean([gap.mean() for gap in gaps])),
         low=low,
         high=high,
-        p_value=min(1.0, 2 * side / drawn),
+        p_value=p_value,
         better=better,
         worse=worse,
         problems=len(gap_N),
     )
 
 
-def _changed_means(gap_N: Array, weight_N: Array, seed: int) -> tuple[Array, int]:
-    """Sorted weighted means of the gaps whose sign each draw changes, and the number of draws that change none."""
-    problems = len(gap_N)
-    if 2**problems <= RESAMPLES:
-        drawn_SN = (np.arange(2**problems)[:, None] >> np.arange(problems)) % 2 == 1
+def _two_sided(mean_S: Array, same: int) -> float:
+    """Two-sided p of the observed signs, from `_changed_means`."""
+    side = same + min(int((mean_S <= 0).sum()), int((mean_S >= 0).sum()))
+    return min(1.0, 2 * side / (len(mean_S) + same))
+
+
+def _changed_means(gap_N: Array, weight_N: Array, draws: int, seed: int) -> tuple[Array, int]:
+    """Sorted weighted means of the gaps whose sign each draw changes, and the number of draws that change none.
+
+    All 2^N sign changes if they are no more than ``draws``, else so many random ones.
+    """
+    count = len(gap_N)
+    if 2**count <= draws:
+        drawn_SN = (np.arange(2**count)[:, None] >> np.arange(count)) % 2 == 1
     else:
-        drawn_SN = np.random.default_rng(seed).random((RESAMPLES, problems)) < 0.5
+        drawn_SN = np.random.default_rng(seed).random((draws, count)) < 0.5
         drawn_SN[0] = False  # the observed signs
     changed_SN = drawn_SN[drawn_SN.any(axis=1)]
     mean_S = np.sort(changed_SN @ (gap_N * weight_N) / (changed_SN @ weight_N)).round(DECIMALS + 2)
@@ -280,21 +289,11 @@ def paired_difference(
     reference: Mapping[int, float], arm: Mapping[int, float], *, confidence: float, seed: int
 ) -> Paired:
     """Reference minus arm on their common pairs; ``seed`` draws the sign changes when there are too many to try all."""
-    from scipy import stats
-
     common = sorted(reference.keys() & arm.keys())
     gaps = np.asarray([reference[pair] - arm[pair] for pair in common], dtype=np.float64)
     p_value = None
     if len(common) >= PAIRS_FOR_A_TEST:
-        test = stats.permutation_test(
-            (gaps,),
-            lambda x, axis: np.round(np.mean(x, axis=axis), DECIMALS),
-            permutation_type="samples",
-            vectorized=True,
-            n_resamples=SIGN_CHANGES,
-            rng=np.random.default_rng(seed),
-        )
-        p_value = float(test.pvalue)
+        p_value = _two_sided(*_changed_means(gaps, np.ones(len(gaps)), SIGN_CHANGES, seed))
     wins = int((np.round(gaps, DECIMALS) > 0).sum())
     return Paired(mean_interval(gaps.tolist(), confidence=confidence), wins, p_value)
 

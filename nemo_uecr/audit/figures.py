@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -45,11 +46,17 @@ def write_figure(folder: Path, name: str, numbers: Numbers) -> None:
         figure.savefig(folder / "figure.svg", metadata={"Date": None, "Creator": None})
 
 
-def _band(axes: Axes, steps: Sequence[float], shares: Sequence[Numbers], label: str, colour: int) -> None:
+def _line(axes: Axes, x: Sequence[float] | np.ndarray, share: Numbers, label: str, colour: int, **style: Any) -> None:
     """A line through the values with the interval as a band; missing values leave a gap."""
-    value, low, high = (np.asarray([each[key] for each in shares], dtype=float) for key in ("value", "low", "high"))
-    axes.plot(steps, value, marker="o", markersize=3.5, linewidth=1.4, color=f"C{colour}", label=label)
-    axes.fill_between(steps, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
+    value, low, high = (np.asarray(share[key], dtype=float) for key in ("value", "low", "high"))  # None becomes NaN
+    axes.plot(x, value, color=f"C{colour}", label=label, linewidth=1.4, **style)
+    axes.fill_between(x, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
+
+
+def _by_checkpoint(axes: Axes, rows: Sequence[Numbers], shares: Sequence[Numbers], label: str, colour: int) -> None:
+    steps = [row["checkpoint"] for row in rows]
+    share = {key: [each[key] for each in shares] for key in ("value", "low", "high")}
+    _line(axes, steps, share, label, colour, marker="o", markersize=3.5)
 
 
 def _percent_axis(axes: Axes, title: str, label: str, x: str = "checkpoint, training steps") -> None:
@@ -57,21 +64,19 @@ def _percent_axis(axes: Axes, title: str, label: str, x: str = "checkpoint, trai
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
-def _columns(numbers: Numbers, *keys: str) -> list[list[Numbers]]:
-    return [[row[key] for row in numbers["checkpoints"]] for key in keys]
-
-
 # Audits of scores
 
 
 def _signal(figure: Figure, numbers: Numbers) -> None:
     left, middle, right = figure.subplots(1, 3)
-    steps = [row["checkpoint"] for row in numbers["checkpoints"]]
-    degenerate, apart, conflict = _columns(numbers, "degenerate", "distinguished_degenerate_of_all", "conflict")
-    _band(left, steps, degenerate, "verifier-degenerate", 0)
-    _band(left, steps, apart, "of these, range of R$^T$ > 0.05", 1)
+    rows = numbers["checkpoints"]
+    for axes, key, label, colour in (
+        (left, "degenerate", "verifier-degenerate", 0),
+        (left, "distinguished_degenerate_of_all", "of these, range of R$^T$ > 0.05", 1),
+        (middle, "conflict", "conflict rate", 0),
+    ):
+        _by_checkpoint(axes, rows, [row[key] for row in rows], label, colour)
     _percent_axis(left, "(a) groups without a verdict to compare", "share of groups")
-    _band(middle, steps, conflict, "conflict rate", 0)
     middle.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
     _percent_axis(middle, "(b) teacher against verifier", "share of pairs, group-balanced")
     _judge(right, numbers["judge"])
@@ -81,9 +86,9 @@ def _judge(axes: Axes, judge: Numbers | None) -> None:
     _percent_axis(axes, "(c) judge on verifier-tied pairs", "teacher agrees with judge")
     axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
     rows = [] if judge is None else judge["checkpoints"]
-    _band(axes, [row["checkpoint"] for row in rows], rows, "by checkpoint", 0)
+    _by_checkpoint(axes, rows, rows, "by checkpoint", 0)
     if judge is None or judge["all"]["value"] is None:
-        reason = "no judge's verdicts were given" if judge is None else "the judge preferred no response"
+        reason = "no judge's verdicts" if judge is None else "no preferences of the judge"
         axes.text(0.5, 0.25, reason, ha="center", transform=axes.transAxes, color="0.4")
         axes.set(xticks=[], xlabel="")
         return
@@ -91,19 +96,16 @@ def _judge(axes: Axes, judge: Numbers | None) -> None:
 
 
 def _group_signal(figure: Figure, numbers: Numbers) -> None:
-    """Coverage of all pseudo-groups (degenerate ones as stacked bars), composition of mixed ones."""
+    """Shares of all pseudo-groups (degenerate ones as stacked bars), composition of mixed ones."""
     left, middle, right = figure.subplots(1, 3)
     rows = numbers["checkpoints"]
     steps = [row["checkpoint"] for row in rows]
-    wrong, correct, std, spread, share = _columns(
-        numbers, "all_wrong", "all_right", "std_above", "range_above", "teacher_share"
-    )
+    wrong, correct = ([row[key]["value"] for row in rows] for key in ("all_wrong", "all_right"))
     width = 0.6 * min((b - a for a, b in itertools.pairwise(steps)), default=1)
-    below = [each["value"] for each in wrong]
-    left.bar(steps, below, width, color="#e59a5c", label="all wrong")
-    left.bar(steps, [each["value"] for each in correct], width, bottom=below, color="#5b93c9", label="all right")
-    _band(left, steps, std, "Std(R$^U$) > 0.1", 2)
-    _band(left, steps, spread, "range(R$^T$) > 0.05", 3)
+    left.bar(steps, wrong, width, color="#e59a5c", label="all wrong")
+    left.bar(steps, correct, width, bottom=wrong, color="#5b93c9", label="all right")
+    _by_checkpoint(left, rows, [row["std_above"] for row in rows], "Std(R$^U$) > 0.1", 2)
+    _by_checkpoint(left, rows, [row["range_above"] for row in rows], "range(R$^T$) > 0.05", 3)
     _percent_axis(left, "(a) all pseudo-groups", "share of groups")
     left.set(ylim=(0, 1.35), yticks=[0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     left.legend(fontsize=7, ncols=2, loc="upper right")
@@ -114,10 +116,10 @@ def _group_signal(figure: Figure, numbers: Numbers) -> None:
         "teacher": r"$|\alpha A^{T|U}|$",
     }
     for colour, (key, label) in enumerate(components.items()):
-        _band(middle, steps, [row["mean_absolute"][key] for row in rows], label, colour)
+        _by_checkpoint(middle, rows, [row["mean_absolute"][key] for row in rows], label, colour)
     middle.set(title="(b) advantage in mixed groups", ylabel="mean absolute value", xlabel=left.get_xlabel())
     middle.set_ylim(bottom=0)
-    _band(right, steps, share, "teacher share", 3)
+    _by_checkpoint(right, rows, [row["teacher_share"] for row in rows], "teacher share", 3)
     _percent_axis(right, "(c) teacher's share of (b)", "share")
 
 
@@ -128,10 +130,8 @@ def _alpha_sweep(figure: Figure, numbers: Numbers) -> None:
     _percent_axis(left, "(a) strict conflicts", balanced, x)
     _percent_axis(middle, "(b) fully safe groups", "share of mixed groups", x)
     _percent_axis(right, "(c) by checkpoint", balanced, x)
-    for axes, found in ((left, whole["conflict"]), (middle, whole["fully_safe"])):
-        if found["value"][0] is not None:
-            axes.plot(alpha, found["value"], color="C0")
-            axes.fill_between(alpha, found["low"], found["high"], color="C0", alpha=0.18, linewidth=0)
+    for axes, share in ((left, whole["conflict"]), (middle, whole["fully_safe"])):
+        _line(axes, alpha, share, "", 0)
     drawn = [row for row in numbers["checkpoints"] if "conflict" in row]
     for number, row in enumerate(drawn):
         colour = colormaps["viridis"](number / max(1, len(drawn) - 1) * 0.9)
@@ -150,16 +150,13 @@ def _alpha_sweep(figure: Figure, numbers: Numbers) -> None:
 
 
 def _token_credit(figure: Figure, numbers: Numbers) -> None:
-    """The teacher's probability by stratum, the place of large gaps, the mean weights."""
+    """The teacher's probability by stratum, the location of large gaps, the mean weights."""
     left, middle, right = figure.subplots(1, 3)
     tokens = numbers["strata"]["tokens"]
     places = np.arange(1, len(tokens) + 1)
     for colour, (key, label) in enumerate((("probability", "probability"), ("top1", "top-1 match"))):
         token, response = (numbers["strata"][key][way] for way in ("token_weighted", "response_balanced"))
-        style = "--" if colour else "-"  # the two lines may coincide
-        left.plot(places, token["value"], style, color=f"C{colour}", linewidth=1.4, label=label)
-        low, high = (np.asarray(token[end], dtype=float) for end in ("low", "high"))  # None becomes NaN
-        left.fill_between(places, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
+        _line(left, places, token, label, colour, linestyle="--" if colour else "-")  # the two may coincide
         left.plot(places, np.asarray(response["value"], dtype=float), "o", markersize=3.5, color=f"C{colour}")
     x = "stratum of teacher entropy, low to high"
     _percent_axis(left, "(a) sampled token under the teacher", "mean in the stratum", x)
@@ -170,7 +167,7 @@ def _token_credit(figure: Figure, numbers: Numbers) -> None:
     expected = np.asarray(tokens) / sum(tokens)
     edges, heights = [0.5, *(places + 0.5)], [expected[0], *expected]
     middle.step(edges, heights, color="0.3", linewidth=1, label="all tokens")
-    _percent_axis(middle, "(b) where the largest gaps lie", "share of these tokens", x)
+    _percent_axis(middle, "(b) location of the largest gaps", "share of these tokens", x)
     for axes in (left, middle):
         axes.set_xticks(places)
     _weights(right, numbers["weights"])
@@ -189,13 +186,13 @@ def _weights(axes: Axes, weights: Numbers) -> None:
 
 def _localization(figure: Figure, numbers: Numbers) -> None:
     left, right = figure.subplots(1, 2)
-    found, variants = numbers["shuffles"], numbers["variants"]
-    count, *others, full = len(found["gap"]), "PUU", "no entropy", "shuffled, mean", "full ECR"
-    left.hist(found["gap"], bins=24, color="C6", alpha=0.75, label=f"{count} shuffles")
-    left.axvline(found["mean"], color="C6", linestyle=":", linewidth=1.4, label="their mean")
+    shuffles, variants = numbers["shuffles"], numbers["variants"]
+    count, *others, full = len(shuffles["gap"]), "PUU", "no entropy", "shuffled, mean", "full ECR"
+    left.hist(shuffles["gap"], bins=24, color="C6", alpha=0.75, label=f"{count} shuffles")
+    left.axvline(shuffles["mean"], color="C6", linestyle=":", linewidth=1.4, label="their mean")
     left.axvline(variants[full]["gap"]["value"], color="C0", linewidth=2.0, label="original positions")
     left.set(
-        title=f"(a) entropy positions: {found['at_least_full']} of {count} shuffles reach the original",
+        title=f"(a) entropy positions: {shuffles['at_least_full']} of {count} shuffles reach the original",
         xlabel="invalid-minus-valid weight gap",
         ylabel="shuffles",
     )
@@ -220,9 +217,9 @@ def _teacher(figure: Figure, numbers: Numbers) -> None:
     above = np.maximum(1.0 - np.asarray(numbers["probabilities"]), 5e-5)
     shown = [(name, each) for name, each in numbers["engines"].items() if "skipped" not in each]
     for axes, quantity, title in ((left, "logp", "(a) log-probability"), (right, "entropy", "(b) entropy")):
-        for place, (name, found) in enumerate(shown):
-            if found[quantity] is not None:
-                curve = np.maximum(found[quantity]["curve"], SMALLEST)
+        for place, (name, engine) in enumerate(shown):
+            if engine[quantity] is not None:
+                curve = np.maximum(engine[quantity]["curve"], SMALLEST)
                 axes.step(curve, above, where="post", color=f"C{place}", linewidth=1.5, label=name)
         axes.set(xscale="log", yscale="log", ylim=(5e-5, 1.5), title=title, xlabel="difference from float32, nats")
     left.set_ylabel("share of tokens above")
@@ -236,7 +233,7 @@ def _batch(figure: Figure, numbers: Numbers) -> None:
     counts, tokens, done = panels = figure.subplots(1, 3)
     steps, facts, intended = numbers["steps"], numbers["facts"], numbers["intended"]
     for place, name in enumerate(("count/trajectories", "count/rewarded", "count/trained")):
-        line = {"linewidth": 4.5 - 1.6 * place, "label": FACTS[name]}  # equal lines stay visible under each other
+        line = {"linewidth": 4.5 - 1.6 * place, "label": FACTS[name]}  # equal lines stay visible
         counts.plot(steps, facts[name], color=f"C{(0, 2, 1)[place]}", **line)
     counts.plot(steps, facts["count/unique_prompts"], color="C3", label=FACTS["count/unique_prompts"])
     for wanted in (intended["trajectories"], intended["prompts"]):
@@ -244,7 +241,7 @@ def _batch(figure: Figure, numbers: Numbers) -> None:
     counts.set(ylim=(0, 1.1 * intended["trajectories"]), title="(a) responses and problems")
     tokens.plot(steps, facts["count/valid_tokens"], color="C0")
     tokens.set_ylim(bottom=0)
-    tokens.yaxis.set_major_formatter(EngFormatter(sep=""))  # 8M and not 8 under a factor beside the title
+    tokens.yaxis.set_major_formatter(EngFormatter(sep=""))  # 8M, instead of 8 and a factor
     tokens.set_title("(b) tokens in the loss")
     done.plot(steps, facts["count/global_steps"], color="C0", linewidth=3.0, label="global steps")
     done.plot(steps, facts["count/optimizer_steps"], color="C1", label="optimizer steps")
@@ -263,13 +260,13 @@ def _efficiency(figure: Figure, numbers: Numbers) -> None:
     runs = numbers["runs"]
     _phases(phases, runs)
     for place, (label, cost) in enumerate(runs.items()):
-        found, peak = cost["tokens_per_s_by_step"], cost["peak_memory_mb"]
-        speed.plot(found["step"], found["value"], color=f"C{place}", linewidth=1.2, label=label)
+        rate, peak = cost["tokens_per_s_by_step"], cost["peak_memory_mb"]
+        speed.plot(rate["step"], rate["value"], color=f"C{place}", linewidth=1.2, label=label)
         memory.bar(place, peak["process"], color=f"C{place}")
         if peak["gpu"] is not None:
             memory.bar(place, peak["gpu"], color=f"C{place}", width=0.4, hatch="//", edgecolor="white")
     speed.set_ylim(bottom=0)
-    speed.set(title="(b) tokens a second", xlabel="training step")
+    speed.set(title="(b) tokens per second", xlabel="training step")
     memory.set_xticks(range(len(runs)), list(runs))
     memory.set_title("(c) peak memory, MiB")
     if any(cost["peak_memory_mb"]["gpu"] is not None for cost in runs.values()):
@@ -286,7 +283,7 @@ def _phases(axes: Axes, runs: Mapping[str, Numbers]) -> None:
             axes.barh(range(len(runs)), seconds, left=left, color=f"C{colour}", label=name, height=0.55)
         left = left + seconds
     axes.set_yticks(range(len(runs)), list(runs))
-    axes.set(ylim=(len(runs) - 0.4, -1.6), title="(a) seconds a step")  # room for the legend above the bars
+    axes.set(ylim=(len(runs) - 0.4, -1.6), title="(a) seconds per step")  # room for the legend above the bars
     axes.legend(loc="upper left", fontsize=7, ncols=2)
 
 

@@ -5,9 +5,6 @@ Shape legend: B = responses, P = pseudo-groups.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -17,9 +14,10 @@ from nemo_uecr.audit.store import Array, Responses, ScoreFolder
 from nemo_uecr.core import GAP_CLIP, unified_advantage
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap
-from nemo_uecr.verifier.extract import final_answer
 
 ALPHA = 1.0
+#: Sizes of the pseudo-groups.
+SIZES = (8, 4)
 #: A pseudo-group has signal if Std(R^U) exceeds this, nats, or the range of R^T exceeds `GAP_RANGE`.
 STD = 0.1
 COLUMNS = (
@@ -34,20 +32,18 @@ NOTE = (
 )
 
 
-def group_signal_audit(
-    scores: ScoreFolder, *, anchor: str, sizes: Sequence[int], integer_verdicts: bool, replicates: int, seed: int
-) -> Audit:
+def group_signal_audit(scores: ScoreFolder, *, anchor: str, replicates: int, seed: int) -> Audit:
     """Degenerate pseudo-groups, those with unified signal, and the components of mixed ones, by checkpoint.
 
-    ``anchor`` is the fixed base model; ``integer_verdicts`` verifies again, by the boxed integer alone.
+    ``anchor`` names the fixed base model.
 
     References:
         app:puu-signal-audit, fig:puu-group-signal, eq:app-puu-audit-reward.
     """
     responses = scores.responses
     reward_B, nonfinite_B = teacher_rewards(scores, anchor, clip=GAP_CLIP)
-    task_B = exact_integer_rewards(scores) if integer_verdicts else responses.verified_rewards()
-    table = group_table(responses, task_B, pseudo_groups(responses, sizes, seed=seed))
+    task_B = responses.verified_rewards()
+    table = group_table(responses, task_B, pseudo_groups(responses, seed=seed))
     index, task, teacher = (torch.from_numpy(each) for each in (table.index_B, task_B, reward_B))
     parts = unified_advantage(task, teacher, index, alpha=ALPHA)
     sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
@@ -70,11 +66,9 @@ def group_signal_audit(
     numbers: Numbers = {
         "settings": {
             "anchor": anchor, "clip": GAP_CLIP, "alpha": ALPHA, "std_above": STD, "range_above": GAP_RANGE,
-            "sizes": list(sizes), "std": "population", "integer_verdicts": integer_verdicts,
-            "replicates": replicates, "seed": seed,
+            "sizes": SIZES, "std": "population", "replicates": replicates, "seed": seed,
         },
         "scores": scores.provenance(),
-        "verdicts_changed_by_integer_rule": int((task_B != responses.reward_B).sum()),
         "checkpoints": checkpoints,
     }  # fmt: skip
     rows = [
@@ -90,25 +84,25 @@ def group_signal_audit(
     return Audit("group-signal", "PUU signal in pseudo-groups", NOTE, numbers, COLUMNS, rows)
 
 
-def pseudo_groups(responses: Responses, sizes: Sequence[int], *, seed: int) -> Array:
+def pseudo_groups(responses: Responses, *, seed: int) -> Array:
     """[B] pseudo-group of each response.
 
     The permutation of a problem's responses, ordered by sample number, depends on the seed and the problem's name
     alone: it is the same at every checkpoint, and does not change when problems or checkpoints are added.
     """
-    whole, first = sum(sizes), 0
+    whole, first = sum(SIZES), 0
     group_B = np.zeros(len(responses.ids), dtype=np.int64)
     for rows in rows_of(responses.group_B):
         name = responses.problems[rows[0]]
         if len(rows) % whole:
             raise DataError(
                 f"problem {name!r} has {len(rows)} responses at checkpoint {responses.checkpoint_B[rows[0]]}; expected "
-                f"a multiple of {whole}, to form pseudo-groups of {' and '.join(map(str, sizes))}"
+                f"a multiple of {whole}, to form pseudo-groups of {' and '.join(map(str, SIZES))}"
             )
         rows = rows[np.argsort(responses.sample_B[rows], kind="stable")]
-        count = len(rows) // whole * len(sizes)
+        count = len(rows) // whole * len(SIZES)
         drawn = rows[seeded(seed, name).permutation(len(rows))]
-        group_B[drawn] = first + np.repeat(np.arange(count), np.resize(sizes, count))
+        group_B[drawn] = first + np.repeat(np.arange(count), np.resize(SIZES, count))
         first += count
     return group_B
 
@@ -131,19 +125,3 @@ def _checkpoint(
         "mean_absolute": {name: sampler.ratio(value, ones, problem) for name, value in chosen.items()},
         "teacher_share": sampler.ratio(chosen["teacher"], chosen["task"] + chosen["teacher"], problem),
     }
-
-
-def exact_integer_rewards(scores: ScoreFolder) -> Array:
-    """[B] 1 if the boxed answer is the integer of the reference answer, else 0."""
-    expected = [_integer(answer) for answer in scores.column("answer")]
-    if None in expected:
-        name = scores.responses.ids[expected.index(None)]
-        raise DataError(f"the reference answer of {name!r} is not an integer; leave out --integer-verdicts")
-    answers = [_integer(final_answer(response, thinking=False)) for response in scores.column("response")]
-    return np.asarray([float(own == right) for own, right in zip(answers, expected, strict=True)])
-
-
-def _integer(text: str | None) -> int | None:
-    """The text as an integer; surrounding blanks and a trailing ``.0`` are allowed, anything else gives None."""
-    match = re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", text or "")
-    return None if match is None else int(match.group(1))

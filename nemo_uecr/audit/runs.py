@@ -76,7 +76,7 @@ def batch_audit(run: Path, train: Path) -> Audit:
     _check_metrics(steps, (*FACTS, "response/length_mean", "reward/task_mean", *filtered), str(run))
     trajectories = rollout.prompts_per_step * rollout.responses_per_prompt
     optimizer_steps = -(-trajectories // config.train.minibatch_responses)
-    faults = [(steps[-1]["step"] + 1, "the record ends in half a line")] if cut_off else []
+    faults = [(steps[-1]["step"] + 1, "the last line of the record is incomplete")] if cut_off else []
     faults += _sequence_faults([step["step"] for step in steps], config.train.steps)
     for number in sorted({step["step"] for step in steps} - batches.keys()):
         if every and (number == 1 or number % every == 0):
@@ -279,7 +279,7 @@ def _cost_rows(costs: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
         shares = (cost["scorer_overhead"], against["per_token"])
         rows.append(
             (
-                label, cost["method"], str(cost["steps"]) + " and half a line" * bool(cost["left_out"]),
+                label, cost["method"], str(cost["steps"]) + " and an incomplete one" * bool(cost["left_out"]),
                 shown(cost["training_s"]), shown(cost["rollout_s"]), shown(cost["scorer_s"]),
                 shown(cost["tokens_per_s"], ".0f"),
                 *(shown(None if share is None else 100 * share, "+.1f") for share in shares),

@@ -111,7 +111,7 @@ def _score(folder: Path, missing: Sequence[Rollout], plan: Mapping[str, Any], sc
         for start in tracked(range(0, len(encoded), scoring.part), f"step {step}"):
             part = encoded[start : start + scoring.part]
             sequences = sequences_of([(row["prompt_ids"], ids) for row, ids in part])
-            tokens, nonfinite = token_scores(sequences, teacher, anchors, batch=scoring.batch)
+            tokens, nonfinite = packed_scores(sequences, teacher, anchors, batch=scoring.batch)
             rows = [row | {"nonfinite_tokens": count} for (row, _), count in zip(part, nonfinite, strict=True)]
             store.write_part(folder, rows, tokens)
 
@@ -154,7 +154,7 @@ def sequences_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sequen
     return Sequences(prompts, [Response(tuple(ids), False, "") for _, ids in pairs])
 
 
-def token_scores(
+def packed_scores(
     sequences: Sequences, teacher: TokenModel, anchors: Mapping[str, TokenModel], *, batch: int
 ) -> tuple[dict[str, Tensor], list[int]]:
     """Scores of the response tokens in flat lists, and the number of non-finite scores of each response."""

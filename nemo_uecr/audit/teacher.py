@@ -184,13 +184,13 @@ def _whole(sequences: Sequences) -> list[tuple[int, list[int]]]:
 
 def _transformers(dtype: str, quantize: Quantize) -> Callable[[str, Sequences], EngineScores]:
     def score(model: str, sequences: Sequences) -> EngineScores:
-        from nemo_uecr.audit.score import token_scores
+        from nemo_uecr.audit.score import packed_scores
         from nemo_uecr.local.token_model import load_model
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         loaded = load_model(model, role="teacher", dtype=dtype, device=device, master_weights=False, quantize=quantize)
         # One response at a time: shapes differ from the reference's, so that their rounding shows as well.
-        tokens, _ = token_scores(sequences, loaded, {}, batch=1)
+        tokens, _ = packed_scores(sequences, loaded, {}, batch=1)
         return EngineScores(tokens["teacher_logp"], tokens["teacher_entropy"])
 
     return score

@@ -18,7 +18,7 @@ from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.stats import ClusterBootstrap, Share
+from nemo_uecr.stats import ClusterBootstrap
 
 STRATA = 10
 #: Shares of the largest absolute gaps.
@@ -101,7 +101,7 @@ def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float,
     """For each share of the largest gaps, with all ties: their strata, and their reduction by calibration."""
     magnitude_N = np.tanh(gap_N / (2.0 * uecr.tau_delta))
     calibrated_N = magnitude_N * np.exp(-entropy_N / uecr.tau_entropy)
-    quarters = replace(strata, stratum_N=(entropy_N > quartile).astype(np.int64), count=2)
+    highest_N = (entropy_N > quartile).astype(np.float64)
     whole = replace(strata, stratum_N=np.zeros_like(strata.stratum_N), count=1)
     rows: list[Numbers] = []
     for share in TOP:
@@ -115,7 +115,7 @@ def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float,
                 "tokens": int(among_N.sum()),
                 "actual_share": float(among_N.mean()),
                 "by_stratum": strata.location(among_N),
-                "in_highest_quartile": _last(quarters.location(among_N)),
+                "in_highest_quartile": _last(whole.mean(highest_N, among_N)),
                 "magnitude": _last(whole.mean(magnitude_N, among_N)),
                 "calibrated": _last(whole.mean(calibrated_N, among_N)),
                 "reduction": _last(whole.reduction(magnitude_N, calibrated_N, among_N)),
@@ -198,42 +198,37 @@ class Strata:
     count: int  # M
     sampler: ClusterBootstrap  # over the K problems
 
-    def mean(self, value_N: Array, among_N: Array | None = None) -> Numbers:
+    def mean(self, value_N: Array, among_N: Array | float = 1.0) -> Numbers:
         """Mean of a value in each stratum, over all or the selected tokens."""
-        return self._both(self._sums(value_N, among_N), self._sums(None, among_N))
+        return self._both(self._sums(value_N, among_N), self._sums(1.0, among_N))
 
     def location(self, among_N: Array) -> Numbers:
         """Share of the selected tokens in each stratum."""
-        size_BM = self._sums(None, among_N)
+        size_BM = self._sums(1.0, among_N)
         return self._both(size_BM, np.broadcast_to(size_BM.sum(axis=1, keepdims=True), size_BM.shape))
 
     def reduction(self, before_N: Array, after_N: Array, among_N: Array) -> Numbers:
         """``1 - mean(after) / mean(before)`` over the selected tokens of each stratum."""
-        before_BM, after_BM = self._sums(before_N, among_N), self._sums(after_N, among_N)
-        length_BM = np.maximum(self._sums(None, among_N), 1)  # 0 / 1 for a response without such a token
+        before_BM, less_BM = self._sums(before_N, among_N), self._sums(before_N - after_N, among_N)
+        length_BM = np.maximum(self._sums(1.0, among_N), 1)  # 0 / 1 for a response without such a token
         return {
-            "token_weighted": self._estimate(before_BM - after_BM, before_BM),
-            "response_balanced": self._estimate((before_BM - after_BM) / length_BM, before_BM / length_BM),
+            "token_weighted": self.sampler.ratio(less_BM, before_BM, self.problem_B),
+            "response_balanced": self.sampler.ratio(less_BM / length_BM, before_BM / length_BM, self.problem_B),
         }
 
-    def _sums(self, value_N: Array | None, among_N: Array | None) -> Array:
-        """[B, M] sum of a value over the selected tokens; their number if there is no value."""
+    def _sums(self, value_N: Array | float, among_N: Array | float) -> Array:
+        """[B, M] sum of a value over the selected tokens."""
         cell_N = self.response_N * self.count + self.stratum_N
-        if among_N is not None:
-            cell_N = cell_N[among_N]
-            value_N = None if value_N is None else value_N[among_N]
-        responses = len(self.problem_B)
-        return np.bincount(cell_N, weights=value_N, minlength=responses * self.count).reshape(responses, self.count)
+        weight_N = np.broadcast_to(np.multiply(value_N, among_N), cell_N.shape)
+        size = (len(self.problem_B), self.count)
+        return np.bincount(cell_N, weights=weight_N, minlength=size[0] * size[1]).reshape(size)
 
     def _both(self, total_BM: Array, size_BM: Array) -> Numbers:
         own_BM = np.divide(total_BM, size_BM, out=np.zeros(size_BM.shape), where=size_BM > 0)
         return {
-            "token_weighted": self._estimate(total_BM, size_BM),
-            "response_balanced": self._estimate(own_BM, (size_BM > 0).astype(np.float64)),
+            "token_weighted": self.sampler.ratio(total_BM, size_BM, self.problem_B),
+            "response_balanced": self.sampler.ratio(own_BM, (size_BM > 0).astype(np.float64), self.problem_B),
         }
-
-    def _estimate(self, above_BM: Array, below_BM: Array) -> Share:
-        return self.sampler.ratio(above_BM, below_BM, self.problem_B)
 
 
 def _rows(numbers: Numbers) -> list[tuple[str, ...]]:

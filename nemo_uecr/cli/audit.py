@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter
 
 from nemo_uecr.cli.common import AtLeastOne, Seed, Words, family, method_settings, say
 from nemo_uecr.errors import DataError, require_extra
@@ -114,8 +114,6 @@ def group_signal(
     /,
     *,
     anchor: str = "base",
-    sizes: tuple[Annotated[int, Parameter(validator=validators.Number(gte=2))], ...] = (8, 4),
-    integer_verdicts: bool = False,
     replicates: Replicates = 2000,
     seed: BootstrapSeed = 42,
     out: Out = None,
@@ -129,15 +127,10 @@ def group_signal(
 
     Args:
         anchor: Name of the base model's anchor.
-        sizes: Sizes of the pseudo-groups.
-        integer_verdicts: Verify again by the boxed integer, as the paper does on AMC.
     """
     from nemo_uecr.audit.group_signal import group_signal_audit
 
-    audit = group_signal_audit(
-        _read(scores), anchor=anchor, sizes=sizes, integer_verdicts=integer_verdicts, replicates=replicates, seed=seed
-    )
-    _finish(audit, out, scores)
+    _finish(group_signal_audit(_read(scores), anchor=anchor, replicates=replicates, seed=seed), out, scores)
 
 
 @app.command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ PLAN = {
     "dtype": "float32", "temperature": 1.0, "max_length": None, "engine": "made",
 }  # fmt: skip
 TOKENIZER = build_tokenizer()
+#: Its second step is wrong.
+FAILED = "1+1=2\n2+2=5\n5+1=6\n\\boxed{6}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,20 @@ def random_responses(samples: Mapping[int, int], *, problems: int, tokens: int, 
                 reward, entropy_N = float(dice.random() < chance), dice.exponential(0.5, max(2, dice.poisson(tokens)))
                 gap_N = 0.03 * reward + dice.normal(0.0, 0.02 + 0.8 * entropy_N)
                 made.append(Made(str(problem), reward, gap_N.tolist(), step, entropy_N.tolist(), -0.4))
+    return made
+
+
+def failed_groups(problems: int = 3) -> list[Made]:
+    """Groups of eight: six failed responses, one of them without reasoning, and two correct ones."""
+    dice, made = random.Random(0), list[Made]()
+    for problem in range(problems):
+        for number in range(8):
+            text = "\\boxed{3}" if number == 5 else FAILED
+            size = len(encoded(text))
+            gaps = [dice.gauss(0, 1.5) for _ in range(size)]
+            entropies = [dice.expovariate(1.5) for _ in range(size)]
+            question = "Start with 1: +1 +2 +1 = ?"
+            made.append(Made(f"p{problem}", number >= 6, gaps, entropies=entropies, response=text, question=question))
     return made
 
 

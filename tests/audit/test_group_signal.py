@@ -1,26 +1,18 @@
-"""Pseudo-groups and the signal in them: hand values, an independent slow version, integer verdicts."""
+"""Pseudo-groups and the signal in them: the partition, and an independent slow version."""
 
 from __future__ import annotations
 
 import statistics
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.group_signal import exact_integer_rewards, group_signal_audit, pseudo_groups
+from nemo_uecr.audit.group_signal import group_signal_audit, pseudo_groups
 from nemo_uecr.audit.groups import teacher_rewards
-from nemo_uecr.audit.store import ScoreFolder
-from tests.audit.made import Made, random_responses, write_scores
+from tests.audit.made import random_responses, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
-
-
-def numbers_of(scores: ScoreFolder, *, integer_verdicts: bool = False) -> dict[str, Any]:
-    return group_signal_audit(
-        scores, anchor="base", sizes=(8, 4), integer_verdicts=integer_verdicts, replicates=30, seed=42
-    ).numbers
 
 
 def test_the_seed_alone_decides_the_partition(tmp_path: Path) -> None:
@@ -29,7 +21,7 @@ def test_the_seed_alone_decides_the_partition(tmp_path: Path) -> None:
     responses = write_scores(tmp_path, made).responses
 
     def parts(seed: int) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
-        group_B = pseudo_groups(responses, (8, 4), seed=seed)
+        group_B = pseudo_groups(responses, seed=seed)
         found: dict[int, list[tuple[str, tuple[int, ...]]]] = {0: [], 30: [], 60: []}
         for group in np.unique(group_B):
             rows = np.flatnonzero(group_B == group)
@@ -48,9 +40,9 @@ def test_the_seed_alone_decides_the_partition(tmp_path: Path) -> None:
 
 def test_against_a_slow_version(tmp_path: Path) -> None:
     scores = write_scores(tmp_path, random_responses({0: 12}, problems=30, tokens=5, seed=4))
-    row = numbers_of(scores)["checkpoints"][0]
+    row = group_signal_audit(scores, anchor="base", replicates=30, seed=42).numbers["checkpoints"][0]
     reward_B = teacher_rewards(scores, "base", clip=5.0)[0]
-    group_B = pseudo_groups(scores.responses, (8, 4), seed=42)
+    group_B = pseudo_groups(scores.responses, seed=42)
     coverage: dict[str, list[float]] = {"degenerate": [], "all_wrong": [], "std_above": [], "range_above": []}
     sizes: dict[str, list[float]] = {"grpo": [], "unified": [], "task": [], "teacher": []}
     for group in np.unique(group_B):
@@ -77,12 +69,3 @@ def test_against_a_slow_version(tmp_path: Path) -> None:
     share = sum(sizes["teacher"]) / (sum(sizes["task"]) + sum(sizes["teacher"]))
     assert row["teacher_share"]["value"] == pytest.approx(share)
     assert row["teacher_share"]["low"] < share < row["teacher_share"]["high"]
-
-
-def test_integer_verdicts_replace_the_others(tmp_path: Path) -> None:
-    texts = [r"\boxed{27}", r"\boxed{27.0}", r"\boxed{54/2}", "27", r"\boxed{28}"] + [r"\boxed{27}"] * 7
-    scores = write_scores(tmp_path, [Made("a", 0.0, [0.1], response=text, answer="27") for text in texts])
-    assert exact_integer_rewards(scores).tolist() == [1, 1, 0, 0, 0] + [1] * 7
-    numbers = numbers_of(scores, integer_verdicts=True)
-    assert numbers["verdicts_changed_by_integer_rule"] == 9
-    assert numbers["checkpoints"][0]["all_wrong"]["value"] == 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import runpy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +18,6 @@ from nemo_uecr.errors import DataError
 from tests.audit.made import TOKENIZER, Made, encoded, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
-
-judge = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "audits" / "step_judge.py"))["judge"]
 
 MADE = [Made(f"p{i}", 0.0, [0.1], question=f"question {i}", response=f"one {i}\ntwo {i}") for i in range(20)]
 
@@ -60,21 +57,6 @@ def test_labels(tmp_path: Path) -> None:
     for faulty in ({"labels": ["valid"]}, {"labels": ["valid", "invalid"], "first_error": 1}):
         with pytest.raises(DataError, match=r"labels\.jsonl:1: "):
             answered(**faulty)
-
-
-@pytest.mark.parametrize(
-    ("steps", "labels", "first"),
-    [
-        (["13-2=11", "11*3=33", "33-8=25", "\\boxed{25}"], ["valid"] * 3 + ["not_reasoning"], None),
-        (["13-2=12", "12*3=36", "36-8=28"], ["invalid", "valid", "valid"], 1),  # judged by the value that stands there
-        (["13-2*3=33", "33-8=25"], ["invalid", "valid"], 1),  # two operations at once skip a step
-        (["13-2=11", "11-8=3"], ["valid", "invalid"], 2),  # not the next operation
-        (["So:", "13 - 2 = 11"], ["not_reasoning", "valid"], None),
-        (["13-2=11", "11*3=33", "33-8=25", "25+1=26"], ["valid"] * 3 + ["invalid"], 4),  # beyond the problem's end
-    ],
-)
-def test_the_demo_judge(steps: list[str], labels: list[str], first: int | None) -> None:
-    assert judge("Start with 13: -2 *3 -8 = ?", steps) == (labels, first)
 
 
 # Steps
@@ -141,10 +123,9 @@ def test_a_token_belongs_to_the_step_of_its_first_letter(pieces: list[str], step
 
 
 def test_a_real_tokenizer_and_a_cut_response() -> None:
-    text = "13-2=11\n11-8=4\n\\boxed{4}"
-    ids = encoded(text)
+    pieces = ("13-2=11\n", "11-8=4\n", "\\boxed{4}")
+    text, ids = "".join(pieces), encoded("".join(pieces))
     whole = token_steps(text, segment(text), ids, TOKENIZER)
-    assert whole[-1] == NO_STEP
-    for number, expected in enumerate(("13-2=11\n", "11-8=4\n", "\\boxed{4}")):
-        assert TOKENIZER.decode([ids[at] for at in np.flatnonzero(whole == number)]) == expected
+    decoded = [TOKENIZER.decode([ids[at] for at in np.flatnonzero(whole == number)]) for number in range(3)]
+    assert (*decoded, whole[-1]) == (*pieces, NO_STEP)
     assert token_steps(text, segment(text), ids[:5], TOKENIZER).tolist() == whole[:5].tolist()

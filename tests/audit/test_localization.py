@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,13 @@ from nemo_uecr.audit.judging import Labels
 from nemo_uecr.audit.localization import candidates, localization_audit, position, write_candidates
 from nemo_uecr.audit.store import ScoreFolder
 from nemo_uecr.core.methods.uecr import Uecr
-from tests.audit.made import TOKENIZER, Made, encoded, write_scores
+from tests.audit.made import FAILED, TOKENIZER, Made, failed_groups, write_scores
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 
 UECR = Uecr(alpha=1.0, rho=0.5, tau_delta=2.0, tau_entropy=0.7)
-TEXT = "1+1=2\n2+2=5\n5+1=6\n\\boxed{6}"
 LABELS = Labels(item="item", labels=("valid", "invalid", "valid", "not_reasoning"), first_error=2)
 STEP = [0] * 6 + [1] * 6 + [2] * 6 + [3] * 3 + [-1]
-
-
-def responses(problems: int = 3) -> list[Made]:
-    """Groups of eight: six failed responses, one of them without reasoning, and two right ones."""
-    dice = random.Random(0)
-    found = []
-    for problem in range(problems):
-        for number in range(8):
-            text = "\\boxed{3}" if number == 5 else TEXT
-            size = len(encoded(text))
-            gaps = [dice.gauss(0, 1.5) for _ in range(size)]
-            entropies = [dice.expovariate(1.5) for _ in range(size)]
-            question = "Start with 1: +1 +2 +1 = ?"
-            found.append(Made(f"p{problem}", number >= 6, gaps, entropies=entropies, response=text, question=question))
-    return found
 
 
 def audited(scores: ScoreFolder, **changes: int) -> dict[str, Any]:
@@ -53,7 +36,7 @@ def labelled(scores: ScoreFolder) -> list[str]:
 
 def test_who_is_a_candidate(tmp_path: Path) -> None:
     """Mixed groups of eight only; the failed ones that reason."""
-    made = responses(2)
+    made = failed_groups(2)
     made += [replace(each, problem="flat", reward=0.0) for each in made[:8]]
     made += [replace(each, problem="small") for each in made[4:8]]
     scores = write_scores(tmp_path / "s", made)
@@ -80,7 +63,7 @@ def slow_gap(weights: list[float], above: set[int], below: set[int]) -> float:
 
 
 def test_against_the_formulas_written_out(tmp_path: Path) -> None:
-    made = responses()
+    made = failed_groups()
     numbers = audited(write_scores(tmp_path, made))
     judged = [each for number, each in enumerate(made) if number % 8 < 5]
     for name, use in (("full ECR", True), ("no entropy", False)):
@@ -100,7 +83,7 @@ def test_against_the_formulas_written_out(tmp_path: Path) -> None:
 
 def test_problems_of_other_checkpoints_do_not_widen_the_interval(tmp_path: Path) -> None:
     """As where each step's batch draws other problems."""
-    made = responses()
+    made = failed_groups()
     others = [replace(each, problem=f"other {each.problem}", checkpoint=9) for each in made]
     alone, beside = (audited(write_scores(tmp_path / str(len(all_)), all_)) for all_ in (made, others + made))
     assert beside["variants"]["full ECR"] == alone["variants"]["full ECR"]
@@ -112,7 +95,7 @@ def planted(tmp_path: Path) -> ScoreFolder:
     sure = [step == 1 or at % 2 == 0 for at, step in enumerate(STEP)]
     gaps = [2.0 if sure[at] and step != 1 else -2.0 for at, step in enumerate(STEP)]
     entropies = [0.0 if each else 2.0 for each in sure]
-    eight = [Made("", number >= 4, gaps, entropies=entropies, response=TEXT) for number in range(8)]
+    eight = [Made("", number >= 4, gaps, entropies=entropies, response=FAILED) for number in range(8)]
     return write_scores(tmp_path, [replace(each, problem=f"p{problem}") for problem in range(12) for each in eight])
 
 
@@ -139,7 +122,7 @@ def test_shuffles_differ_between_responses_and_seeds(planted: ScoreFolder) -> No
 
 
 def test_a_judged_response_without_finite_scores_is_left_out_and_counted(tmp_path: Path) -> None:
-    first, *rest = responses()
+    first, *rest = failed_groups()
     numbers = audited(write_scores(tmp_path, [replace(first, gaps=[math.nan, *first.gaps[1:]]), *rest]))
     assert (numbers["selection"]["left_out_nonfinite"], numbers["selection"]["eligible"]) == (1, 14)
     assert math.isfinite(numbers["variants"]["full ECR"]["gap"]["value"])

@@ -113,10 +113,13 @@ def test_problems_in_another_order(copy: Path) -> None:
     ]
 
 
-def test_half_a_last_line_is_a_fault(copy: Path) -> None:
+def test_an_incomplete_last_line_is_a_fault(copy: Path) -> None:
     path = copy / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-50])
-    assert faults(copy) == [(3, "the record ends in half a line"), (3, "steps missing in the record: 1, 3 first")]
+    assert faults(copy) == [
+        (3, "the last line of the record is incomplete"),
+        (3, "steps missing in the record: 1, 3 first"),
+    ]
     assert entry_point(["audit", "batch", str(copy)]) == 1
 
 

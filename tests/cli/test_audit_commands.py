@@ -11,11 +11,10 @@ import pytest
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import dump_config, load_config
-from tests.audit.made import TOKENIZER, Made, random_responses, write_scores
-from tests.audit.test_localization import responses
+from tests.audit.made import TOKENIZER, Made, failed_groups, random_responses, write_scores
 from tests.config.shipped import DEMO
 from tests.reliability.commands import refused
-from tests.report.conftest import Story, write_run
+from tests.report.stories import Story, write_run
 
 pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
 pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
@@ -47,7 +46,7 @@ def test_audits_of_scores_and_the_report_with_them(tmp_path: Path) -> None:
 
 def test_localization_with_the_demos_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scores, judging, labels = tmp_path / "scores", tmp_path / "judging", tmp_path / "labels.jsonl"
-    write_scores(scores, responses())
+    write_scores(scores, failed_groups())
     assert entry_point(["audit", "localization", str(scores), "--write-steps", str(judging)]) == 0
     assert "15 responses, 60 steps" in capsys.readouterr().out
     judge = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "audits" / "step_judge.py"))["main"]

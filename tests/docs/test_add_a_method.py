@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.local import tiny
-from tests.study.made import study_file
+from tests.study.small import study_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
 from nemo_uecr.files import read_object
 from nemo_uecr.report.credit import chosen_rows, credit_maps, step_map
 from nemo_uecr.telemetry.run_folder import read_run
-from tests.report.conftest import RunMaker
+from tests.report.stories import RunMaker
 
 PLENTY = 100_000
 

@@ -11,7 +11,7 @@ import pytest
 from nemo_uecr.report.outcomes import differences, headline, outcome_of, verdicts
 from nemo_uecr.report.page import render_page
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run, read_runs
-from tests.report.conftest import RunMaker, write_evaluations
+from tests.report.stories import RunMaker, write_evaluations
 
 
 def plain(html: str) -> str:

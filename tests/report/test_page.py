@@ -16,7 +16,7 @@ import pytest
 
 from nemo_uecr.report.page import render_page, write_report
 from nemo_uecr.telemetry.run_folder import read_runs
-from tests.report.conftest import RunMaker
+from tests.report.stories import RunMaker
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 HOSTILE = "</script><img src=x onerror=alert(1)><!--"

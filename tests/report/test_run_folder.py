@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nemo_uecr.telemetry.run_folder import read_run
-from tests.report.conftest import RunMaker
+from tests.report.stories import RunMaker
 
 
 def test_finished_run(make_run: RunMaker) -> None:

@@ -14,7 +14,7 @@ from nemo_uecr.study.grid import GridCell, every_model, model_folder, selection_
 from nemo_uecr.study.results import best_rates, rates_of
 from nemo_uecr.study.runner import forecast, time_left
 from nemo_uecr.study.schema import StudyConfig, load_study
-from tests.study.made import SMALL, study_file
+from tests.study.small import SMALL, study_file
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from nemo_uecr.study.map import map_cells, method
 from nemo_uecr.study.results import tables
 from nemo_uecr.study.schema import StudyConfig, load_study
 from nemo_uecr.study.summary import difference_table, sets_table
-from tests.study.made import SMALL, made_results
+from tests.study.small import SMALL, made_results
 
 pytest.importorskip("scipy", reason="the study extra is not installed")
 

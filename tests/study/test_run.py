@@ -11,7 +11,7 @@ import pytest
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.study.grid import finished_run
 from tests.holding import held
-from tests.study.made import study_file
+from tests.study.small import study_file
 
 pytest.importorskip("scipy", reason="the study extra is not installed")
 pytest.importorskip("matplotlib", reason="the study extra is not installed")

@@ -110,20 +110,16 @@ def test_files_share_no_question(tmp_path: Path) -> None:
 def test_tokens() -> None:
     pytest.importorskip("transformers")
     tokenizer = build_tokenizer()
+    messages = [{"role": "user", "content": QUESTION}]
     prompt = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
-
-    def rendered(**options: bool) -> object:
-        messages = [{"role": "user", "content": QUESTION}]
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **options)
-
-    def pieces(text: str) -> list[str]:
-        return list(tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"]))
-
-    assert rendered() == rendered(enable_thinking=True) == prompt
-    assert rendered(enable_thinking=False) == prompt + "<think>\n\n</think>\n\n"
-    # digits one by one, the box one token, the end of turn one token
-    assert pieces("47+18=65\n\\boxed{65}<|im_end|>") == [
-        "4", "7", "+", "1", "8", "=", "6", "5", "Ċ", "\\boxed{", "6", "5", "}", "<|im_end|>",
-    ]  # fmt: skip
-    assert pieces("Start with 47: +18 = ?") == ["Start", "Ġwith", "Ġ", "4", "7", ":", "Ġ+", "1", "8", "Ġ=", "Ġ?"]
-    assert len(pieces("<think>\n\n</think>\n\n")) == 4
+    for thinking, text in ((True, prompt), (False, prompt + "<think>\n\n</think>\n\n")):
+        options = {"tokenize": False, "add_generation_prompt": True, "enable_thinking": thinking}
+        assert tokenizer.apply_chat_template(messages, **options) == text
+    # Single digits; one token for the box, each word and the end of the turn.
+    for text in (
+        "4~7~+~1~8~=~6~5~\n~\\boxed{~6~5~}~<|im_end|>",
+        "Start~ with~ ~4~7~:~ +~1~8~ =~ ?",
+        "<think>~\n\n~</think>",
+    ):
+        ids = tokenizer(text.replace("~", ""), add_special_tokens=False)["input_ids"]
+        assert "~".join(map(tokenizer.decode, ids)) == text
