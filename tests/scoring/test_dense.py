@@ -154,9 +154,9 @@ def test_rows_and_targets_of_probability_zero_are_refused() -> None:
 def test_target_outside_the_vocabulary(target: int) -> None:
     logits = torch.zeros(2, 6)
     targets = torch.tensor([1, target])
-    with pytest.raises(ScoreError, match=f"token 1 of those scored is {target}, .* of 4 columns"):
+    with pytest.raises(ScoreError, match=f"token 1 .* {target}, .* 4 columns"):
         token_scores(logits, targets, temperatures=(1.0,), entropy=True, valid_vocab=4)
-    with pytest.raises(ScoreError, match="of 4 columns"):
+    with pytest.raises(ScoreError, match="4 columns"):
         token_logp(logits[:, :4], targets, temperature=1.0)
 
 
@@ -177,7 +177,7 @@ def test_calls_checked_together_raise_the_error_of_the_first_bad_one() -> None:
     assert scored_together((good, target), (good, target)) == 2
     with pytest.raises(NonFiniteScoreError, match="token 1"):
         scored_together((good, target), (bad, target), (good, target + 9))
-    with pytest.raises(ScoreError, match="token 0 of those scored is 10"):
+    with pytest.raises(ScoreError, match=r"token 0 .* 10"):
         scored_together((good, target), (good, target + 9), (bad, target))
     with pytest.raises(KeyError):  # an error within is not covered up
         scored_together((bad, target), then=KeyError())
