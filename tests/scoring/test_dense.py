@@ -12,8 +12,7 @@ from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.records import NonFiniteScoreError
 from nemo_uecr.scoring.statistics import checked_together
-
-from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
+from tests.scoring.made import QWEN3_VOCAB, float64_scores, peaked_logits
 
 ERROR_BOUND = 5e-6
 

@@ -12,8 +12,7 @@ import torch
 from nemo_uecr.scoring import native
 from nemo_uecr.scoring.records import StatisticsLayout
 from nemo_uecr.scoring.reduce import reduce_with_torch
-
-from .conftest import peaked_logits
+from tests.scoring.made import peaked_logits
 
 needs_native = pytest.mark.skipif(native.kernel() is None, reason="no C compiler or no AVX2 here")
 
