@@ -313,18 +313,18 @@ def _same_sides(given: str, expected: str) -> bool:
 def _values_of(given: str, expected: str) -> list[str]:
     """The sides of an answer that must all equal the reference answer; none for an equation that names no value.
 
-    The first side may be a bare unknown that no other side has: `2x=10`, `x+1=10` and `x=2x+3` name no value.
+    One side may be a bare unknown that no other side has: `2x=10`, `x+1=10` and `x=2x+3` name no value.
     """
-    first, *sides = [side for side in top_level(given, "=") if side.strip()] or [given]
-    if _is_equation(expected) or not sides:
+    sides = [side for side in top_level(given, "=") if side.strip()]
+    if _is_equation(expected) or len(sides) < 2:
         return [given]
-    name = _NAME.fullmatch(first)
-    if not letters(expected) and _names_number(first):
-        return sides
-    if name is None:
-        return [first, *sides]
-    symbols = {symbol for side in sides for symbol in _SYMBOL.findall(side)}
-    return [] if (name["unknown"] or name["function"]) in symbols else sides
+    if not letters(expected) and _names_number(sides[0]):
+        return sides[1:]
+    names = [name for side in sides[:-1] if (name := _NAME.fullmatch(side)) is not None]
+    values = [*(side for side in sides[:-1] if not _NAME.fullmatch(side)), sides[-1]]
+    symbols = {symbol for value in values for symbol in _SYMBOL.findall(value)}
+    own = {name["unknown"] or name["function"] for name in names}
+    return [] if len(names) > 1 or own & symbols else values
 
 
 def _names_number(side: str) -> bool:

@@ -114,12 +114,13 @@ def last_boxed(text: str) -> str | None:
 
 def _boxes(text: str) -> tuple[list[_Box], int]:
     """The outermost complete boxes, in order, and where the last box that never closes begins; -1 for none."""
-    open_braces: list[tuple[int, int] | None] = []  # start of an open box and of its content; None for a plain brace
+    #: Of an open box its start, that of its content and the number of boxes before it; None for a plain brace.
+    open_braces: list[tuple[int, int, int] | None] = []
     boxes: list[_Box] = []
     escaped = -1  # position of a character that a backslash escapes
     for piece in _PIECE.finditer(text):
         if piece["brace"] is not None:
-            open_braces.append((piece.start(), piece.end()))
+            open_braces.append((piece.start(), piece.end(), len(boxes)))
         elif piece["marker"] is not None:
             bare = _BARE.match(text, piece.end())
             if bare is not None:
@@ -131,19 +132,14 @@ def _boxes(text: str) -> tuple[list[_Box], int]:
         elif piece[0] == "{":
             open_braces.append(None)
         elif open_braces and (opened := open_braces.pop()) is not None:
-            _close(text, boxes, *opened, piece.start())
+            start, inside, earlier = opened
+            inner = boxes[earlier:]
+            del boxes[earlier:]
+            if piece.start() - inside <= MAX_ANSWER_CHARS:
+                content = text[inside : piece.start()].strip()
+                alone = bool(inner) and content == text[inner[0].start : inner[0].end]
+                boxes.append(_Box(start, piece.end(), inner[0].content if alone else content))
     return boxes, max((opened[0] for opened in open_braces if opened is not None), default=-1)
-
-
-def _close(text: str, boxes: list[_Box], opened: int, start: int, end: int) -> None:
-    """Put a complete box in the place of those within it."""
-    inner = None
-    while boxes and boxes[-1].start >= start:
-        inner = boxes.pop()
-    if end - start <= MAX_ANSWER_CHARS:
-        alone = inner is not None and not (text[start : inner.start] + text[inner.end : end]).strip()
-        content = inner.content if inner is not None and alone else text[start:end].strip()
-        boxes.append(_Box(opened, end + 1, content))
 
 
 def reference_answer(answer: str) -> str:

@@ -62,12 +62,6 @@ def check_responses(
     return [Checked(verdicts[text, reference] if text else Verdict.NO_ANSWER, text) for text, reference in pairs]
 
 
-@functools.lru_cache(maxsize=65_536)
-def judge(given: str, expected: str) -> Verdict:
-    """Whether two answer texts are equivalent; what needs mathematics goes to this program's one shared process."""
-    return SHARED.judge(given, expected)
-
-
 class ComparisonPool:
     """Several comparison processes, each started when the first pair needs it; usable from several threads."""
 
@@ -122,6 +116,8 @@ def comparison_pool(workers: int) -> Iterator[ComparisonPool]:
 #: This program's one process.
 SHARED = ComparisonPool(workers=1)
 atexit.register(SHARED.close)
+#: Whether two answer texts are equivalent, by that process; it remembers the pairs.
+judge = functools.lru_cache(maxsize=65_536)(SHARED.judge)
 
 
 def serve(pipe: Connection) -> None:

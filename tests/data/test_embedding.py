@@ -93,7 +93,7 @@ def test_verdicts_are_not_written_over(prepared: Path) -> None:
     review = prepared / "screening/review.csv"
     filled = review.read_text(encoding="utf-8").replace(",,", ",keep,", 1)
     review.write_text(filled, encoding="utf-8")
-    with pytest.raises(DataError, match="verdicts that are not applied yet"):
+    with pytest.raises(DataError, match="verdicts"):
         embedding.screen_by_embedding(prepared, model="m", hold_at=0.8)
     assert review.read_text(encoding="utf-8") == filled
 

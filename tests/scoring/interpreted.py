@@ -20,7 +20,7 @@ from nemo_uecr.scoring.triton_kernels import (
     finish_with_triton,
     write_gradient_with_triton,
 )
-from tests.scoring.conftest import QWEN3_VOCAB, float64_scores, peaked_logits
+from tests.scoring.made import QWEN3_VOCAB, float64_scores, peaked_logits
 
 TILE = 4 * FORWARD["LANES"]
 VOCABULARIES = (1, 61, 1024, TILE - 1, TILE, TILE + 1, 2 * TILE + 5, 37_987, 75_968, QWEN3_VOCAB)

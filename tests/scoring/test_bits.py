@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.scoring.dense import SMALLEST_RUN, token_logp, token_scores
-
-from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
+from tests.scoring.made import QWEN3_VOCAB, float64_scores, peaked_logits
 
 pytestmark = pytest.mark.usefixtures("reduction")
 

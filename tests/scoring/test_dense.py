@@ -12,8 +12,7 @@ from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.records import NonFiniteScoreError
 from nemo_uecr.scoring.statistics import deferred_checks
-
-from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
+from tests.scoring.made import QWEN3_VOCAB, float64_scores, peaked_logits
 
 ERROR_BOUND = 5e-6
 
@@ -37,7 +36,11 @@ def test_hand_values() -> None:
         (QWEN3_VOCAB, torch.bfloat16, 8.0),
         # One column of logit 0 beyond the last real one would add exp(-4) = 0.018 at log Z = 4.
         (QWEN3_VOCAB - 27, torch.float32, 4.0),
+        (8193, torch.bfloat16, 8.0),
         (4097, torch.float16, 8.0),
+        (65, torch.float16, 8.0),
+        (16, torch.bfloat16, 8.0),
+        (15, torch.float32, 8.0),
         (61, torch.float32, 25.0),
         (1, torch.float32, 8.0),
     ],
@@ -85,13 +88,6 @@ def test_gradient_against_float64(tokens: int, vocab: int, temperature: float) -
         if dtype == torch.bfloat16:
             expected = reference_gradient(leaf, target, temperature, weight)
         assert (leaf.grad.double() - expected).abs().max() <= bound
-
-
-def test_temperatures_come_back_in_the_order_asked() -> None:
-    logits, target = peaked_logits(4, 50, 9.0, seed=10)
-    scores = token_scores(logits, target, temperatures=(0.7, 1.0, 0.7), entropy=False)
-    assert torch.equal(*scores.logp[::2])
-    assert torch.equal(scores.at(1.0), token_scores(logits, target, temperatures=(1.0,), entropy=True).at(1.0))
 
 
 @pytest.mark.usefixtures("reduction")
@@ -154,9 +150,9 @@ def test_rows_and_targets_of_probability_zero_are_refused() -> None:
 def test_target_outside_the_vocabulary(target: int) -> None:
     logits = torch.zeros(2, 6)
     targets = torch.tensor([1, target])
-    with pytest.raises(ScoreError, match=f"token 1 of those scored is {target}, .* of 4 columns"):
+    with pytest.raises(ScoreError, match=f"token 1 .* {target}, .* 4 columns"):
         token_scores(logits, targets, temperatures=(1.0,), entropy=True, valid_vocab=4)
-    with pytest.raises(ScoreError, match="of 4 columns"):
+    with pytest.raises(ScoreError, match="4 columns"):
         token_logp(logits[:, :4], targets, temperature=1.0)
 
 
@@ -177,7 +173,7 @@ def test_deferred_checks_raise_the_error_of_the_first_bad_one() -> None:
     assert scored_together((good, target), (good, target)) == 2
     with pytest.raises(NonFiniteScoreError, match="token 1"):
         scored_together((good, target), (bad, target), (good, target + 9))
-    with pytest.raises(ScoreError, match="token 0 of those scored is 10"):
+    with pytest.raises(ScoreError, match=r"token 0 .* 10"):
         scored_together((good, target), (good, target + 9), (bad, target))
     with pytest.raises(KeyError):  # an error within is not covered up
         scored_together((bad, target), then=KeyError())

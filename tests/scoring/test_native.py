@@ -12,23 +12,9 @@ import torch
 from nemo_uecr.scoring import native
 from nemo_uecr.scoring.records import StatisticsLayout
 from nemo_uecr.scoring.reduce import reduce_with_torch
-
-from .conftest import peaked_logits
+from tests.scoring.made import peaked_logits
 
 needs_native = pytest.mark.skipif(native.kernel() is None, reason="no C compiler or no AVX2 here")
-
-
-@needs_native
-@pytest.mark.parametrize("vocab", [1, 15, 16, 65, 4096, 8193])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_native_and_torch_reductions_agree(vocab: int, dtype: torch.dtype) -> None:
-    logits = peaked_logits(3, vocab, 12.0, seed=1)[0].to(dtype)
-    layout = StatisticsLayout((1.0, 0.7, 1.9), True)
-    ours, plain = torch.zeros(layout.width, 3), torch.zeros(layout.width, 3)
-    native.reduce_natively(logits, layout, ours)
-    reduce_with_torch(logits, layout, plain)
-    assert torch.equal(ours[0], plain[0])
-    torch.testing.assert_close(ours, plain, rtol=3e-6, atol=1e-6)
 
 
 @needs_native

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from nemo_uecr.scoring.records import StatisticsLayout
 from nemo_uecr.scoring.reduce import reduce_logits
 from nemo_uecr.scoring.statistics import merge_shards
-
-from .conftest import peaked_logits
+from tests.scoring.made import peaked_logits
 
 
 def test_merge_by_hand() -> None:

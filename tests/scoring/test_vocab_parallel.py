@@ -13,8 +13,7 @@ from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.records import VocabShard
 from nemo_uecr.scoring.statistics import STAGED_BYTES, _exchange
-
-from .conftest import QWEN3_VOCAB, float64_scores, peaked_logits
+from tests.scoring.made import QWEN3_VOCAB, float64_scores, peaked_logits
 
 OnRanks = Callable[..., list[Any]]
 BOTH = {"temperatures": (1.0, 0.7), "entropy": True}

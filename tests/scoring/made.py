@@ -1,0 +1,28 @@
+"""Made logits, and their scores in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+QWEN3_VOCAB = 151_936
+
+
+def float64_scores(logits: Tensor, target: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probability and entropy in float64, straight from the definition."""
+    log_p = torch.log_softmax(logits.double() / temperature, -1)
+    entropy = -torch.special.xlogy(log_p.exp(), log_p.exp()).sum(-1)
+    return log_p.gather(1, target.unsqueeze(1)).squeeze(1), entropy
+
+
+def peaked_logits(tokens: int, vocab: int, log_z: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Logits with a few likely tokens over a noisy floor, moved to the given log-partition, and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(tokens, vocab, generator=generator) * 2.0
+    likely = torch.randint(0, vocab, (tokens, min(8, vocab)), generator=generator)
+    bump = torch.rand(likely.shape, generator=generator) * 6.0 + 8.0
+    logits.scatter_(1, likely, bump)
+    logits += (log_z - torch.logsumexp(logits.double(), 1, keepdim=True)).float()
+    pick = torch.randint(0, vocab, (tokens,), generator=generator)
+    target = torch.where(torch.arange(tokens) % 2 == 0, likely[:, 0], pick)
+    return logits, target
