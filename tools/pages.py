@@ -43,9 +43,9 @@ KEY = re.compile(r"((?:^    # .*\n)*)^    (\w+): [^#\n]*(?:# (.*))?$", re.M)
 _OPENING = """\
 # Configuration
 
-A run is described by one YAML file. This page lists every key of the local back end, to look things up; those of
-`backend: nemo_rl` are in [configuration-nemo-rl.md](configuration-nemo-rl.md). It is written from the schema
-(`nemo_uecr/config/schema.py`) by `python tools/pages.py`; edit the schema, not the page.
+One YAML file describes a run. This page lists every key of the local back end; those of `backend: nemo_rl` are in
+[configuration-nemo-rl.md](configuration-nemo-rl.md). `python tools/pages.py` writes it from the schema
+(`nemo_uecr/config/schema.py`): edit the schema, not the page.
 
 ```
 nemo-uecr config show CONFIG [key=value ...]    # every value and the file it comes from
@@ -54,22 +54,22 @@ nemo-uecr config check CONFIG [key=value ...]   # validate, and print the object
 
 ## Files
 
-- `defaults:` names a file, or a list of files, that this file builds on. Names are relative to the file that
-  has them, or else to the shipped configurations. They are read depth first and the later value wins.
+- `defaults:` names the file, or a list of files, that this file inherits. Names are relative to the file itself, or
+  else to the shipped configurations. Files are read depth first; the later value wins.
 - Sections merge key by key. `_override_: true` in a section replaces the inherited section instead.
 - `${rollout.prompts_per_step}` takes the value of another key. `${mul:a,b}`, `${div:a,b}` and `${max:a,b}`
   compute. Write `\\${` for a literal `${`.
-- `???` marks a value that a file further down must give.
+- `???` marks a value that an inheriting file must set.
 - Repeated keys, unknown keys and files that inherit themselves are errors.
 
 ## Command line
 
 `key=value` changes one value and wins over every file, for example `nemo-uecr train CONFIG train.steps=10`.
-The value is read as YAML (`1e-6` is a number, `[0.9, 0.99]` a list, `null` nothing), except where the key
-expects a text: there it is taken as written. `+key=value` and `++key=value` mean the same. A whole mapping,
+The value is read as YAML (`1e-6` is a number, `[0.9, 0.99]` a list, `null` nothing), unless the key expects a text:
+then it is taken as written. `+key=value` and `++key=value` mean the same. A whole mapping,
 `evaluation.benchmarks={}`, replaces the one in the files; `evaluation.benchmarks.NAME=FILE` adds to it.
 
-Types are strict: `"0.5"` is a text, `true` is no number, `1.0` is no integer, and NaN and infinity are refused.
+Types are strict: `"0.5"` is a text, `true` is not a number, `1.0` is not an integer, and NaN and infinity are refused.
 YAML 1.1 reads `010` as 8 and `1:30` as 90.
 
 """
@@ -77,10 +77,10 @@ YAML 1.1 reads `010` as 8 and `1:30` as 90.
 _NEMO_OPENING = """\
 # Configuration of a run inside NeMo-RL
 
-Every key of `backend: nemo_rl`, to look things up. Files, inheritance and the command line work as in
+Every key of `backend: nemo_rl`. Files, inheritance and the command line work as in
 [configuration.md](configuration.md), which also has the section [`method`](configuration.md#method). The page is
-written from `nemo_uecr/config/nemo_schema.py` by `python tools/pages.py`. What every shipped run shares is in
-`examples/configs/nemo_rl_base.yaml`.
+written from `nemo_uecr/config/nemo_schema.py` by `python tools/pages.py`. `examples/configs/nemo_rl_base.yaml` has what
+all shipped runs share.
 
 """
 
@@ -88,7 +88,7 @@ _SETTINGS = """
 
 ## `method`
 
-Which [method](#methods) computes the advantage, and its settings. Those of other methods are accepted, and reported
+Which [method](#methods) computes the advantage, and its settings. Settings of other methods are accepted, and reported
 when the run starts.
 
 """
@@ -97,8 +97,8 @@ _METHODS = """
 
 ## Methods
 
-Each with the token advantage that it gives and the scores that it reads, from the classes in `nemo_uecr/core/methods`.
-delta is log pi_T(y_t) - log pi_old(y_t) at temperature 1. A method that reads no score of the teacher loads none.
+The token advantage of each method and the scores that it reads, from the classes in `nemo_uecr/core/methods`.
+delta is log pi_T(y_t) - log pi_old(y_t) at temperature 1. A method that reads no teacher score loads no teacher.
 
 """
 
@@ -118,25 +118,25 @@ end a value that is not finite stops the run.
 `RUN/wandb/offline-run-*` later, and `swanlab sync` uploads `RUN/swanlab/run-*`.
 `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db` and `TRACKIO_DIR=RUN/trackio trackio show` show theirs.
 """
-#: Prefix -> when its metrics are there.
+#: Prefix -> when its metrics are present.
 _PRESENCE = {
-    "reward": "The verifier's reward always; the teacher's and the unified one where the method has them.",
+    "reward": "The verifier's reward always; the teacher's and the unified reward if the method has them.",
     "group": "Prompt groups, each counted once.",
-    "advantage": "The final token advantage, and PUU's components where the method has them.",
-    "policy": "The actor update. `policy/ref_kl` where the reference KL has a weight.",
+    "advantage": "The final token advantage, and PUU's components if the method has them.",
+    "policy": "The policy update. `policy/ref_kl` only if the reference KL has a weight.",
     "response": "Lengths and truncation.",
     "count": "Batch facts; `nemo-uecr audit batch` checks that they agree.",
-    "teacher": "Only for methods that read the teacher; `teacher/entropy_*` where the method reads its entropy.",
+    "teacher": "Only for methods that read the teacher; `teacher/entropy_*` if the method reads its entropy.",
     "ecr": "Only for methods with token credit.",
     "trust": "Only for `uecr_trust`; docs/method.md has the rule.",
-    "identity": "Residuals of the identities that the method declares; a violation stops the run.",
-    "evaluation": "Told to the clients only; the file has `evaluation.jsonl`, with every set by itself.",
+    "identity": "Residuals of the method's identities; a violation stops the run.",
+    "evaluation": "Sent only to the clients; `evaluation.jsonl` has every set separately.",
     "memory": "Memory; `memory/peak_gpu_mb` on a GPU.",
     "time": "Seconds of each phase; a phase that did not run is absent.",
-    "throughput": "Tokens by time.",
-    "outcome": "The tokens of rewarded responses apart from the others.",
-    "position": "The quarters of a response apart: token i of L (from 0) lies in quarter floor(4 i / L).",
-    "entropy_bin": "Where the teacher is sure and where it is not; only where the method reads the teacher's entropy.",
+    "throughput": "Tokens per second.",
+    "outcome": "Tokens of rewarded responses, and of the others.",
+    "position": "By quarter of the response: token i of L (from 0) is in quarter floor(4 i / L).",
+    "entropy_bin": "By the teacher's entropy; only if the method reads it.",
 }
 
 
