@@ -229,7 +229,6 @@ class Trainer(Rollouts):
             surrogates.append((advantages.advantage_opd_BT, config.method.settings()["opd_coef"]))
         inputs = UpdateInputs(
             sequences=batch.sequences,
-            sample_ids=record.sample_ids,
             micro_rows=batch.micro_rows,
             loss_mask_BT=loss_mask_BT,
             rollout_logp_BT=record.student.rollout_logp_BT,
