@@ -95,7 +95,7 @@ class Rollouts:
             batch = self._score(step, state, sequences, outcomes, watch, evidence)
         if nonfinite is not None:  # only now, so that the batch is left with its scores
             raise nonfinite.error(self.models.student, batch.record.sample_ids[nonfinite.row])
-        batch.check_scores()
+        batch.record.check_finite()
         return batch
 
     def _score(
