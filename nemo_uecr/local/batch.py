@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import Config
-from nemo_uecr.errors import ScoreError
 from nemo_uecr.files import replace_file
 from nemo_uecr.generation.models import turns_before
 from nemo_uecr.local.sequences import Sequences, TeacherInputs
@@ -38,12 +36,6 @@ class StepBatch:
     outcomes: Sequence[Outcome]  # task rewards
     inputs: TeacherInputs | None  # each response's teacher, and what it reads; None when the method reads no teacher
     record: StepRecord
-
-    def check_scores(self) -> None:
-        """Refuse scores of other tokens than the sampled ones, and those that are not finite."""
-        if self.inputs is not None and not torch.equal(self.inputs.sequences.token_ids(), self.record.token_ids_BT):
-            raise ScoreError("the teachers read other response tokens than the student sampled; expected the same")
-        self.record.check_finite()
 
     def _teacher(self, row: int) -> dict[str, str]:
         """The teacher of a response, and hashes of the prompt that it read and of the response behind it."""

@@ -36,7 +36,7 @@ from nemo_uecr.local.provenance import (
 )
 from nemo_uecr.local.rollout import Sampler, draw
 from nemo_uecr.local.sequences import Prompt, check_context, encode_prompts
-from nemo_uecr.local.teachers import PROBES, load_teachers
+from nemo_uecr.local.teachers import PROBES, TeacherLoader
 from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
@@ -138,7 +138,7 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
         copy.module.requires_grad_(False)
         return copy
 
-    teachers = load_teachers(config, student, initial, device=device)
+    teachers = TeacherLoader(config, student, initial, device).teachers()
     read = config.loss.reference_kl > 0 or "initial_logp" in config.method.reads
     return Models(student, teachers, initial() if read else None)
 

@@ -1,6 +1,6 @@
 """The teachers: sources of scores of the student's tokens, and which of them scores a problem's responses.
 
-A new kind of source is a subclass of `Teacher`, and a line in `load_teachers`.
+A new kind of source is a subclass of `Teacher`, and a case in `TeacherLoader`.
 
 Shape legend: B = responses, T = response tokens, n = responses of one teacher.
 """
@@ -41,6 +41,8 @@ from nemo_uecr.paths import resolve_path
 from nemo_uecr.steps.scores import PolicyScores, TeacherScores, by_teacher, score_by_turns
 
 log = logging.getLogger(__name__)
+
+AnyTeacher = TeacherConfig | UrlTeacherConfig | SelfTeacherConfig
 
 #: Reported once, with the first scores: how student and teacher end, and means of the gap in nats.
 END_COST = "%s; its gap is %+.2f nats there, which moves the step's mean gap from %+.3f to %+.3f"
@@ -229,60 +231,66 @@ class Teachers:
         return {name: teacher.provenance(step) for name, teacher in self.by_name.items()}
 
 
-def load_teachers(
-    config: Config, student: TokenModel, initial: Callable[[], TokenModel], *, device: Callable[[str], torch.device]
-) -> Teachers | None:
-    """The teachers that the method reads; None where it reads none.
+@dataclass(frozen=True)
+class TeacherLoader:
+    """Loads the teachers of a student."""
 
-    ``initial`` gives the student as it was before training, ``device`` where a member of `Placement` waits.
-    """
-    ends, unreported_ends = student.tokens.end_ids, dict[str, str]()
+    config: Config
+    student: TokenModel
+    initial: Callable[[], TokenModel]  # the student as it was before training
+    device: Callable[[str], torch.device]  # where a member of `Placement` waits
+    unreported_ends: dict[str, str] = field(default_factory=dict)  # by teacher
 
-    def compare_ends(key: str, theirs: frozenset[int], asked: str | None) -> None:
-        if (difference := difference_of_ends(student.tokenizer, ends, theirs)) and asked is None:
-            unreported_ends[key.removeprefix("teachers.")] = difference = f"{key}: {difference}"
-            log.warning("%s; %s.end_token says what that token counts", difference, key)
-
-    def model_teacher(key: str, section: TeacherConfig) -> ModelTeacher:
-        name, dtype = resolve_path(str(section.model_name)), str(section.dtype)
-        model = load_model(
-            name, role=key, dtype=dtype, device=device(key), master_weights=False, quantize=section.quantize
+    def teachers(self) -> Teachers | None:
+        """Those that the method reads; None where it reads none."""
+        loaded: dict[object, Teacher] = {}
+        by_name: dict[str, Teacher] = {}
+        left_out = set()
+        for key, section in self.config.active_teachers.items():
+            name, source = key.removeprefix("teachers."), self._source(section)
+            if source not in loaded:
+                loaded[source] = self._load(key, section)
+            by_name[name] = loaded[source]
+            if not isinstance(section, SelfTeacherConfig) and section.end_token == "left_out":
+                left_out.add(name)
+        ends = self.student.tokens.end_ids
+        return (
+            Teachers(by_name, self.config.routing, ends, frozenset(left_out), self.unreported_ends) if by_name else None
         )
-        model.module.requires_grad_(False)
-        check_same_tokens(student, model)
-        compare_ends(key, model.tokens.end_ids, section.end_token)
-        replaced = ends if section.end_token == "own" else frozenset[int]()
-        return ModelTeacher(model.restrict_to_student_vocab(student.vocabulary), key, replaced_ends=replaced)
 
-    def url_teacher(key: str, section: UrlTeacherConfig) -> UrlTeacher:
-        tokens = load_tokens(resolve_path(section.tokenizer))
-        check_same_tokenizer(student.tokenizer, tokens.tokenizer, (student.vocabulary, student.vocabulary))
-        compare_ends(key, tokens.end_ids, section.end_token)
-        kept = Path(config.run.folder) / PROBES  # of a run that is continued
-        first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else {}
-        tolerance = config.tolerances.teacher_probe
-        return UrlTeacher(TeacherServer(section, student.vocabulary, len(tokens.tokenizer), tolerance, first))
+    def _source(self, section: AnyTeacher) -> object:
+        """What two names of one teacher have in common."""
+        if not isinstance(section, TeacherConfig):
+            return section
+        place = os.path.realpath(resolve_path(str(section.model_name)))
+        return section.model_copy(update={"model_name": place})
 
-    def self_teacher(section: SelfTeacherConfig) -> SelfTeacher:
-        model = initial() if section.self == "initial" else student
+    def _load(self, key: str, section: AnyTeacher) -> Teacher:
+        student = self.student
+        if isinstance(section, TeacherConfig):
+            name, dtype = resolve_path(str(section.model_name)), str(section.dtype)
+            model = load_model(
+                name, role=key, dtype=dtype, device=self.device(key), master_weights=False, quantize=section.quantize
+            )
+            model.module.requires_grad_(False)
+            check_same_tokens(student, model)
+            self._compare_ends(key, model.tokens.end_ids, section.end_token)
+            replaced = student.tokens.end_ids if section.end_token == "own" else frozenset[int]()
+            return ModelTeacher(model.restrict_to_student_vocab(student.vocabulary), key, replaced_ends=replaced)
+        if isinstance(section, UrlTeacherConfig):
+            tokens, columns = load_tokens(resolve_path(section.tokenizer)), student.vocabulary
+            check_same_tokenizer(student.tokenizer, tokens.tokenizer, (columns, columns))
+            self._compare_ends(key, tokens.end_ids, section.end_token)
+            kept = Path(self.config.run.folder) / PROBES  # of a run that is continued
+            first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else {}
+            tolerance = self.config.tolerances.teacher_probe
+            return UrlTeacher(TeacherServer(section, columns, len(tokens.tokenizer), tolerance, first))
+        model = self.initial() if section.self == "initial" else student
         member = "student" if model.module is student.module else "reference"
-        return SelfTeacher(model, member, section.prompt_template, config.data, section.self == "initial")
+        return SelfTeacher(model, member, section.prompt_template, self.config.data, section.self == "initial")
 
-    loaded: dict[object, Teacher] = {}
-    by_name: dict[str, Teacher] = {}
-    for key, section in config.active_teachers.items():
-        source: object = section
-        if isinstance(section, TeacherConfig):  # two names of one folder are one teacher
-            place = os.path.realpath(resolve_path(str(section.model_name)))
-            source = section.model_copy(update={"model_name": place})
-        if source not in loaded:
-            if isinstance(section, TeacherConfig):
-                loaded[source] = model_teacher(key, section)
-            elif isinstance(section, UrlTeacherConfig):
-                loaded[source] = url_teacher(key, section)
-            else:
-                loaded[source] = self_teacher(section)
-        by_name[key.removeprefix("teachers.")] = loaded[source]
-    asked = {key: getattr(section, "end_token", None) for key, section in config.active_teachers.items()}
-    left_out = frozenset(key.removeprefix("teachers.") for key, choice in asked.items() if choice == "left_out")
-    return Teachers(by_name, config.routing, ends, left_out, unreported_ends) if by_name else None
+    def _compare_ends(self, key: str, theirs: frozenset[int], asked: str | None) -> None:
+        difference = difference_of_ends(self.student.tokenizer, self.student.tokens.end_ids, theirs)
+        if difference and asked is None:
+            self.unreported_ends[key.removeprefix("teachers.")] = f"{key}: {difference}"
+            log.warning("%s: %s; %s.end_token says what that token counts", key, difference, key)

@@ -95,7 +95,7 @@ class Rollouts:
             batch = self._score(step, state, sequences, outcomes, watch, evidence)
         if nonfinite is not None:  # only now, so that the batch is left with its scores
             raise nonfinite.error(self.models.student, batch.record.sample_ids[nonfinite.row])
-        batch.check_scores()
+        batch.record.check_finite()
         return batch
 
     def _score(
@@ -229,7 +229,6 @@ class Trainer(Rollouts):
             surrogates.append((advantages.advantage_opd_BT, config.method.opd_coef))
         inputs = UpdateInputs(
             sequences=batch.sequences,
-            sample_ids=record.sample_ids,
             micro_rows=batch.micro_rows,
             loss_mask_BT=loss_mask_BT,
             rollout_logp_BT=record.student.rollout_logp_BT,

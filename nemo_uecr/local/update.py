@@ -32,7 +32,6 @@ class UpdateInputs:
     """What the loss reads, on the CPU."""
 
     sequences: Sequences  # prompts and responses
-    sample_ids: tuple[str, ...]  # names of the responses for error messages
     micro_rows: list[list[Tensor]]  # rows of each micro-batch, one list for each optimizer step
     loss_mask_BT: Tensor  # tokens in the loss
     rollout_logp_BT: Tensor  # log pi_old at T_r

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -52,29 +52,21 @@ class PolicyMethods:
     def get_logprobs(self, data: Any, timer: Any = None) -> Any:
         """Score with the teachers, then with the student; NeMo-RL gets the column at T_r for its PPO ratio."""
         context, names, rows = self._context, list[str](), data["input_ids"].shape[0]
-        teacher: TeacherScores | None = None
-        compared: ComparedTokens | None = None
         if context.routes is not None:
             names = context.routes.names(data["input_ids"], data["token_mask"])
         self.assert_room(waking=False)
+        teacher = None
         if self._teachers:
-            if {teacher.columns for teacher in self._teachers.values()} != {context.config.student.vocabulary}:
-                check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
             with self._timed("score_teacher"):
-                of_rows = names or list(self._teachers) * rows
-                teacher, teacher_BK = score_by_teachers(self._teachers, of_rows, data, context.teacher_request)
+                teacher, teacher_BK = self._teacher_scores(data, names or list(self._teachers) * rows)
         with self._timed("score_student"):
             self._bring_student()
             columns = score(self, data, context.student_request, name="student")
             rollout_logp_BS = columns["rollout_logp"]
             if context.config.conventions.filters == "nemo_rl":
-                filtered = super().get_logprobs(self._padded(data), timer=timer)["logprobs"]  # type: ignore[misc]
-                rollout_logp_BS = filtered[:rows]
-                if outside := int((rollout_logp_BS.isinf() & data["token_mask"].bool()).sum()):
-                    raise ContractError(
-                        f"NeMo-RL's filtered log-probabilities are -inf at {outside} sampled tokens; expected finite "
-                        "ones: take conventions.filters=paper, which does not filter"
-                    )
+                rollout_logp_BS = super().get_logprobs(self._padded(data), timer=timer)["logprobs"][:rows]  # type: ignore[misc]
+                check_sampled_inside(rollout_logp_BS, data["token_mask"].bool())
+        compared = None
         if teacher is not None:
             spot_B = spot_checked_token(data["input_lengths"])
             compared = ComparedTokens(torch.arange(rows), spot_B, columns["top_ids"], teacher_BK)
@@ -83,6 +75,13 @@ class PolicyMethods:
             student, teacher, data["token_mask"], data["sample_mask"], data["input_ids"], names, compared
         )
         return type(data)({"logprobs": rollout_logp_BS})
+
+    def _teacher_scores(self, data: Any, names: Sequence[str]) -> tuple[TeacherScores, Tensor]:
+        """Scores and most likely ids of each row by its own teacher, with a look at the ids where columns differ."""
+        context = self._context
+        if {each.columns for each in self._teachers.values()} != {context.config.student.vocabulary}:
+            check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
+        return score_by_teachers(self._teachers, names, data, context.teacher_request)
 
     def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
         """Columns of the request."""
@@ -181,6 +180,15 @@ class PolicyMethods:
         yield
         seconds = self._context.seconds
         seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+def check_sampled_inside(logp_BS: Tensor, mask_BS: Tensor) -> None:
+    """Refuse a sampled token outside NeMo-RL's filter, whose log-probability is -inf there."""
+    if outside := int((logp_BS.isinf() & mask_BS).sum()):
+        raise ContractError(
+            f"NeMo-RL's filtered log-probabilities are -inf at {outside} sampled tokens; expected finite ones: take "
+            "conventions.filters=paper, which does not filter"
+        )
 
 
 def padded_minibatches(columns: Mapping[str, Any], minibatch: int, rounding: int) -> tuple[dict[str, Any], int]:

@@ -336,7 +336,7 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
     """
     packed = worker.cfg["sequence_packing"]["enabled"]
 
-    class Scores(native("LogprobsPostProcessor")):  # type: ignore[misc]
+    class RawLogits(native("LogprobsPostProcessor")):  # type: ignore[misc]
         def __call__(
             self, data_dict: Any, input_ids: Any, cu_seqlens_padded: Any, original_seq_length: int | None = None,
             input_is_next_token_logprobs: bool = False,
@@ -365,7 +365,7 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
         seq_length=padded,
         mbs=size,
         num_microbatches=count,
-        post_processing_fn=Scores(worker.cfg, sampling_params=None),
+        post_processing_fn=RawLogits(worker.cfg, sampling_params=None),
         forward_only=True,
         defer_fp32_logits=worker.defer_fp32_logits,
         sampling_params=None,

@@ -68,8 +68,8 @@ def test_what_would_change_the_method_is_off() -> None:
 def test_every_configuration_has_what_its_method_needs(name: str) -> None:
     context = StepContext(load_nemo_config(BASE, given("1p7b", name)), None, completed_steps=3)
     assert (context.responses, context.optimizer_steps) == (1008, 1)
-    assert context.teacher_request(152_064).temperatures == (1.0,)
-    assert context.student_request.temperatures == (0.7, 1.0)
+    assert context.teacher_request(152_064).temperatures == {"logp": 1.0}
+    assert context.student_request.temperatures == {"rollout_logp": 0.7, "logp": 1.0}
 
 
 def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> None:

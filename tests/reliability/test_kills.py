@@ -19,7 +19,7 @@ BUSY = ("train.steps=3", "checkpoint.every=1", "rollout.responses_per_prompt=4")
 #: Where a step can die: the function whose second call never returns, by part of the step.
 PARTS = {
     "rollout": (rollout, "decode"),
-    "scoring": (teachers, "score"),
+    "scoring": (teachers, "score_teacher"),
     "update": (trainer, "update"),
     "save": (checkpoint, "save_pretrained"),
 }

@@ -82,7 +82,7 @@ class Worker(TQWorkerMixin):
         student = score(TinyTeacher(self.model, []), data, context.student_request, name="student")
         context.scores = StepScores(
             PolicyScores(student["rollout_logp"], student["logp"], student["entropy"]),
-            TeacherScores(teacher["logp"], teacher["entropy"]),
+            TeacherScores(teacher["logp"], teacher.get("entropy")),
             data["token_mask"], data["sample_mask"], data["input_ids"],
         )  # fmt: skip
         return BatchedDataDict(logprobs=student["rollout_logp"])

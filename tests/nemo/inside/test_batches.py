@@ -140,7 +140,7 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: A
     here = slice(PROMPT, PROMPT + sequences.width)
     names = ["advantage", *(["advantage_opd"] if "advantage_opd" in advantages else [])]
     inputs = UpdateInputs(
-        sequences=sequences, sample_ids=tuple(map(str, range(len(rows)))),
+        sequences=sequences,
         micro_rows=sequences.micro_rows(minibatch=run.train.minibatch_responses, microbatch=8),
         loss_mask_BT=tensors.get("loss_mask", mask)[:, here], rollout_logp_BT=tensors["old_logp_rollout"][:, here],
         surrogates=tuple((advantages[name][:, here], 1.0) for name in names),

@@ -94,7 +94,7 @@ def test_order_of_a_step() -> None:
         "student scores", "student trains",
     ]  # fmt: skip
     asked = run._teachers["teacher"].asked
-    assert [(request.temperatures, request.entropy) for _, request in asked] == [((1.0,), True)]
+    assert [(request.temperatures, request.entropy) for _, request in asked] == [({"logp": 1.0}, True)]
 
 
 def test_several_optimizer_steps_a_batch() -> None:
