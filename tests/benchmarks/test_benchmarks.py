@@ -94,7 +94,7 @@ def test_steps_beside_trl_are_compared_per_token_and_pair_by_pair() -> None:
     assert row == "| 64 | 100 | 15 | 35 | 2.50 [2.00, 3.00] | 5.00 [4.00, 6.00] |"
 
 
-def test_the_decode_benchmark_finds_hugging_faces_tokens_in_every_way() -> None:
+def test_the_decode_benchmark_finds_hugging_faces_tokens_in_every_mode() -> None:
     from benchmarks.decode import measure
     from nemo_uecr.local.token_model import load_model
     from tests.local.tiny import STUDENT
@@ -102,5 +102,5 @@ def test_the_decode_benchmark_finds_hugging_faces_tokens_in_every_way() -> None:
     device = torch.device("cpu")
     model = load_model(str(STUDENT), role="student", dtype="float32", device=device, master_weights=True)
     rows = measure(model, batch=2, width=9, count=5)
-    assert {row["way"] for row in rows} == {"generate", "masked", "eager", "fixed"}
-    assert {row["equal"] for row in rows if row["way"] != "generate" and row["draw"] == "greedy"} == {2}
+    assert {row["mode"] for row in rows} == {"generate", "eager", "fixed"}
+    assert {row["equal"] for row in rows if row["mode"] != "generate" and row["draw"] == "greedy"} == {2}
