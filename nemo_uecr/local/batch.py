@@ -38,7 +38,7 @@ class StepBatch:
     record: StepRecord
 
     def _teacher(self, row: int) -> dict[str, str]:
-        """The teacher of a response, and hashes of the prompt that it read and of the response behind it."""
+        """The teacher of a response, and hashes of the prompt that it read and of the response after it."""
         if self.inputs is None:
             return {}
         read = self.inputs.sequences

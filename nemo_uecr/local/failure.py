@@ -24,12 +24,12 @@ FAILURE = "failure"
 
 @dataclass
 class Evidence:
-    """What would be left now: one file, replaced as the step goes on."""
+    """The file that a failure would leave now; a later one replaces it as the step goes on."""
 
     name: str = ""
     write: Callable[[Path], None] | None = None
     sample_ids: Sequence[str] = ()  # the error names one of them in parentheses
-    words: Sequence[str] = ()  # of the command that looks at the file, which comes third
+    words: Sequence[str] = ()  # arguments of ``nemo-uecr replay`` after the file; none while it cannot be replayed
 
     def responses(self, samples: Sequence[Sample]) -> None:
         """Keep what was drawn."""
@@ -55,7 +55,7 @@ class Evidence:
 
 @contextlib.contextmanager
 def evidence_of_failure(folder: Path, step: int) -> Iterator[Evidence]:
-    """Leave the block's evidence, and ``failure.json``, in ``failure/`` of the run folder if an error stops the run."""
+    """If a score, reward or identity check stops the run, leave the evidence and ``failure.json`` in ``failure/``."""
     evidence, target = Evidence(), folder / FAILURE
     try:
         yield evidence

@@ -89,7 +89,7 @@ class TokenRanks:
 
 
 class OwnEnds:
-    """[B, T] what turns the log-probability of an end token into that of any of the model's own; 0 elsewhere, nats."""
+    """[B, T] nats from the log-probability of a given end token to that of any of the model's own; 0 elsewhere."""
 
     def __init__(self, ends_BT: Tensor, own_ids: Collection[int]) -> None:
         self._ends_BT, self._own = ends_BT, sorted(own_ids)

@@ -67,7 +67,7 @@ class Teacher:
         return self
 
     def check(self, views: Sequence[Prompt], response: int) -> None:
-        """Refuse, at start, views of training prompts that it cannot read with so many response tokens behind them."""
+        """Refuse, at start, prompts (as it views them) that exceed its limits with ``response`` more tokens."""
         raise NotImplementedError
 
     def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> TeacherScores:
@@ -85,7 +85,7 @@ class ModelTeacher(Teacher):
 
     model: TokenModel
     member: str
-    # The student's end tokens, in whose place its own are scored; none: the sampled token is.
+    # Ids of the student's end tokens, where this teacher's own end tokens are scored instead; empty: nowhere.
     replaced_ends: frozenset[int] = field(default=frozenset(), kw_only=True)
 
     @property
@@ -116,7 +116,7 @@ class ModelTeacher(Teacher):
 
 @dataclass(frozen=True)
 class SelfTeacher(ModelTeacher):
-    """The student, as it was before training or as it is, behind a prompt of its own: same tokens, another view."""
+    """The student before training or as it is now, reading a prompt of its own: same tokens, another view."""
 
     template: str
     data: DataConfig
@@ -141,7 +141,7 @@ class UrlTeacher(Teacher):
     server: TeacherServer
 
     def check(self, views: Sequence[Prompt], response: int) -> None:
-        """Refuse a server that is not there, reads too little, counts other columns, or is not the run's own."""
+        """Refuse a server that is silent, reads too little, or has other columns or another model than the run's."""
         self.server.check(longest=max(len(prompt.token_ids) for prompt in views) + response)
 
     def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> TeacherScores:
@@ -175,13 +175,13 @@ class Teachers:
         return Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed)) if models else None
 
     def inputs(self, sequences: Sequences) -> TeacherInputs:
-        """What the teachers read in place of these prompts, each behind its own problem's."""
+        """Each row's teacher, and what it reads in place of the row's prompt, with the same response after it."""
         names = [teacher_name(prompt.problem, self.routing, self.by_name) for prompt in sequences.prompts]
         views = [self.by_name[name].view(prompt) for name, prompt in zip(names, sequences.prompts, strict=True)]
         return TeacherInputs(names, Sequences(views, sequences.responses), self.student_ends)
 
     def keep_probes(self, folder: Path) -> None:
-        """Write what a run's servers were when it began into its folder, where a resumed run finds it."""
+        """Write what the servers served and scored when the run began into its folder, for a resumed run to compare."""
         first = {name: each.server.first for name, each in self.by_name.items() if isinstance(each, UrlTeacher)}
         if first:
             replace_file(folder / PROBES, json.dumps(first).encode())
@@ -293,4 +293,4 @@ class TeacherLoader:
         difference = difference_of_ends(self.student.tokenizer, self.student.tokens.end_ids, theirs)
         if difference and asked is None:
             self.unreported_ends[key.removeprefix("teachers.")] = f"{key}: {difference}"
-            log.warning("%s: %s; %s.end_token says what that token counts", key, difference, key)
+            log.warning("%s: %s; %s.end_token sets how that token is scored", key, difference, key)

@@ -49,7 +49,7 @@ class Models:
 
 @dataclass
 class Rollouts:
-    """The part of a step that trains nothing: it draws, judges and scores."""
+    """Draws, judges and scores a step's responses; `Trainer` adds the update, audits use this part alone."""
 
     config: Config  # the resolved configuration
     models: Models  # the models it names
@@ -67,7 +67,7 @@ class Rollouts:
 
     @property
     def _sampling(self) -> tuple[str, ...]:
-        """What a draw needs on the device; with an adapter vLLM has a base of its own."""
+        """Members that must be on the device to sample; with an adapter vLLM keeps a base model of its own, so none."""
         return () if self.config.rollout.engine == "vllm" and self.config.student.lora_rank else ("student",)
 
     def rollout(self, step: int, watch: Stopwatch, state: Mapping[str, float], evidence: Evidence) -> StepBatch:
@@ -93,7 +93,7 @@ class Rollouts:
             outcomes = self.rewards.judge(samples, step=step)
         with deterministic(config.train.deterministic):
             batch = self._score(step, state, sequences, outcomes, watch, evidence)
-        if nonfinite is not None:  # only now, so that the batch is left with its scores
+        if nonfinite is not None:  # raised only now, so that the failure folder has the batch with its scores
             raise nonfinite.error(self.models.student, batch.record.sample_ids[nonfinite.row])
         batch.record.check_finite()
         return batch
@@ -107,6 +107,7 @@ class Rollouts:
         watch: Stopwatch,
         evidence: Evidence,
     ) -> StepBatch:
+        """Score the responses by student, teachers and reference, and put everything into the step's record."""
         config, models, ids_BT, mask_BT = self.config, self.models, sequences.token_ids(), sequences.mask_BT
         train, rollout, method = config.train, config.rollout, config.method
         minibatches = sequences.micro_rows(minibatch=train.minibatch_responses, microbatch=train.microbatch_responses)
@@ -138,7 +139,8 @@ class Rollouts:
         evidence.batch(record, method)
         if models.teachers is not None and inputs is not None:
             with watch.phase("score_teacher"):
-                entropy, probe = "teacher_entropy" in method.reads, None if comparison is None else comparison.teacher
+                entropy = "teacher_entropy" in method.reads
+                probe = None if comparison is None else comparison.teacher
                 teacher = models.teachers.score(
                     inputs, micro_rows, self.placement, student, entropy=entropy, probe=probe
                 )  # fmt: skip

@@ -20,7 +20,7 @@ from nemo_uecr.steps.record import StepRecord
 
 
 class UecrEstimator:
-    """What NeMo-RL's loop calls for its advantages."""
+    """The advantage estimator that NeMo-RL's loop calls: the run's method on the scores in the `StepContext`."""
 
     def __init__(self, context: StepContext) -> None:
         self._context = context

@@ -14,7 +14,7 @@ from torch import Tensor
 from nemo_uecr.errors import ScoreError, UecrError
 from nemo_uecr.nemo.worker_scoring import ScoreRequest, row_hash, spot_checked_token
 
-#: How far two ways to normalise the same logits in float32 may end from each other.
+#: Largest difference in nats between a float32 score and its spot check, which is normalised in float64.
 SPOT_CHECK_NATS = 1e-3
 
 
@@ -35,9 +35,9 @@ def score(scorer: Any, data: Any, request: ScoreRequest, *, name: str) -> Mappin
 
 
 def with_masked_rows(columns: Mapping[str, Any], extra: int) -> dict[str, Any]:
-    """The columns with ``extra`` rows at the end, which workers drop again: one padding token each, every mask 0.
+    """The columns with ``extra`` masked rows at the end, one padding token each; the caller drops what they return.
 
-    Tensors are extended by zeros, lists by None; a length becomes 1, because no layout knows an empty sequence.
+    Tensors are extended by zeros, the masks too, lists by None; a length becomes 1: no layout knows an empty sequence.
     """
 
     def extended(name: str, value: Any) -> Any:
@@ -72,7 +72,7 @@ def verified(
 
 
 def _check_spots(answer: Mapping[str, Tensor], request: ScoreRequest, lengths_B: Tensor, scorer: str) -> None:
-    """Compare one token per response with its worker's scores by the definition, on whole rows of the same logits."""
+    """Compare each response's spot check, by the definition from a whole row of logits, with that token's score."""
     rows_B = (lengths_B > 1).nonzero().squeeze(1).cpu()
     column_B = spot_checked_token(lengths_B.cpu())[rows_B]
     seen_BW = answer["spot_check"][rows_B]

@@ -48,7 +48,7 @@ class StepScores:
     token_mask_BS: Tensor
     sample_mask_B: Tensor
     token_ids_BS: Tensor
-    teachers: Sequence[str] = ()  # of several, each row's
+    teachers: Sequence[str] = ()  # name of each row's teacher, where there are several
     compared: ComparedTokens | None = None
 
 

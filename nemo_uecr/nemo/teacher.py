@@ -24,7 +24,7 @@ from nemo_uecr.nemo.translate import native_config, teacher_policy
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
 from nemo_uecr.steps.scores import TeacherScores, score_by_turns
 
-#: What a batch has from the teacher that scored it: another one's scores leave nothing of it.
+#: Tensors of a saved batch that depend on its teacher; none of them is kept when another teacher scores the batch.
 OF_A_TEACHER = {"teacher_logp", "teacher_entropy"} | LOSS_TENSORS
 
 
@@ -87,7 +87,7 @@ class RayTeacher:
 def score_by_teachers(
     teachers: Mapping[str, Any], names: Sequence[str], data: Any, request: Callable[[int], ScoreRequest]
 ) -> tuple[TeacherScores, Tensor]:
-    """Scores of each row by its own teacher, which is on the GPU for its turn alone, and its most likely token ids."""
+    """Scores of each row by its own teacher, and the teacher's most likely ids; it is on the GPU for its turn alone."""
     tops: list[tuple[Tensor, Tensor]] = []
 
     def score_own(teacher: Any, rows_n: Tensor) -> TeacherScores:

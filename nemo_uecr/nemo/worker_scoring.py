@@ -10,7 +10,8 @@ alone. It exposes a worker that divides by another temperature, filters, counts 
 same row gives the most likely token ids, which show how far student and teacher agree.
 
 Shape legend: B = responses (of the worker or of a micro-batch), S = tokens of prompt and response (padded), N = tokens
-scored, V = vocabulary columns of this rank, K = most likely tokens, W = numbers of a spot check.
+scored, T = rows of flattened logits, V = vocabulary columns of this rank, K = most likely tokens, W = numbers of a spot
+check.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ScoreRequest:
     dropped: bool = False  # whether the probability that the further ones would have is asked
 
     def to_teacher(self, columns: int) -> ScoreRequest:
-        """The same request to a teacher with so many columns, over those that it shares with the student."""
+        """The same request to a teacher with ``columns`` output columns, over those that it shares with the student."""
         return replace(self, vocabulary=min(columns, self.vocabulary), dropped=columns > self.vocabulary)
 
     @property

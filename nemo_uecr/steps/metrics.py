@@ -24,7 +24,7 @@ from nemo_uecr.errors import InvariantError
 from nemo_uecr.steps.record import ComparedTokens, StepRecord
 from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, identity_name, metric_of
 
-#: The teacher tells the responses of a group apart when their rewards R^T range over more than this, nats (the paper).
+#: A group of equal rewards counts as ``teacher_only`` where its R^T ranges over more than this many nats (the paper).
 TEACHER_RANGE = 0.05
 #: Largest share of the first update's tokens whose ratio may be further from 1 than `tolerances.first_ratio_p99`.
 FAR_SHARE = 0.01
@@ -41,7 +41,7 @@ STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
 def scored_metrics(
     record: StepRecord, advantages: Advantages, method: Method, residuals: Mapping[str, float]
 ) -> dict[str, float]:
-    """Every metric of rewards, scores and advantages; ``residuals`` are the worst of each identity."""
+    """Every metric of rewards, scores and advantages; ``residuals`` has the largest violation of each identity."""
     trained_BT = advantages.trained(record.mask_BT)
     metrics = method_metrics(
         record.scored, advantages, method, residuals, correct_B=record.correct_B, truncated_B=record.truncated_B
@@ -56,7 +56,7 @@ def scored_metrics(
 
 
 def count_metrics(record: StepRecord, *, trained: int, tokens: int, optimizer_steps: int) -> dict[str, float]:
-    """Counts of the step: responses with a token in the loss, and those tokens, are ``trained`` and ``tokens``."""
+    """Counts of the step: ``trained`` responses have a token in the loss, ``tokens`` tokens are in it."""
     return {
         "count/prompts": float(torch.unique(record.group_B).numel()),
         "count/unique_prompts": float(len(set(record.problems))),
@@ -80,7 +80,7 @@ def method_metrics(
 ) -> dict[str, float]:
     """Rewards, groups, advantages, the teacher's gap, token weights, their splits, lengths and identities.
 
-    ``advantages`` are those of the method, ``residuals`` the worst of each identity.
+    ``advantages`` are those of the method, ``residuals`` has the largest violation of each identity.
     """
     tokens = token_values(batch, advantages)
     flat_B, trained_BT = batch.groups.flat(batch.task_reward_B), advantages.trained(batch.mask_BT)
@@ -139,7 +139,7 @@ def agreement_metrics(compared: ComparedTokens, trained_BT: Tensor, names: Seque
 
 
 def described(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """The statistics of each quantity that have a name; those of a quantity without values are absent."""
+    """Statistics of each quantity, those that the metric table has a line for; a quantity without values has none."""
     metrics = {}
     for quantity, value in values.items():
         for statistic, function in STATISTICS.items():
@@ -184,7 +184,7 @@ def token_values(batch: ScoredBatch, advantages: Advantages) -> dict[str, Tensor
 
 
 def group_metrics(batch: ScoredBatch, advantages: Advantages, method: Method, correct_B: Tensor) -> dict[str, float]:
-    """Shares of prompt groups by how many of their responses are correct, each group counted once."""
+    """Shares of prompt groups, each counted once: by reward, by correctness, by R^T, and below the scoring noise."""
     groups = batch.groups
     weight_B = 1.0 / groups.size_P[groups.index_B].double() / groups.size_P.numel()
     flat_B = groups.flat(batch.task_reward_B)
@@ -273,7 +273,7 @@ def check_first_ratio(metrics: Mapping[str, float], tolerances: TolerancesConfig
     largest, mean, share = (metrics[f"policy/first_ratio_{name}"] for name in ("error", "mean", "far_share"))
     if not (mean <= tolerances.first_ratio and share <= FAR_SHARE):
         raise InvariantError(
-            f"the PPO ratio of the first update is off 1 by {largest:.3g}{where}, on average by {mean:.3g} (expected: "
+            f"the PPO ratio of the first update differs from 1 by {largest:.3g}{where}, on average by {mean:.3g} (expected: "
             f"tolerances.first_ratio={tolerances.first_ratio:g} or less), at {share:.2%} of the tokens by more than "
             f"tolerances.first_ratio_p99={tolerances.first_ratio_p99:g} (expected: {FAR_SHARE:.0%} or less). Nothing "
             "was updated yet: scoring and training differ in tokens, weights, temperature or arithmetic"

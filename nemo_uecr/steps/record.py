@@ -38,7 +38,7 @@ class StepRecord:
     """Everything that one step sampled, judged and scored."""
 
     step: int  # training step, from 1
-    problems: Sequence[str | int]  # each response's
+    problems: Sequence[str | int]  # id of each response's problem
     task_reward_B: Tensor
     group_B: Tensor
     mask_BT: Tensor
@@ -48,7 +48,7 @@ class StepRecord:
     student: PolicyScores
     run: RunState  # where the run is, for the methods that depend on it
     teacher: TeacherScores | None = None  # None when the method reads no teacher
-    teachers: Sequence[str] = ()  # each response's, where there are several
+    teachers: Sequence[str] = ()  # name of each response's teacher, where there are several
     # The initial student's log-probabilities: at T_r for the reference KL, at temperature 1 where the method reads them
     reference_rollout_logp_BT: Tensor | None = None
     initial_logp_BT: Tensor | None = None
@@ -62,14 +62,14 @@ class StepRecord:
 
     @cached_property
     def scored(self) -> ScoredBatch:
-        """The record that the methods read."""
+        """The `ScoredBatch` that the methods read."""
         tensors = self._inputs()
-        # The fields of the record carry their shape in the name.
+        # The fields of `ScoredBatch` carry their shape in the name.
         named: dict[str, Any] = {field: tensors.get(name) for name, field in (REQUIRED | OPTIONAL).items()}
         return ScoredBatch(**named, sample_ids=self.sample_ids, run=self.run)
 
     def _inputs(self) -> dict[str, Tensor]:
-        """The inputs of the methods by their public names, also where the record would refuse them."""
+        """The inputs of the methods by their public names, even those that `ScoredBatch` would refuse."""
         teacher = self.teacher
         tensors = {
             "task_reward": self.task_reward_B,

@@ -19,7 +19,7 @@ from nemo_uecr.data.reproducible import derive
 def step_indices(*, problems: int, per_step: int, step: int, seed: int, shuffle: bool) -> list[int]:
     """Problem indices of one step (steps count from 1): a function of seed and step, so a resumed run draws the same.
 
-    The file is passed over again and again; with ``shuffle`` each pass has its own seeded order. A step that crosses
+    The file is read again and again; with ``shuffle`` each pass has its own seeded order. A step that crosses
     the end of a pass continues in the next one.
     """
     first = (step - 1) * per_step

@@ -30,7 +30,7 @@ class TeacherScores:
 
     logp_BT: Tensor
     entropy_BT: Tensor | None = None  # of the full vocabulary; None where no method reads it
-    dropped_BT: Tensor | None = None  # probability of the columns that the student lacks, of a teacher that has more
+    dropped_BT: Tensor | None = None  # probability on the columns that only the teacher has; None where it has none
 
     def select(self, rows_n: Tensor) -> TeacherScores:
         """Those of some rows."""

@@ -149,7 +149,7 @@ def check_records(run: Path) -> None:
         if "train/policy/first_ratio_error" in events.Tags()["scalars"]:
             found += [event.value for event in events.Scalars("train/policy/first_ratio_error")]
     worst = max(found, default=float("inf"))
-    report("ratio of the first update", passed=len(found) == STEPS and worst <= BF16, detail=f"off 1 by {worst:.3g}")
+    report("ratio of the first update", passed=len(found) == STEPS and worst <= BF16, detail=f"from 1 by {worst:.3g}")
 
 
 def main(tokenizer: str, target: str) -> None:

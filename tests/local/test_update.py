@@ -170,7 +170,7 @@ def test_rows_of_similar_length_share_a_forward_pass_and_keep_their_names(studen
     assert found == [[[2, 1, 0], [3]], [[5, 6, 4], [7]]]
     inputs.rollout_logp_BT[1, 4] -= 0.5
     outcome, _ = updated(student, inputs, config)
-    with pytest.raises(InvariantError, match=r"off 1 by 0.649 at response 1 \(sample 1\) at token 4"):
+    with pytest.raises(InvariantError, match=r"from 1 by 0.649 at response 1 \(sample 1\) at token 4"):
         check_ratios(outcome, measured(outcome), [f"sample {row}" for row in range(8)], config.tolerances)
 
 

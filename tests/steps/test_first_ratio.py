@@ -128,7 +128,7 @@ def test_noise_of_bfloat16_passes_and_one_token_among_thousands(gate: Callable[.
 @BACK_ENDS
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_stop_the_run(gate: Callable[..., Any], fault: str) -> None:
-    with pytest.raises(InvariantError, match=r"first update is off 1 by .*tolerances\.first_ratio=0\.05"):
+    with pytest.raises(InvariantError, match=r"first update differs from 1 by .*tolerances\.first_ratio=0\.05"):
         gate(FAULTS[fault], OLD)
 
 
@@ -148,6 +148,6 @@ def test_exact_bounds_find_a_single_token() -> None:
     first[77] = 1.1
     outcome: Any = SimpleNamespace(first_ratio_N=first, ratio_N=first, place_N2=torch.zeros(B * T, 2, dtype=torch.long))
     with pytest.raises(
-        InvariantError, match=r"off 1 by 0\.1 at response 0 \(sample 0\) at token 0, on average by 2\.48e-05"
+        InvariantError, match=r"from 1 by 0\.1 at response 0 \(sample 0\) at token 0, on average by 2\.48e-05"
     ):
         check_local(outcome, LocalTolerancesConfig())

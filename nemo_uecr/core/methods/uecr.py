@@ -119,4 +119,5 @@ class Uecr(Puu):
         )  # fmt: skip
 
     def redistributed(self, unified_B1: Tensor, task_B1: Tensor) -> Tensor:
+        """What ECR redistributes: here the verifier's share A^task|U; an ablation takes all of A^U."""
         return task_B1

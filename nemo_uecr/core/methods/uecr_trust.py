@@ -25,11 +25,11 @@ class UecrTrust(Uecr):
     reads_run = ("state",)
     opd_coef: ClassVar[float] = 1.0
 
-    # Tokens of a response that k stands for.
+    # Number of tokens whose importance weight k estimates.
     horizon: Annotated[float, Range(0, 1000, open_low=True, unit="tokens")] = 32.0
-    # How far a gap may be a matter of style: k reads what lies beyond it, on either side.
+    # Gaps up to this size count as style: k reads only what exceeds it, on either side.
     margin: Annotated[float, Range(0, GAP_CLIP, unit="nats")] = 0.2
-    memory: BelowOne = 0.8  # How much a group of one step earlier counts.
+    memory: BelowOne = 0.8  # Weight of the previous step's groups; the step before that has its square, and so on.
 
     def __call__(self, batch: ScoredBatch) -> Advantages:
         uecr = super().__call__(batch)
@@ -39,16 +39,16 @@ class UecrTrust(Uecr):
 
 
 def trust(batch: ScoredBatch, *, horizon: float, margin: float, memory: float) -> dict[str, float]:
-    """The fading sums over mixed groups, and kappa in [0, 1], which they give.
+    """Fading sums over mixed groups, and kappa in [0, 1], computed from them; primes mark those of the step before.
 
         k = min(1, exp(horizon mean_t (clip(delta, -5, 5) - clip(delta, -margin, margin))))
         lead = memory lead' + sum over mixed groups of (mean k of right - mean k of wrong responses)
         groups = memory groups' + number of mixed groups
         kappa = max(0, lead / (groups + 1))
 
-    k is about the importance weight of the response's first ``horizon`` tokens, cut at 1: how far the teacher would
-    have written it, too. Right and wrong are above and below the group's mean reward, so that a prompt's difficulty has
-    no part in it. The 1 is a group that vouches for nobody.
+    k estimates the importance weight of ``horizon`` tokens from the response's mean excess gap, cut at 1: near 1 where
+    the teacher would have written the response, too, near 0 where it objects. Right and wrong are above and below the
+    group's mean reward, so that a prompt's difficulty has no part in it. The 1 is a prior: one group of lead 0.
     """
     groups, verdict_B = batch.groups, batch.groups.centre(batch.task_reward_B)
     beyond_B = batch.teacher_reward_B - batch.token_mean(batch.gap_BT.clamp(-margin, margin))
