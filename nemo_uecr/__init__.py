@@ -10,18 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nemo_uecr.core import (
-        Advantages,
-        PolicyLoss,
-        ScoredBatch,
-        UnifiedAdvantage,
+    from nemo_uecr.core.functions import (
         ecr_residual,
         method_advantage,
-        policy_loss,
         teacher_reward,
         uecr_advantage,
         unified_advantage,
     )
+    from nemo_uecr.core.loss import PolicyLoss, policy_loss
+    from nemo_uecr.core.methods import Advantages
+    from nemo_uecr.core.methods.uecr import UnifiedAdvantage
+    from nemo_uecr.core.record import ScoredBatch
     from nemo_uecr.scoring.dense import token_logp, token_scores
     from nemo_uecr.scoring.records import TokenScores
 
@@ -33,13 +32,17 @@ __all__ = [
 
 __version__ = "0.3.0.dev0"
 
-_SCORING = {"token_logp": "scoring.dense", "token_scores": "scoring.dense", "TokenScores": "scoring.records"}
+_HOMES = {
+    "Advantages": "core.methods", "PolicyLoss": "core.loss", "policy_loss": "core.loss",
+    "ScoredBatch": "core.record", "UnifiedAdvantage": "core.methods.uecr", "TokenScores": "scoring.records",
+    "token_logp": "scoring.dense", "token_scores": "scoring.dense",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_SCORING.get(name, 'core')}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'core.functions')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -68,8 +68,8 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
             _, warnings = check_local_problems(config)  # a malformed row is found before the models are loaded
             log.info("%s: loading models and problems", folder)
             start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
-            if resume and start is None:  # no refusal: a job that is requeued early finds none either
-                log.info("%s has no checkpoint to resume from: a new run begins", folder)
+            if start is None:
+                _begin_anew(folder, resume=resume)
             models = load_models(config, None if start is None else start[0])
             prompts, benchmarks = encoded_problems(config, models)
             rewards.check_columns(sorted({name for prompt in prompts for name in prompt.problem.columns}))
@@ -110,6 +110,13 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
             "Make room or choose another run.folder, then run again with --resume"
         ) from error
     return folder
+
+
+def _begin_anew(folder: Path, *, resume: bool) -> None:
+    """Remove what the teachers' servers were for an attempt that left no checkpoint."""
+    if resume:  # no refusal: a job that is requeued early finds no checkpoint either
+        log.info("%s has no checkpoint to resume from: a new run begins", folder)
+    (folder / PROBES).unlink(missing_ok=True)
 
 
 def _retire_failure(folder: Path) -> None:

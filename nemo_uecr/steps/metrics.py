@@ -273,10 +273,10 @@ def check_first_ratio(metrics: Mapping[str, float], tolerances: TolerancesConfig
     largest, mean, share = (metrics[f"policy/first_ratio_{name}"] for name in ("error", "mean", "far_share"))
     if not (mean <= tolerances.first_ratio and share <= FAR_SHARE):
         raise InvariantError(
-            f"the PPO ratio of the first update differs from 1 by {largest:.3g}{where}, on average by {mean:.3g} (expected: "
-            f"tolerances.first_ratio={tolerances.first_ratio:g} or less), at {share:.2%} of the tokens by more than "
-            f"tolerances.first_ratio_p99={tolerances.first_ratio_p99:g} (expected: {FAR_SHARE:.0%} or less). Nothing "
-            "was updated yet: scoring and training differ in tokens, weights, temperature or arithmetic"
+            f"the PPO ratio of the first update differs from 1 by {largest:.3g}{where}, on average by {mean:.3g} "
+            f"(expected: tolerances.first_ratio={tolerances.first_ratio:g} or less), at {share:.2%} of the tokens by "
+            f"more than tolerances.first_ratio_p99={tolerances.first_ratio_p99:g} (expected: {FAR_SHARE:.0%} or less). "
+            "Nothing was updated yet: scoring and training differ in tokens, weights, temperature or arithmetic"
         )
 
 

@@ -17,6 +17,7 @@ from filelock import FileLock
 
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import new_folder
+from nemo_uecr.paths import SCHEME
 from nemo_uecr.stopping import StopRequest, handling
 from nemo_uecr.study.schema import CourseConfig, ModelConfig, RecipeConfig
 from nemo_uecr.study.supervised import ModelJob, teach_model
@@ -25,7 +26,6 @@ from nemo_uecr.study.workers import work_on
 
 logger = logging.getLogger(__name__)
 
-SCHEME = "demo:"
 SEED = 0
 MODELS = ("student", "teacher")
 BENCH = tuple(f"bench/level{level}" for level in LEVELS)
@@ -93,24 +93,21 @@ def cache_root() -> Path:
 
 
 def resolve_path(name: str) -> str:
-    """The path that a `demo:` name stands for, preparing the demo when it is missing; any other text as it is.
+    """The path that a `demo:` name stands for, preparing the demo when it is missing.
 
     Raises:
         DataError: there is no such `demo:` name.
     """
-    if name.startswith(SCHEME):
-        if name.removeprefix(SCHEME) not in PARTS:
-            known = ", ".join(f"{SCHEME}{part}" for part in PARTS)
-            raise DataError(f"{name}: no such part of the demo; expected one of {known}")
-        with handling((signal.SIGTERM,), signal.default_int_handler):  # nothing to save: end as on Ctrl-C
-            ensure_demo(cache_root(), RECIPE, seed=SEED)
+    if name.removeprefix(SCHEME) not in PARTS:
+        known = ", ".join(f"{SCHEME}{part}" for part in PARTS)
+        raise DataError(f"{name}: no such part of the demo; expected one of {known}")
+    with handling((signal.SIGTERM,), signal.default_int_handler):  # nothing to save: end as on Ctrl-C
+        ensure_demo(cache_root(), RECIPE, seed=SEED)
     return locate_path(name)
 
 
 def locate_path(name: str) -> str:
     """Like `resolve_path`, but the demo is never prepared: the path may lead nowhere."""
-    if not name.startswith(SCHEME):
-        return name
     part = name.removeprefix(SCHEME)
     return str(demo_folder(cache_root(), RECIPE, seed=SEED) / (part if part in MODELS else f"{part}.jsonl"))
 

@@ -151,7 +151,7 @@ def check_overrides(study: StudyConfig) -> None:
 
 def finished_run(folder: Path) -> RunFolder | None:
     """The run of a folder, or None without its last step and last evaluation."""
-    if not (folder / "provenance.json").is_file():
+    if not (folder / "config.yaml").is_file():
         return None
     run = read_run(folder)
     return run if run.complete else None

@@ -190,15 +190,31 @@ class _Service:
 
     _name: str
     _errors: type[Exception] | tuple[type[Exception], ...]
+    _run: Any
     _alive = True
 
-    def _tell(self, request: Callable[[], object]) -> None:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the step, unless an earlier request failed."""
         if self._alive:
-            try:
-                request()
-            except self._errors as error:
-                self._alive = False
+            self._request(lambda: self._log(step, metrics))
+
+    def close(self, *, failed: bool) -> None:
+        """Finish the run, also where an earlier request failed."""
+        self._request(lambda: self._finish(failed=failed))
+
+    def _request(self, request: Callable[[], object]) -> None:
+        try:
+            request()
+        except self._errors as error:
+            if self._alive:
                 log.warning("%s fails (%s); the run goes on without it", self._name, error)
+            self._alive = False
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def _finish(self, *, failed: bool) -> None:
+        raise NotImplementedError
 
 
 class Wandb(_Service):
@@ -221,14 +237,8 @@ class Wandb(_Service):
             settings=wandb.Settings(console="off", silent=True),
         )
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step; W&B's own process retries where the service does not answer."""
-        self._tell(lambda: self._run.log(dict(metrics), step=step))
-
-    def close(self, *, failed: bool) -> None:
-        """Finish the run, also where an earlier request failed."""
-        self._alive = True
-        self._tell(lambda: self._run.finish(exit_code=int(failed)))
+    def _finish(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
 
 
 class Mlflow(_Service):
@@ -264,15 +274,13 @@ class Mlflow(_Service):
             values = {name: str(value)[:MLFLOW_VALUE] for name, value in parameters.items()}
             self._client.log_batch(self._id, params=[self._entities.Param(*pair) for pair in values.items()])
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step."""
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
         values = [self._entities.Metric(name, float(value), now, step) for name, value in metrics.items()]
-        self._tell(lambda: self._client.log_batch(self._id, metrics=values))
+        self._client.log_batch(self._id, metrics=values)
 
-    def close(self, *, failed: bool) -> None:
-        """Finish the run."""
-        self._tell(lambda: self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED"))
+    def _finish(self, *, failed: bool) -> None:
+        self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED")
 
 
 class Trackio(_Service):
@@ -299,13 +307,8 @@ class Trackio(_Service):
             auto_log_cpu=False,
         )
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step."""
-        self._tell(lambda: self._run.log(dict(metrics), step=step))
-
-    def close(self, *, failed: bool) -> None:
-        """Finish the run."""
-        self._tell(self._run.finish)
+    def _finish(self, *, failed: bool) -> None:
+        self._run.finish()
 
 
 class Swanlab(_Service):
@@ -330,14 +333,8 @@ class Swanlab(_Service):
             settings=swanlab.Settings(terminal={"proxy_type": "none"}),
         )
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step."""
-        self._tell(lambda: self._run.log(dict(metrics), step=step))
-
-    def close(self, *, failed: bool) -> None:
-        """Finish the run, also where an earlier request failed."""
-        self._alive = True
-        self._tell(lambda: self._run.finish(state="crashed" if failed else "success"))
+    def _finish(self, *, failed: bool) -> None:
+        self._run.finish(state="crashed" if failed else "success")
 
 
 #: What besides the metrics file gets every step.

@@ -227,20 +227,3 @@ def test_a_deterministic_run_is_the_same_on_a_cpu(
     assert not torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert tiny.metrics(folder) == tiny.metrics(trained)
-
-
-def test_another_temperature_stops_a_run_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the bounds of a GPU, which `device=auto` may be."""
-    from nemo_uecr.errors import InvariantError
-
-    real = trainer.score_policy
-
-    def at_one(*read: Any, rollout_temperature: float, **asked: Any) -> Any:
-        return real(*read, rollout_temperature=1.0, **asked)
-
-    sharp = ("device=auto", "student.dtype=bfloat16", "rollout.temperature=0.7")
-    healthy = tiny.run(tmp_path / "healthy", *sharp)
-    assert all(step["policy/first_ratio_mean"] <= 0.05 for step in tiny.metrics(healthy))
-    monkeypatch.setattr(trainer, "score_policy", at_one)
-    with pytest.raises(InvariantError, match=r"tolerances\.first_ratio=0\.05"):
-        tiny.run(tmp_path / "run", *sharp)

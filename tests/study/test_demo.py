@@ -61,7 +61,6 @@ def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path))
     folder = demo.demo_folder(tmp_path, demo.RECIPE, seed=demo.SEED)
     folder.mkdir()
-    assert demo.resolve_path("Qwen/Qwen3-1.7B") == "Qwen/Qwen3-1.7B"
     assert demo.resolve_path("demo:student") == str(folder / "student")
     assert demo.resolve_path("demo:train") == str(folder / "train.jsonl")
     assert (

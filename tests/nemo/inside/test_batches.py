@@ -15,7 +15,7 @@ from nemo_uecr.core.functions import compute
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute, scored_batch
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.score_checks import BatchFactsError, ContractError, score
+from nemo_uecr.nemo.score_checks import score
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
 from tests.core import sparse
 from tests.nemo.inside.loop import config_of, train_ours
@@ -26,8 +26,6 @@ from tests.nemo.inside.tiny_world import (
     VOCABULARY,
     TinyGeneration,
     TinyModel,
-    TinyProblems,
-    TinyTeacher,
     columns_of,
     training_logp,
 )
@@ -149,27 +147,6 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: A
     model: Any = TinyModel(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     return update(model, optimizer, inputs, run, steps_done=0).loss[0], gradient_of(model)
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_teacher_that_divides_otherwise_stops_the_run() -> None:
-    class Warm(TinyTeacher):
-        def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
-            warm = ScoreRequest({"logp": TEMPERATURE}, request.entropy, request.vocabulary, request.chunk_tokens)
-            return super().score_tokens(data, warm)
-
-    with pytest.raises(ContractError, match=r"the teacher's worker divided by the temperatures \[\(0\.7,\)\]"):
-        train_ours(config_of("uecr"), teacher=Warm)
-
-
-@pytest.mark.usefixtures("ray_cluster")
-def test_one_problem_in_every_place_stops_the_run() -> None:
-    class Same(TinyProblems):
-        def __getitem__(self, index: int) -> dict[str, Any]:
-            return super().__getitem__(5) | {"idx": 5}
-
-    with pytest.raises(BatchFactsError, match="1 different problems; expected 4"):
-        train_ours(config_of("grpo"), problems=Same())
 
 
 def alter_generation(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Tensor], Tensor]) -> None:
