@@ -152,12 +152,6 @@ def turn_labels(ids: Tensor, mask: Tensor, method: Method, tokenizer: Any) -> Te
     return turn.masked_fill(~mask, 0)
 
 
-def tensors_of(batch: ScoredBatch) -> dict[str, Tensor]:
-    """The record's tensors by their public names; `scored_batch` reads them back."""
-    found = {name: getattr(batch, field) for name, field in (REQUIRED | OPTIONAL).items()}
-    return {name: tensor for name, tensor in found.items() if tensor is not None}
-
-
 # The advantages of a saved step, computed again
 
 

@@ -12,13 +12,14 @@ from nemo_uecr.core.methods import RunState
 from nemo_uecr.core.methods.baselines import Grpo
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.data.batch_file import (
+    OPTIONAL,
+    REQUIRED,
     SavedBatch,
     arithmetic,
     load_batch,
     recompute,
     save_batch,
     scored_batch,
-    tensors_of,
 )
 from nemo_uecr.errors import DataError
 
@@ -32,11 +33,15 @@ PADDED = ScoredBatch(
     initial_logp_BT=torch.tensor([[-0.75, -1.25], [-2.5, 0.0]]),
     segments_BT=torch.tensor([[0, 1], [0, 0]]),
 )
+#: The record's tensors by their public names.
+TENSORS: dict[str, Any] = {
+    name: tensor for name, field in (REQUIRED | OPTIONAL).items() if (tensor := getattr(PADDED, field)) is not None
+}
 
 
 def test_every_tensor_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "batch.safetensors"
-    save_batch(path, tensors_of(PADDED), method=Grpo(), run=RunState(), step=1)
+    save_batch(path, TENSORS, method=Grpo(), run=RunState(), step=1)
     read = vars(scored_batch(load_batch(path), path))
     for name, value in vars(PADDED).items():
         same = torch.equal(read[name], value) if isinstance(value, torch.Tensor) else read[name] == value
@@ -44,14 +49,14 @@ def test_every_tensor_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_mask_of_numbers_is_a_mask() -> None:
-    given = tensors_of(PADDED)
+    given = TENSORS
     read = scored_batch(SavedBatch(given | {"mask": PADDED.mask_BT.float()}, {}), Path("b.safetensors"))
     assert torch.equal(read.mask_BT, PADDED.mask_BT)
 
 
 def test_a_file_cut_short_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "batch.safetensors"
-    save_batch(path, tensors_of(PADDED), method=Grpo(), run=RunState(), step=1)
+    save_batch(path, TENSORS, method=Grpo(), run=RunState(), step=1)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="cannot be read as a saved batch"):
         load_batch(path)
@@ -66,13 +71,13 @@ def test_a_changed_advantage_is_seen(tmp_path: Path, by: float, kind: str | None
     path = tmp_path / "batch.safetensors"
     advantage = compute(Grpo(), PADDED).advantage_BT.clone()
     advantage[0, 0] += by
-    tensors = tensors_of(PADDED) | {"advantage": advantage}
+    tensors = TENSORS | {"advantage": advantage}
     save_batch(path, tensors, method=Grpo(), run=RunState(), step=1, arithmetic=kind or arithmetic())
     assert recompute(path).holds is holds
 
 
 def test_a_step_without_advantages_is_not_compared(tmp_path: Path) -> None:
     path = tmp_path / "batch.safetensors"
-    save_batch(path, tensors_of(PADDED), method=Grpo(), run=RunState(), step=1)
+    save_batch(path, TENSORS, method=Grpo(), run=RunState(), step=1)
     with pytest.raises(DataError, match="no saved advantages"):
         recompute(path)
