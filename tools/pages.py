@@ -110,8 +110,8 @@ own logger puts `train/` before it. `python tools/pages.py metrics` writes this 
 `nemo_uecr/telemetry/metric_table.py`: edit the table, not the page.
 
 A metric that a run does not have is absent, never zero: `grpo` has no line under `teacher/` or `ecr/`, a step without
-mixed groups has no `advantage/sign_flip_share`, and a part of a split without tokens has no mean. A value that is not finite
-is left out with a warning.
+mixed groups has no `advantage/sign_flip_share`, and a part of a split without tokens has no mean. A value
+that is not finite is left out with a warning.
 
 `telemetry.tensorboard`, `wandb`, `mlflow`, `trackio` and `swanlab` choose further clients
 ([configuration.md](configuration.md)). With `offline` nothing leaves the machine. `wandb sync` uploads
