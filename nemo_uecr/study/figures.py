@@ -11,7 +11,7 @@ from typing import Any
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import Mean
 from nemo_uecr.study.map import SIGNIFICANT, MapCell
-from nemo_uecr.study.results import Comparison, Cost
+from nemo_uecr.study.results import Comparison
 from nemo_uecr.study.schema import StudyConfig
 
 STYLE = {
@@ -119,24 +119,3 @@ def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell], baselin
             f"points of the best over {baseline}, * where Holm's p < {SIGNIFICANT}"
         )
         figure.suptitle(f"{note}; {min(cell.lead.difference.pairs for cell in cells)} pairs or more", fontsize=9)
-
-
-def draw_costs(folder: Path, costs: Sequence[Cost]) -> None:
-    """Seconds per step by phase, a bar per arm, a panel per variant."""
-    variants = list(dict.fromkeys(cost.variant for cost in costs))
-    phases = list(dict.fromkeys(phase for cost in costs for phase in cost.seconds))
-    most = max(sum(cost.variant == variant for cost in costs) for variant in variants)
-    size = (1.6 + 4.2 * len(variants), 1.6 + 0.26 * most)
-    with _panels(folder / "costs", *size, 1, len(variants), sharex=True) as (figure, panels):
-        for axes, variant in zip(panels[0], variants, strict=True):
-            shown = [cost for cost in costs if cost.variant == variant]
-            left = [0.0] * len(shown)
-            for phase in phases:
-                widths = [cost.seconds.get(phase, 0.0) for cost in shown]
-                axes.barh(range(len(shown)), widths, left=left, label=phase, height=0.7)
-                left = [start + width for start, width in zip(left, widths, strict=True)]
-            axes.set_yticks(range(len(shown)), [cost.arm for cost in shown])
-            axes.invert_yaxis()
-            axes.set_title(variant, fontsize=10)
-            axes.set_xlabel("seconds per step")
-        figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)

@@ -13,8 +13,6 @@ from nemo_uecr.study.schema import StudyConfig, TableConfig
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import Record
 
-#: Phases of a step whose seconds are compared between arms, without evaluation and saving.
-PHASES = ("rollout", "verify", "score_student", "score_teacher", "score_reference", "advantage", "update")
 #: Fewer pairs have no interval.
 LEAST_PAIRS = 2
 
@@ -34,7 +32,6 @@ class RunResult:
     curve: tuple[tuple[int, float], ...]  # (step, average) of every evaluation
     degenerate_start: float  # share of groups with equal task rewards in the first step
     degenerate: float  # the same, mean over all steps
-    seconds: dict[str, float]  # of each phase of a step, mean over steps
     rewards: tuple[float, ...]  # mean task reward of the batch by training step, from the first
     samples: int  # k of avg@k
 
@@ -58,7 +55,6 @@ def _result(cell: GridCell, run: RunFolder, first: Record) -> RunResult:
     evaluations = {record["step"]: record for record in (first, *run.evaluations)}
     curve = tuple((step, 100.0 * evaluations[step]["average"]["avg"]) for step in sorted(evaluations))
     degenerate = run.values("group/degenerate_share")[1]
-    seconds = {phase: fmean(run.values(f"time/{phase}_s")[1]) for phase in PHASES if run.has(f"time/{phase}_s")}
     return RunResult(
         cell=cell,
         initial=curve[0][1],
@@ -68,7 +64,6 @@ def _result(cell: GridCell, run: RunFolder, first: Record) -> RunResult:
         curve=curve,
         degenerate_start=degenerate[0],
         degenerate=fmean(degenerate),
-        seconds=seconds,
         rewards=tuple(100.0 * value for value in run.values("reward/task_mean")[1]),
         samples=int(run.evaluations[-1]["samples"]),
     )
@@ -233,44 +228,9 @@ def _by_set(study: StudyConfig, runs: Sequence[Mapping[str, float]]) -> dict[str
     return {name: _interval(study, [sets[name] for sets in runs]) for name in (runs[0] if runs else ())}
 
 
-# Curves and costs
+# Curves
 
 
 def curve(study: StudyConfig, runs: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, Mean]]:
     """Mean of a value over at least two runs, by step."""
     return [(points[0][0], _interval(study, [value for _, value in points])) for points in zip(*runs, strict=True)]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Mean seconds per step, by phase, and their ratio to another arm's."""
-
-    arm: str
-    variant: str
-    step_seconds: float
-    seconds: dict[str, float]
-    ratio: float | None
-
-
-def costs(study: StudyConfig, results: Sequence[RunResult], baseline: str) -> list[Cost]:
-    """Seconds per step of every arm, and the ratio to ``baseline`` in the same variant.
-
-    Runs of the first stage take turns on one machine, so its load affects all of them alike; later stages run at
-    another time and are left out.
-    """
-    rows = []
-    for variant in study.variants:
-        seconds = {
-            arm: {
-                phase: fmean([run.seconds.get(phase, 0.0) for run in runs.values()])
-                for phase in dict.fromkeys(phase for run in runs.values() for phase in run.seconds)
-            }
-            for arm, runs in runs_by_arm(results, variant).items()
-            if study.arms[arm].stage == 1 or arm == baseline
-        }
-        base = sum(seconds[baseline].values()) if baseline in seconds else None
-        for arm, by_phase in seconds.items():
-            if study.arms[arm].stage == 1:
-                total = sum(by_phase.values())
-                rows.append(Cost(arm, variant, total, by_phase, None if base is None else total / base))
-    return rows

@@ -15,10 +15,10 @@ from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Mean
 from nemo_uecr.study import figures, results
 from nemo_uecr.study.grid import GridCell
 from nemo_uecr.study.map import MapCell, map_cells
-from nemo_uecr.study.results import Choice, Comparison, Cost, Line, RunResult
+from nemo_uecr.study.results import Choice, Comparison, Line, RunResult
 from nemo_uecr.study.schema import StudyConfig
 
-#: The baseline of the costs and of the map.
+#: The baseline of the map.
 BASELINE = "grpo"
 #: The table that shows the parts of each arm's method.
 ABLATION = "ablation"
@@ -37,11 +37,6 @@ MAP_NOTE = (
     "from five pairs on, each column Holm-corrected over the cells; the leader was chosen on the same runs."
 )
 RATES_NOTE = "Chosen: the highest mean validation average after the last step, the lower rate on ties."
-COST_NOTE = (
-    "Means over the runs of an arm, timed while other runs shared the machine, without evaluation and saving. Arms "
-    "took turns, but other load and the start of a first run do not affect all alike: with few pairs compare the "
-    "advantage alone."
-)
 ENDINGS = {"markdown": "md", "latex": "tex", "html": "html"}
 
 
@@ -70,7 +65,6 @@ def write_summary(
     missing = [cell for cell in cells if cell.folder not in done]
     compared = results.tables(study, runs)
     mapped = map_cells(study, runs, BASELINE)
-    seconds = results.costs(study, runs, BASELINE)
     content = {
         "study": study.model_dump(mode="json"),
         "selection": [asdict(choice) for choice in choices],
@@ -78,10 +72,9 @@ def write_summary(
         "missing": [f"{cell.variant} {cell.arm} pair {cell.pair}" for cell in missing],
         "tables": [asdict(table) for table in compared],
         "map": [asdict(cell) for cell in mapped],
-        "costs": [asdict(cost) for cost in seconds],
     }
     replace_file(root / "results.json", json.dumps(content, indent=1, default=str).encode())
-    parts = list(_parts(study, mapped, compared, choices, seconds, runs))
+    parts = list(_parts(study, mapped, compared, choices, runs))
     for part in parts:
         if part.table is not None:
             for kind, write in FORMATS.items():
@@ -96,10 +89,9 @@ def _parts(
     mapped: Sequence[MapCell],
     compared: Sequence[Comparison],
     choices: Sequence[Choice],
-    seconds: Sequence[Cost],
     runs: Sequence[RunResult],
 ) -> Iterator[Part]:
-    """The map, every table with differences and figure, the first table's curves, learning rates, costs."""
+    """The map, every table with differences and figure, the first table's curves, and learning rates."""
     folder = Path(study.folder) / "figures"
     if mapped:
         figures.draw_map(folder, study, mapped, BASELINE)
@@ -132,9 +124,6 @@ def _parts(
         figures.draw_curves(folder, evaluated, rewarded, reference=study.tables[first].reference)
         yield Part("curves", "Learning curves", CURVES_NOTE, None, "figures/curves.png")
     yield Part("learning-rates", "Learning rates", RATES_NOTE, selection_table(choices), "")
-    if seconds:
-        figures.draw_costs(folder, seconds)
-        yield Part("costs", "Seconds per step", COST_NOTE, cost_table(seconds), "figures/costs.png")
 
 
 def _missing_line(missing: Sequence[GridCell], wanted: int) -> str:
@@ -248,16 +237,6 @@ def selection_table(choices: Sequence[Choice]) -> Table:
         return _entries(choice.variant, choice.arm, *averages, "yes" if choice.at_edge else "no")
 
     return Table(head, tuple(map(row, choices)))
-
-
-def cost_table(costs: Sequence[Cost]) -> Table:
-    """Seconds per step by phase, and the ratio to the baseline."""
-    phases = list(dict.fromkeys(phase for cost in costs for phase in cost.seconds))
-    body = []
-    for cost in costs:
-        seconds = [cost.seconds.get(phase) for phase in phases] + [cost.step_seconds]
-        body.append(_entries(cost.variant, cost.arm, *(_number(s, 3) for s in seconds), _number(cost.ratio, 2)))
-    return Table(("variant", "arm", *phases, "step, s", f"step / {BASELINE}"), tuple(body))
 
 
 def _entries(*given: Entry | str) -> tuple[Entry, ...]:

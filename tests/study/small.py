@@ -35,7 +35,6 @@ def made_results(finals: dict[str, dict[int, float]], variant: str = "one_update
             sets={"level1": final},
             degenerate_start=0.5,
             degenerate=0.5,
-            seconds={"update": 1.0},
             rewards=(10.0, 20.0),
             samples=12,
         )
