@@ -18,7 +18,6 @@ from statistics import median
 from benchmarks.measure import outputs_of
 from nemo_uecr.cli.common import write_json
 from nemo_uecr.config.load import load_config
-from nemo_uecr.study.results import PHASES
 from nemo_uecr.telemetry.run_folder import read_run
 
 #: AdamW moves a weight by about its learning rate; this one is below float32's resolution of any weight but zero.
@@ -34,6 +33,9 @@ SETTINGS = (
     "telemetry.tensorboard=off",
     "telemetry.progress=off",
 )
+
+#: Phases of a step that methods are compared by, without evaluation and saving.
+PHASES = ("rollout", "verify", "score_student", "score_teacher", "score_reference", "advantage", "update")
 
 
 def step_cost(records: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import dump_config, load_config
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import read_records
+from tests.audit.batch_audit import audited, faults
 from tests.local import tiny
 
 Steps = list[dict[str, Any]]
@@ -32,14 +33,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy(run: Path, tmp_path: Path) -> Path:
     shutil.copytree(run, tmp_path / "copy")
     return tmp_path / "copy"
-
-
-def audited(folder: Path) -> dict[str, Any]:
-    return batch_audit(folder, Path(load_config(folder / "config.yaml", ()).config.data.train)).numbers
-
-
-def faults(folder: Path) -> list[tuple[int, str]]:
-    return [(each["step"], each["fault"]) for each in audited(folder)["faults"]]
 
 
 def write_steps(folder: Path, steps: Steps) -> None:

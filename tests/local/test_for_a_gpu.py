@@ -27,7 +27,7 @@ from nemo_uecr.scoring import reduce
 from nemo_uecr.study.task import build_tokenizer
 from tests.gpu.pretend_cuda import pretend, to_cuda
 from tests.local import tiny
-from tests.local.test_update import config_of, inputs_for, ragged, updated
+from tests.local.updates import config_of, inputs_for, ragged, updated
 
 CPU = torch.device("cpu")
 ROWS = [torch.arange(4), torch.arange(4, 8)]

@@ -12,10 +12,10 @@ from nemo_uecr.data.batch_file import SavedBatch, load_batch, recompute
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.local.sequences import Response, Sequences, encode_prompts
 from nemo_uecr.local.token_model import load_model
-from tests.audit.test_runs import faults
+from tests.audit.batch_audit import faults
 from tests.core import sparse
 from tests.local import tiny
-from tests.local.test_scores import by_hand, worst
+from tests.local.by_hand import by_hand, worst
 
 CPU = torch.device("cpu")
 #: One optimizer step for each batch, so that every ratio of a step is 1.

@@ -18,8 +18,8 @@ from nemo_uecr.local.sequences import Response, Sequences
 from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
 from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
-from tests.local.test_update import ragged
 from tests.local.tiny import new_model, save_model
+from tests.local.updates import ragged
 
 TOKENIZER = build_tokenizer()
 KNOWN = len(TOKENIZER)

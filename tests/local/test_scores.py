@@ -10,18 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from nemo_uecr.core.agreement import TokenSample, agreement
 from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.local.probes import TopTokens
 from nemo_uecr.local.scores import score_policy, score_teacher, training_logp
-from nemo_uecr.local.sequences import Sequences
 from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.study.task import build_tokenizer
-from tests.local.test_update import ragged
+from tests.local.by_hand import by_hand, worst
 from tests.local.tiny import STUDENT, TEACHER, new_model, save_model
+from tests.local.updates import ragged
 
 CPU = torch.device("cpu")
 WHOLE = [torch.arange(8)]
@@ -68,27 +67,6 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     loaded = load_model(str(folder), role="student", dtype="float32", device=CPU, master_weights=True)
     assert loaded.splits == (request.param != "capped")
     return loaded
-
-
-def by_hand(model: TokenModel, sequences: Sequences, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy from the model's own logits in float64, one row at a time, no padding."""
-    module = copy.deepcopy(model.module).double()
-    logp = torch.full((len(sequences.responses), sequences.width), math.nan, dtype=torch.float64)
-    entropy = logp.clone()
-    for row, (prompt, response) in enumerate(zip(sequences.prompts, sequences.responses, strict=True)):
-        ids = torch.tensor([prompt.token_ids + response.token_ids])
-        with torch.no_grad():
-            logits = module(input_ids=ids).logits[0, len(prompt.token_ids) - 1 : -1].double()
-        chosen = torch.tensor(response.token_ids).unsqueeze(1)
-        length = len(response.token_ids)
-        logp[row, :length] = (logits / temperature).log_softmax(-1).gather(1, chosen)[:, 0]
-        p = logits.softmax(-1)
-        entropy[row, :length] = -(p * p.log()).sum(-1)
-    return logp, entropy
-
-
-def worst(found: Tensor, expected: Tensor, mask_BT: Tensor) -> float:
-    return float((found.double() - expected)[mask_BT].abs().max())
 
 
 @pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES["cpu"], 4 * 283 * 3])

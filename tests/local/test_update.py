@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from nemo_uecr.config.schema import Config
-from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.local import CHUNK_BYTES
-from nemo_uecr.local.scores import score_policy
-from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.local.update import (
-    UpdateInputs,
-    UpdateOutcome,
     build_optimizer,
     check_ratios,
     update,
     warmed_rate,
 )
-from nemo_uecr.steps.metrics import ratio_metrics
 from tests.local import tiny
-
-LENGTHS = (3, 7, 1, 5, 2, 6, 4, 4)
-PROMPTS = (5, 2, 9, 3, 3, 4, 6, 1)
+from tests.local.updates import LENGTHS, config_of, inputs_for, measured, ragged, updated
 
 
 @pytest.fixture
@@ -39,69 +27,6 @@ def student() -> TokenModel:
     return load_model(
         str(tiny.STUDENT), role="student", dtype="float32", device=torch.device("cpu"), master_weights=True
     )
-
-
-def ragged(seed: int = 0, lengths: Sequence[int] = LENGTHS, prompts: Sequence[int] = PROMPTS) -> Sequences:
-    """Random tokens: prompts and responses of different lengths."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def ids(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(5, 250, (count,), generator=generator).tolist())
-
-    return Sequences(
-        [Prompt(Problem(str(row), "q", "a"), ids(count)) for row, count in enumerate(prompts)],
-        [Response(ids(count), False, "") for count in lengths],
-    )
-
-
-def inputs_for(
-    model: TokenModel, config: Config, sequences: Sequences, *, seed: int = 1, reference: Tensor | None = None
-) -> UpdateInputs:
-    """Inputs of one update with random advantages, scored on the update's own micro-batches."""
-    train = config.train
-    micro_rows = sequences.micro_rows(minibatch=train.minibatch_responses, microbatch=train.microbatch_responses)
-    flat = [rows for part in micro_rows for rows in part]
-    temperature = config.rollout.temperature
-    old = score_policy(model, sequences, flat, rollout_temperature=temperature, entropy=False).rollout_logp_BT
-    generator = torch.Generator().manual_seed(seed)
-    advantage_BT = torch.randn(old.shape, generator=generator) * sequences.mask_BT
-    return UpdateInputs(
-        sequences=sequences,
-        micro_rows=micro_rows,
-        loss_mask_BT=sequences.mask_BT,
-        rollout_logp_BT=old,
-        surrogates=((advantage_BT, 1.0),),
-        reference_rollout_logp_BT=reference,
-    )
-
-
-def config_of(*overrides: str) -> Config:
-    every = (
-        "rollout.prompts_per_step=2",
-        "rollout.responses_per_prompt=4",
-        "loss.reference_kl=0",
-        "train.max_grad_norm=1000",
-    )
-    return tiny.configured(
-        Path("unused"), "train.microbatch_responses=1", "train.minibatch_responses=8", *every, *overrides
-    ).config
-
-
-def measured(outcome: UpdateOutcome) -> dict[str, float]:
-    return ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, clip_low=0.2, clip_high=0.2, far=1e-5)
-
-
-def gradients(model: TokenModel) -> Tensor:
-    """What the last backward left, as one vector."""
-    found = [parameter.grad for parameter in model.module.parameters()]
-    return torch.cat([grad.flatten() for grad in found if grad is not None]).double()
-
-
-def updated(model: TokenModel, inputs: UpdateInputs, config: Config) -> tuple[UpdateOutcome, Tensor]:
-    """Update a copy; returns the outcome and the gradient of its last optimizer step."""
-    copied = replace(model, module=copy.deepcopy(model.module))
-    outcome = update(copied, build_optimizer(copied, config), inputs, config, steps_done=0)
-    return outcome, gradients(copied)
 
 
 @pytest.mark.parametrize("microbatch", [2, 3])

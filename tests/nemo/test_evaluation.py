@@ -13,7 +13,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.nemo import evaluation, upstream
 from nemo_uecr.nemo.evaluation import training_evaluation
 from tests.config.shipped import CONFIGS, GRPO
-from tests.nemo.inside.test_launch import examined, make_benchmarks, make_tokenizer
+from tests.nemo.inside.launched import examined, make_benchmarks, make_tokenizer
 
 
 def configuration(folder: Path, *changes: str) -> Any:

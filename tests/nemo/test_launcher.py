@@ -21,7 +21,7 @@ from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.upstream import UpstreamError
 from nemo_uecr.stopping import JOB_END, RunStopped, StopRequest
 from tests.config.shipped import CONFIGS, GRPO
-from tests.nemo.test_preflight import world
+from tests.nemo.worlds import world
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
 

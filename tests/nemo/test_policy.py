@@ -24,7 +24,7 @@ from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreReques
 from nemo_uecr.steps.scores import PolicyScores, TeacherScores
 from tests.config.shipped import CONFIGS, GIVEN
 from tests.core import sparse
-from tests.nemo.test_loss import loss_of
+from tests.nemo.losses import loss_of
 
 GROUP, ROWS, WIDTH = 3, 6, 6
 

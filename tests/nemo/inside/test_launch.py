@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -16,13 +15,13 @@ import torch
 from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.batch_file import load_batch
-from nemo_uecr.generation.engines import Decoding, Generation, Request
+from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.nemo import evaluation, launcher, preflight, upstream
 from nemo_uecr.nemo.translate import teacher_policy
 from tests.config.shipped import CONFIGS
+from tests.nemo.inside.launched import ASKED, CHARACTERS, examined, ids_of, make_benchmarks, make_tokenizer, text_of
 from tests.nemo.inside.tiny_world import TinyGeneration, TinyModel, TinyPolicy, TinyTeacher
 
-CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
 STEPS = 2
 #: Two teachers, one of them by two names.
 SEVERAL = (
@@ -31,35 +30,11 @@ SEVERAL = (
 )  # fmt: skip
 
 
-def make_tokenizer(folder: Path) -> int:
-    """A tokenizer of single characters with a chat template; returns its vocabulary."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    names = ["<pad>", "<eos>", *CHARACTERS]
-    model = models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<pad>")
-    plain = Tokenizer(model)
-    plain.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
-    plain.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>")
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}="
-    tokenizer.save_pretrained(folder)
-    return len(names)
-
-
 def load_tokenizer(folder: str) -> Any:
     """As NeMo-RL's set-up loads it."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)
-
-
-def text_of(ids: Iterable[int]) -> str:
-    return "".join(CHARACTERS[token - 2] for token in ids)
-
-
-def ids_of(text: str) -> list[int]:
-    return [CHARACTERS.index(character) + 2 for character in text]
 
 
 class LaunchedPolicy(TinyPolicy):
@@ -97,28 +72,8 @@ def ways(answer: int) -> list[str]:
     return [f"\\boxed{{{answer}}}", f"It is {answer}", "\\boxed{0}", f"\\boxed{{{answer}.0}}"]
 
 
-ASKED: list[tuple[list[Request], Decoding]] = []
 #: Whether room was looked for because vLLM wakes, else because it has slept; refits, which look too, are stood in for.
 ROOM: list[bool] = []
-
-
-def examined(workers: Any, requests: Sequence[Request], decoding: Decoding, *given: Any, seconds: float) -> Any:
-    """Answers questions of the set `hard` in the first sample only, all others always; the rest is cut at one token."""
-    ASKED.append((list(requests), decoding))
-    found = []
-    for place, request in enumerate(requests):
-        first, second = map(int, text_of(request.prompt_ids).partition("\n")[0].split("+"))
-        right = Generation((*ids_of(f"\\boxed{{{first + second}}}"), 1), truncated=False)
-        found.append(right if place % 2 == 0 or second == 1 else Generation((1,), truncated=True))
-    return found
-
-
-def make_benchmarks(folder: Path) -> list[str]:
-    """Two sets of two problems; `easy` adds 1, `hard` adds 10."""
-    for name, added in (("easy", 1), ("hard", 10)):
-        rows = [{"id": str(n), "question": f"{n}+{added}", "answer": str(n + added)} for n in (3, 5)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return [f"evaluation.benchmarks.{name}={folder / name}.jsonl" for name in ("easy", "hard")]
 
 
 def logged(folder: Path, tag: str) -> list[tuple[int, float]]:

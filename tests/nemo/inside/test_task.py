@@ -18,7 +18,7 @@ from nemo_uecr.nemo.translate import master_config
 from nemo_uecr.stats import pass_at_k, score_interval
 from tests.config.shipped import CONFIGS
 from tests.data.made import clean_rows, prepare_folder, write_benchmark, write_jsonl
-from tests.nemo.inside.test_launch import make_tokenizer
+from tests.nemo.inside.launched import make_tokenizer
 
 pytestmark = pytest.mark.usefixtures("nemo_rl")
 ROWS = 12

@@ -17,9 +17,9 @@ from nemo_uecr.nemo import teacher, upstream
 from nemo_uecr.nemo.translate import teacher_policy
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
 from tests.config.shipped import CONFIGS
-from tests.nemo.inside.test_launch import make_tokenizer
+from tests.nemo.inside.launched import make_tokenizer
 from tests.nemo.inside.tiny_world import TinyModel, TinyTeacher, columns_of
-from tests.nemo.test_preflight import SIZES
+from tests.nemo.worlds import SIZES
 
 VOCABULARY, LENGTHS = 98, [5, 6, 4]
 

@@ -1,0 +1,40 @@
+"""Models and problems on disk for a run inside NeMo-RL that fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.config.shipped import CONFIGS
+
+BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
+
+
+#: A dense Qwen3 with 4 layers, 4 heads and 4096 positions.
+SIZES = {
+    "model_type": "qwen3", "vocab_size": 98, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "head_dim": 8, "intermediate_size": 64, "tie_word_embeddings": True,
+    "max_position_embeddings": 4096, "architectures": ["Qwen3ForCausalLM"],
+}  # fmt: skip
+
+
+FITS = ["train.tokens_per_microbatch=4096", "scoring.tokens_per_microbatch=4096", "rollout.max_response_tokens=2048"]
+
+
+def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def world(folder: Path) -> list[str]:
+    """Two models, a problem file and the keys that name them."""
+    for role in ("student", "teacher"):
+        (folder / role).mkdir()
+        (folder / role / "config.json").write_text(json.dumps(SIZES))
+    rows = [{"question": f"{n}+1", "final_answer": str(n + 1), "difficulty": 6} for n in range(200)]
+    write_rows(folder / "p.jsonl", rows)
+    write_rows(folder / "keys.jsonl", [{"problem": "1+1", "final_answer": "2", "difficulty": 6}] * 200)
+    return [
+        f"student.model_name={folder}/student", f"teacher.model_name={folder}/teacher", "student.vocabulary=98",
+        f"data.train={folder}/p.jsonl", f"run.folder={folder}/run", *FITS,
+    ]  # fmt: skip
