@@ -115,7 +115,9 @@ def _fit(
     from nemo_uecr.plan.fit import SOLD_GB, card, climb, fit_text, typed
 
     if run.backend != "local":
-        raise ConfigError(f"--fit: got backend: {run.backend}, expected local; without --fit, plan says what would fit")
+        raise ConfigError(
+            f"--fit: got backend: {run.backend}, expected local; without --fit, plan reports what would fit"
+        )
     if "cpu" in (device, run.device) or memory is not None:
         raise ConfigError(f"--fit {size:g} plans for a GPU: leave out --memory and --device cpu, set device=cuda")
     gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - size * SOLD_GB))
@@ -238,7 +240,7 @@ def advise(
 
     For a configuration of the local back end it draws two groups of the student's responses to each problem, and half
     a group of the teacher's own. For a run it reads the first saved batch; what a batch cannot say stays unknown. The
-    advice goes into the run folder, where the report shows it; what a run says never replaces it.
+    advice goes into the run folder, where the report shows it; a run's own advice never replaces it.
 
         nemo-uecr advise examples/configs/local/demo.yaml
         nemo-uecr advise runs/demo

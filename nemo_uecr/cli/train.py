@@ -82,8 +82,8 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
         if (folder / "config.yaml").exists():
             saved = any((folder / "checkpoints").glob("step-*"))
             command = shlex.join(["nemo-uecr", "train", str(folder / "config.yaml"), "--resume"])
-            said = "to continue from the newest checkpoint" if saved else "no checkpoint yet; to begin again"
-            sys.stderr.write(f"{said}: {command}\n")
+            hint = "to continue from the newest checkpoint" if saved else "no checkpoint yet; to begin again"
+            sys.stderr.write(f"{hint}: {command}\n")
         raise
 
 

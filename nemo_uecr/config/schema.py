@@ -113,7 +113,7 @@ def _method(values: object) -> Method:
     return method_of(name, settings)
 
 
-#: The section `method`: one of the classes in `nemo_uecr/core/methods`, told apart by its name.
+#: The section `method`: one of the classes in `nemo_uecr/core/methods`, chosen by its name.
 MethodSection = Annotated[
     Method, PlainValidator(_method), PlainSerializer(lambda method: {"name": method.name, **method.settings()})
 ]

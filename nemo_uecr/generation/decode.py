@@ -123,7 +123,7 @@ def check_cache(module: Any) -> None:
         reader.logits(ids_BS[:, :3], None, places_BS[:, :3])
         reader.cache.reorder_cache(swapped_B)
         error_BV = reader.logits(ids_BS[swapped_B, 3:], None, places_BS[:, 3:]) - whole_BV[swapped_B]
-    except torch.OutOfMemoryError:  # says nothing about the model
+    except torch.OutOfMemoryError:  # no fault of the model
         raise
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:  # whatever its own cache lacks
         raise _no_cache(module, f" ({one_line(error)})") from error
@@ -254,7 +254,7 @@ class _Batch:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 self._advance()
-        except torch.OutOfMemoryError:  # says nothing about the model
+        except torch.OutOfMemoryError:  # no fault of the model
             raise
         except RuntimeError as error:
             _CAPTURES[self.module] = False

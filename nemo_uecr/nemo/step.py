@@ -34,7 +34,7 @@ class Routes:
         if unknown := [row for row, prompt in enumerate(prompts) if prompt not in self.by_prompt]:
             raise ContractError(
                 f"the prompt of row {unknown[0]} belongs to no training problem, so its teacher is unknown; expected "
-                "prompts rendered as the section `data` says"
+                "prompts rendered as the section `data` sets it"
             )
         return [self.by_prompt[prompt] for prompt in prompts]
 

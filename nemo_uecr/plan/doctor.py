@@ -86,7 +86,7 @@ class Finding:
     check: str
     status: Literal["ok", "warn", "fail"]
     message: str
-    remedy: str  # what to do; empty when it is ok, or when the message says it
+    remedy: str  # what to do; empty when it is ok, or when the message contains it
 
 
 Check = tuple[str, Callable[[], Finding | Iterable[Finding]]]
@@ -470,7 +470,7 @@ def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
             if isinstance(teacher, SelfTeacherConfig):
                 filled(teacher.prompt_template, problem)
         for name, path in run.evaluation.benchmarks.items():
-            if Path(path).exists():  # `problems` says which is missing
+            if Path(path).exists():  # `problems` reports which is missing
                 encode_prompts(problems_of(run.data, path, f"evaluation.benchmarks.{name}"), tokenizer, run.data, name)
     return ok("prompt length", f"dropped as too long: {dropped}" if dropped else "every prompt fits")
 

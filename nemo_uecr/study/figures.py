@@ -106,12 +106,12 @@ def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell], baselin
             for cell in (cell for cell in cells if cell.panel == title):
                 place = (columns.index(cell.column), list(rows).index(cell.row))
                 alone, more = len(cell.level) == 1, len(cell.level) - 3
-                alpha = 0.35 if alone and not cell.lead.told < SIGNIFICANT else 1.0
+                alpha = 0.35 if alone and not cell.lead.reportable_p < SIGNIFICANT else 1.0
                 colour = f"C{methods.index(cell.level[0])}" if alone else "0.92"
                 axes.add_patch(Rectangle((place[0] - 0.48, place[1] - 0.46), 0.96, 0.92, color=colour, alpha=alpha))
                 names = [*cell.level[:3], f"and {more} more"] if more > 1 else cell.level
                 head = "next" if cell.level[0] == baseline else f"over {baseline}"
-                gain = f"{head}: {cell.gain.difference.mean:+.1f}{'*' if cell.gain.told < SIGNIFICANT else ''}"
+                gain = f"{head}: {cell.gain.difference.mean:+.1f}{'*' if cell.gain.reportable_p < SIGNIFICANT else ''}"
                 weight = "bold" if alone else "normal"
                 axes.text(*place, "\n".join([*names, gain]), ha="center", va="center", fontsize=8, weight=weight)
         note = (

@@ -1,4 +1,4 @@
-"""The map of a study: which arm leads in which table and variant, and where nothing can be told."""
+"""The map of a study: which arm leads in which table and variant, and where the evidence is inconclusive."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Gap:
     p: float
 
     @property
-    def told(self) -> float:
-        """P where there are pairs enough for a page to show it; NaN below."""
+    def reportable_p(self) -> float:
+        """p where there are enough pairs for a page to show it; NaN below."""
         return self.p if self.difference.pairs >= PAIRS else nan
 
 
@@ -88,17 +88,17 @@ def _cell(
         row=row,
         scores={arm: means[arm] for arm in ranked},
         over_baseline={arm: gap(arm, baseline).difference for arm in ranked if arm != baseline},
-        level=(best, *(arm for arm in ranked[1:] if _nothing_told(gap(best, arm)))),
+        level=(best, *(arm for arm in ranked[1:] if _inconclusive(gap(best, arm)))),
         lead=gap(best, second),
         gain=gap(second if best == baseline else best, baseline),
         reference=gap(reference, second if best == reference else best),
     )
 
 
-def _nothing_told(gap: Gap) -> bool:
+def _inconclusive(gap: Gap) -> bool:
     return gap.difference.low <= 0 or gap.difference.low == gap.difference.high
 
 
 def method(arm: str) -> str:
-    """An arm without what tells its teacher."""
+    """Arm name without the ``.teacher`` suffix."""
     return arm.partition(".")[0]

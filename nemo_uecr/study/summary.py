@@ -217,7 +217,7 @@ def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
             *(
                 entry
                 for gap in (cell.lead, cell.gain, cell.reference)
-                for entry in (_mean(gap.difference, sign="+"), Entry(_number(gap.told, 3)))
+                for entry in (_mean(gap.difference, sign="+"), Entry(_number(gap.reportable_p, 3)))
             ),
         )
         for cell in cells
