@@ -176,8 +176,8 @@ def check_conversion(role: str, model: NemoStudentConfig | NemoTeacherConfig) ->
         replace_file(record, json.dumps(hashes, indent=1).encode())
     elif not record.is_file() or json.loads(record.read_bytes()) != hashes:
         raise DataError(
-            f"{role}.model_name: no record shows that NeMo-RL's conversion {converted} was made of the weights that are "
-            f"now in {folder}; remove it, and the run makes it again when it starts"
+            f"{role}.model_name: no record shows that NeMo-RL's conversion {converted} was made of the weights that "
+            f"are now in {folder}; remove it, and the run makes it again when it starts"
         )
 
 

@@ -24,7 +24,7 @@ class Gap:
 
     @property
     def reportable_p(self) -> float:
-        """p where there are enough pairs for a page to show it; NaN below."""
+        """P where there are enough pairs for a page to show it; NaN below."""
         return self.p if self.difference.pairs >= PAIRS else nan
 
 

@@ -223,7 +223,7 @@ def test_converted_weights_of_another_model_are_never_used(tmp_path: Path, monke
     before = weights.stat()
     weights.write_bytes(b"new weights")
     os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    refused = rf"^teacher\.model_name: nothing says that NeMo-RL's conversion {made} was made of the weights "
+    refused = rf"^teacher\.model_name: no record shows that NeMo-RL's conversion {made} was made of the weights "
     with pytest.raises(DataError, match=refused):
         check_conversion("teacher", teacher)
     made.with_name("model_teacher.sha256.json").unlink()
