@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, checkpoint_counts, group_table, teacher_rewards
+from nemo_uecr.audit.groups import GroupTable, checkpoint_counts, group_table, teacher_rewards
 from nemo_uecr.audit.output import Audit, Numbers, shown
 from nemo_uecr.audit.store import STUDENT, Array, ScoreFolder
-from nemo_uecr.core import EPSILON, GAP_CLIP
+from nemo_uecr.core import EPSILON, GAP_CLIP, GAP_RANGE
 from nemo_uecr.core.functions import unified_advantage
 from nemo_uecr.core.record import Groups
 from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percentile_interval

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nemo_uecr.audit.groups import GAP_RANGE, GroupTable, group_table, rows_of, seeded, teacher_rewards
+from nemo_uecr.audit.groups import GroupTable, group_table, rows_of, seeded, teacher_rewards
 from nemo_uecr.audit.output import Audit, Numbers, percent, shown
 from nemo_uecr.audit.store import Array, Responses, ScoreFolder
-from nemo_uecr.core import GAP_CLIP
+from nemo_uecr.core import GAP_CLIP, GAP_RANGE
 from nemo_uecr.core.functions import unified_advantage
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap

@@ -18,9 +18,6 @@ from nemo_uecr.audit.store import Array, Responses, ScoreFolder, Tokens
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 
-#: The teacher distinguishes a group if its range of R^T exceeds this, nats (the paper's eps_gap).
-GAP_RANGE = 0.05
-
 
 @dataclass(frozen=True)
 class GroupTable:

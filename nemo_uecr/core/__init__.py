@@ -10,3 +10,5 @@ from __future__ import annotations
 EPSILON = 1e-6
 #: R^T and the OPD advantage clip the gap to this many nats on both sides.
 GAP_CLIP = 5.0
+#: The teacher distinguishes the responses of a group if its R^T ranges over more than this, nats (the paper's eps_gap).
+GAP_RANGE = 0.05

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import TolerancesConfig
-from nemo_uecr.core import GAP_CLIP
+from nemo_uecr.core import GAP_CLIP, GAP_RANGE
 from nemo_uecr.core.agreement import agreement
 from nemo_uecr.core.methods import Advantages, Method
 from nemo_uecr.core.methods.base import Grouped
@@ -24,8 +24,6 @@ from nemo_uecr.errors import InvariantError
 from nemo_uecr.steps.record import ComparedTokens, StepRecord
 from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, identity_name, metric_of
 
-#: A group of equal rewards counts as ``teacher_only`` where its R^T ranges over more than this many nats (the paper).
-TEACHER_RANGE = 0.05
 #: Largest share of the first update's tokens whose ratio may be further from 1 than `tolerances.first_ratio_p99`.
 FAR_SHARE = 0.01
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -196,7 +194,7 @@ def group_metrics(batch: ScoredBatch, advantages: Advantages, method: Method, co
         "mixed": ~alike_B,
     }
     if advantages.teacher_reward_B is not None:
-        chosen_B["teacher_only"] = flat_B & (groups.spread(advantages.teacher_reward_B) > TEACHER_RANGE)
+        chosen_B["teacher_only"] = flat_B & (groups.spread(advantages.teacher_reward_B) > GAP_RANGE)
     if isinstance(method, Grouped) and advantages.unified_std_B is not None:
         chosen_B["below_noise"] = advantages.unified_std_B < method.noise
     shares = {f"group/{name}_share": float((weight_B * rows_B).sum()) for name, rows_B in chosen_B.items()}
