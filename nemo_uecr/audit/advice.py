@@ -50,7 +50,7 @@ READINGS = {
     ),
 }
 ABOVE, BELOW, AROUND, UNKNOWN = range(4)
-SURE = "a 95% interval excludes the contrary"
+SURE = "its 95% interval lies on one side of the bound"
 
 
 class Line(NamedTuple):
@@ -118,7 +118,7 @@ def measured_lines(facts: Facts) -> list[Line]:
         Line("kappa", trust, reading(facts, "kappa")[1]),
         Line("R^T puts right above wrong", _interval(shares["order"]), reading(facts, "order")[1]),
         Line("gap on right, on wrong", gaps, "nats per token; a good teacher's is higher on right responses"),
-        Line("gap at the end token, mean", ends, "nats; far below 0: it ends otherwise, set teacher.end_token"),
+        Line("gap at the end token, at all", ends, "nats; far below 0: it ends otherwise, set teacher.end_token"),
         Line("top-1 agreement", _whole(numbers["teacher/top1_agreement"]), "tokens that both models put first"),
         Line("top-20 overlap", _whole(numbers["teacher/top20_overlap"]), "of the twenty likeliest tokens of both"),
         Line("teacher entropy", shown(numbers["teacher/entropy_mean"], ".3f"), "nats per token; near 0: always sure"),
@@ -182,7 +182,7 @@ def more_problems(facts: Facts, name: str) -> str:
 def _missing(facts: Facts) -> tuple[str, str]:
     """Why nothing can be concluded, and what is needed."""
     if facts.numbers["spread"] is None:
-        return "the batch has no scores of a teacher", "advise a configuration instead"
+        return "no teacher scored the responses", "advise a configuration whose method reads a teacher"
     reason = f"{facts.mixed} of {facts.problems} problems are mixed; expected at least {DIFFERENT}"
     if facts.mixed == 0:
         return reason, "take other problems, or larger groups"

@@ -163,7 +163,11 @@ def smoke(
         folder = train_local(config, [*overrides, *short], resume=False)
         say(*(f"smoke {count}: {name} at most {worst:.3g}" for name, worst in worst_residuals(folder).items()))
         reductions = _check_reductions(folder)
-        compared = f"{reductions} reductions bit for bit" if reductions else "no teacher scores to reduce"
+        compared = (
+            f"{reductions} reductions bit for bit"
+            if reductions
+            else "no reductions: they need teacher_logp and teacher_entropy"
+        )
         say(f"smoke {count}: passed, {compared}, {folder}")
 
 

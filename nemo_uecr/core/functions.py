@@ -238,7 +238,7 @@ def method_advantage(
         )
     if missing := [key for key in method.reads_run if key not in given and key != "state"]:
         raise ConfigError(f"method {name} needs {', '.join(missing)}, which it was not given")
-    batch = replace(batch, run=RunState(**given))
+    batch = replace(batch, run=replace(batch.run, **given))
     usable_B = _usable(batch, method) if unusable == "zero" else batch.mask_BT.new_ones(batch.responses)
     if bool(usable_B.all()):
         found = compute(method, batch)

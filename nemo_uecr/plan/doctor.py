@@ -358,6 +358,7 @@ def extras_finding(run: Config) -> Finding:
     check_engine(run.rollout.engine)
     few_bits = any(getattr(teacher, "quantize", "none") != "none" for teacher in (run.teacher, *run.teachers.values()))
     needed = {"lora": run.student.lora_rank > 0, "lowbit": few_bits or run.train.optimizer != "adamw"}
+    needed |= {name: getattr(run.telemetry, name) != "off" for name in ("wandb", "mlflow", "trackio", "swanlab")}
     asked = [extra for extra, here in needed.items() if here]
     require_extra(*asked)
     return ok("extras", ", ".join([run.rollout.engine, *asked]))

@@ -59,7 +59,7 @@ def step_map(files: BatchFiles, *, token_budget: int) -> dict[str, Any]:
         "step": files.step,
         "method": saved.method,
         "equation": method.equation(),
-        "conserving": "budget" in method.identities,
+        "conserving": "budget" in method.identities and method.opd_coef is None,
         "settings": method.settings(),
         "batch": batch.responses,
         "responses": [

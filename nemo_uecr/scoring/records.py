@@ -38,6 +38,8 @@ class TokenScores:
 
     def at(self, temperature: float) -> Tensor:
         """`[...]` log-probabilities at one of the temperatures that were asked for."""
+        if temperature not in self.temperatures:
+            raise ScoreError(f"no scores at temperature {temperature:g}; expected one of {list(self.temperatures)}")
         return self.logp[self.temperatures.index(temperature)]
 
 

@@ -40,24 +40,39 @@ def test_a_copied_file_whose_name_was_kept_is_refused(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("body", "fault"),
     [
-        ("    width: float = 1.0\n", r"expected @dataclass\(frozen=True, kw_only=True\) above Mine"),
-        ("    step: Positive = 1.0\n", "method mine: the setting step has the name of a field of RunState"),
+        ("class Mine(Method):\n    name = 'mine'\n", r"expected @dataclass\(frozen=True, kw_only=True\) above Mine"),
+        ("@dataclass\nclass Mine(Method):\n    name = 'mine'\n", r"mine: .*@dataclass\(frozen=True, kw_only=True\)"),
+        ("@FROZEN\nclass Mine(Method):\n    name = 'mine'\n    step: Positive = 1.0\n", "mine: the setting step"),
+        ("@FROZEN\nclass Mine(Method):\n    width: Positive = 1.0\n", "expected a name in Mine"),
     ],
 )
 def test_a_slip_in_a_class_is_seen_when_it_is_found(
-    line: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    body: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decorator = "@dataclass(frozen=True, kw_only=True)\n" if "step" in line else ""
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom nemo_uecr.core.methods.base import Method, Positive\n"
-        f"{decorator}class Mine(Method):\n    name = 'mine'\n{line}"
+        f"FROZEN = dataclass(frozen=True, kw_only=True)\n{body}"
     )
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path)])
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=fault):
         methods._found()
-    del sys.modules[f"{methods.__name__}.mine"], methods.mine  # type: ignore[attr-defined]
+    sys.modules.pop(f"{methods.__name__}.mine", None)
+    vars(methods).pop("mine", None)
+
+
+@pytest.mark.parametrize("shape", ["[B]", "[T]"])
+def test_a_value_of_another_shape_is_refused_by_the_synthetic_batch(shape: str) -> None:
+    class Wrong(Grpo):
+        name = "wrong"
+
+        def __call__(self, batch: ScoredBatch) -> Advantages:
+            value = batch.task_reward_B if shape == "[B]" else batch.old_logp_BT.sum(0).unsqueeze(1)
+            return Advantages(batch.old_logp_BT * value)
+
+    with pytest.raises(ConfigError, match="method wrong on a synthetic batch"):
+        smoke_test(Wrong(), TOLERANCES)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -183,7 +183,7 @@ def test_the_doctor_and_advise_say_that_they_end_otherwise(
         ]
         assert (finding.status, "end_token" in finding.remedy) == (status, status == "warn")
     assert entry_point(["advise", config, *words, "--problems", "4"]) == 0
-    assert "gap at the end token, mean" in capsys.readouterr().out
+    assert "gap at the end token" in capsys.readouterr().out
     section = json.loads((tmp_path / "run" / "audits" / "advise" / "section.json").read_text())
     assert "set teacher.end_token" in json.dumps(section)
 

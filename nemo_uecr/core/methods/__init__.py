@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
+from nemo_uecr.core.methods import base
 from nemo_uecr.core.methods.base import Advantages, Method, RunState
 from nemo_uecr.errors import ConfigError
 
@@ -14,9 +16,13 @@ __all__ = ["METHODS", "Advantages", "Method", "RunState", "method_of"]
 
 
 def _found() -> dict[str, type[Method]]:
-    modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+    modules = [_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
     classes = [each for module in modules for each in vars(module).values() if isinstance(each, type)]
-    named = [each for each in dict.fromkeys(classes) if issubclass(each, Method) and "name" in vars(each)]
+    methods = [each for each in dict.fromkeys(classes) if issubclass(each, Method)]
+    named = [each for each in methods if "name" in vars(each)]
+    for each in methods:
+        if not hasattr(each, "name") and each.__module__ != base.__name__:
+            raise ConfigError(f"{each.__module__}: expected a name in {each.__name__}, the value of method.name")
     found = {each.name: each for each in sorted(named, key=lambda each: each.name)}
     for each in named:
         if found[each.name] is not each:
@@ -29,6 +35,15 @@ def _found() -> dict[str, type[Method]]:
         if taken := each.ranges().keys() & vars(RunState()).keys():
             raise ConfigError(f"method {each.name}: the setting {min(taken)} has the name of a field of RunState")
     return found
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except TypeError as error:
+        if "dataclass" not in str(error):
+            raise
+        raise ConfigError(f"{name}: {error}; expected @dataclass(frozen=True, kw_only=True)") from error
 
 
 METHODS: dict[str, type[Method]] = _found()
