@@ -195,7 +195,7 @@ bench: $(STAMP) ## time and memory of the advantages and of token scoring
 	$(BIN)/python -m benchmarks.advantage $(ARGS)
 	$(BIN)/python -m benchmarks.scoring $(ARGS)
 
-oracle: $(STAMP) ## compare with the frozen numbers of version 0.1.0; ARGS names parts
+oracle: $(STAMP) ## compare with the frozen numbers; ARGS names parts
 	$(ONE_THREAD) $(BIN)/python tools/oracle.py check $(ARGS)
 
 gpu-rehearsal: ## tools/gpu_quarter.sh without a GPU, as a machine with one would run it; needs Python 3.12, a network, 3 GB
