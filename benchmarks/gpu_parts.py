@@ -66,8 +66,8 @@ def machine(work: Path, device: str) -> Iterator[Rows]:
     """What there is, and the ceilings: copies count bytes read and written."""
     import torch
 
-    from nemo_uecr.data.reproducible import installed
     from nemo_uecr.local.memory import Placement
+    from nemo_uecr.reproducible import installed
 
     scale, row = SCALE[device], Rows()
     if device == "cuda":

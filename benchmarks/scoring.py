@@ -30,7 +30,7 @@ from torch import Tensor
 
 from benchmarks.measure import MEBI, collectives_begun, least_seconds, outputs_of, peak_extra
 from nemo_uecr.cli.common import write_json
-from nemo_uecr.data.reproducible import installed
+from nemo_uecr.reproducible import installed
 from nemo_uecr.scoring.dense import token_scores
 from nemo_uecr.scoring.records import TokenScores, VocabShard
 

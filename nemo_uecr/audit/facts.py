@@ -28,7 +28,6 @@ from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr_trust import UecrTrust, trust
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.data.batch_file import load_batch, scored_batch
-from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.batch import samples_of
 from nemo_uecr.local.failure import Evidence
@@ -38,6 +37,7 @@ from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.step_metrics import Stopwatch
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
 from nemo_uecr.local.trainer import Rollouts
+from nemo_uecr.reproducible import derive
 from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k, score_interval
 from nemo_uecr.steps.metrics import agreement_metrics, method_metrics
 from nemo_uecr.telemetry.run_folder import read_run

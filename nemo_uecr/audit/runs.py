@@ -23,7 +23,7 @@ from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import problems_of
 from nemo_uecr.errors import DataError
-from nemo_uecr.steps.reproducible import step_indices
+from nemo_uecr.steps.draws import step_indices
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run
 from nemo_uecr.telemetry.sinks import STEPS, read_records
 

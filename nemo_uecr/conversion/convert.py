@@ -16,10 +16,10 @@ from nemo_uecr.conversion import proof, reading
 from nemo_uecr.conversion.bridge import Bridge, hf_names, names_alone, write_weights
 from nemo_uecr.conversion.on_cpu import megatron_on_cpu
 from nemo_uecr.conversion.proof import Agreement, Scores, Sequences
-from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import CheckpointError, first_line
 from nemo_uecr.files import check_writable, existing, file_sha256, new_folder, read_object
 from nemo_uecr.generation.models import GENERATION, TOKENIZER, check_objects
+from nemo_uecr.reproducible import installed
 
 logger = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.filters import row_digest
 from nemo_uecr.data.manifest import row_set_digest
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.data.reproducible import derive, installed
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation import samples
 from nemo_uecr.evaluation.samples import SAMPLES, Key, Sample
 from nemo_uecr.files import append_whole, file_sha256, locked, read_object, replace_file
 from nemo_uecr.generation import engines
+from nemo_uecr.reproducible import derive, installed
 from nemo_uecr.stopping import note_progress
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses, comparison_pool
 

@@ -18,7 +18,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.files import replace_file
 from nemo_uecr.generation.models import turns_before
 from nemo_uecr.local.sequences import Sequences, TeacherInputs
-from nemo_uecr.steps.record import StepRecord, sample_ids
+from nemo_uecr.steps.step_record import StepRecord, sample_ids
 from nemo_uecr.verifier.rewards import Outcome, Sample
 
 if TYPE_CHECKING:

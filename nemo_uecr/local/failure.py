@@ -13,7 +13,7 @@ from pathlib import Path
 from nemo_uecr.core.methods import Method
 from nemo_uecr.errors import InvariantError, RewardError, ScoreError
 from nemo_uecr.files import replace_file
-from nemo_uecr.steps.record import StepRecord
+from nemo_uecr.steps.step_record import StepRecord
 from nemo_uecr.verifier.rewards import Sample
 
 log = logging.getLogger(__name__)

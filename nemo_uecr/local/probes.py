@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.local.memory import to_device
-from nemo_uecr.steps.record import ComparedTokens
+from nemo_uecr.steps.step_record import ComparedTokens
 
 
 class Span(NamedTuple):

@@ -25,14 +25,14 @@ from nemo_uecr.config.schema import CallReward, Config, teacher_models, url_teac
 from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.manifest import KEPT
 from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
-from nemo_uecr.data.reproducible import installed
 from nemo_uecr.data.sources import Role, find_source
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.generation.adapter import base_of
 from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest, file_fault
 from nemo_uecr.paths import locate_path
-from nemo_uecr.steps.reproducible import run_provenance
+from nemo_uecr.reproducible import installed
+from nemo_uecr.steps.draws import run_provenance
 from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, append_record, read_records
 

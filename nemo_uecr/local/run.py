@@ -16,7 +16,6 @@ from nemo_uecr.config.load import check_run_folder, flat_values
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.manifest import check_local_problems, training_file
 from nemo_uecr.data.problems import problems_of
-from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import locked
 from nemo_uecr.generation.adapter import add_adapter, base_of, load_adapter
@@ -42,6 +41,7 @@ from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.paths import resolve_path
+from nemo_uecr.reproducible import derive
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.sinks import Progress, StepLog, open_clients, truncate_records
 from nemo_uecr.verifier.pool import SHARED

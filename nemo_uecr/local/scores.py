@@ -18,7 +18,7 @@ from nemo_uecr.local.probes import Span, Write
 from nemo_uecr.local.sequences import MicroBatch, Sequences
 from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.statistics import deferred_checks
-from nemo_uecr.steps.scores import PolicyScores, TeacherScores
+from nemo_uecr.steps.routing import PolicyScores, TeacherScores
 
 if TYPE_CHECKING:
     from nemo_uecr.local.token_model import TokenModel

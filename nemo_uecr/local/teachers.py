@@ -38,7 +38,7 @@ from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.sequences import Prompt, Sequences, TeacherInputs, check_context
 from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
 from nemo_uecr.paths import resolve_path
-from nemo_uecr.steps.scores import PolicyScores, TeacherScores, by_teacher, score_by_turns
+from nemo_uecr.steps.routing import PolicyScores, TeacherScores, by_teacher, score_by_turns
 
 log = logging.getLogger(__name__)
 

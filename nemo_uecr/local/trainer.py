@@ -15,7 +15,6 @@ from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import Advantages
 from nemo_uecr.data.batch_file import turn_labels
-from nemo_uecr.data.reproducible import derive
 from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.batch import StepBatch, samples_of
@@ -31,8 +30,9 @@ from nemo_uecr.local.teachers import Teachers
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
 from nemo_uecr.local.vllm_sampler import VllmSampler
-from nemo_uecr.steps.record import StepRecord
-from nemo_uecr.steps.reproducible import run_state, step_indices
+from nemo_uecr.reproducible import derive
+from nemo_uecr.steps.draws import run_state, step_indices
+from nemo_uecr.steps.step_record import StepRecord
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import StepLog
 from nemo_uecr.verifier.rewards import Outcome, Rewards

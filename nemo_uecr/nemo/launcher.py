@@ -12,7 +12,6 @@ from typing import Any
 from nemo_uecr.config.load import check_run_folder
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import CallReward
-from nemo_uecr.data.reproducible import installed
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import check_writable, file_sha256
 from nemo_uecr.nemo import preflight, translate, upstream
@@ -23,7 +22,8 @@ from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.step import Routes, StepContext
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.telemetry import resumed_state
-from nemo_uecr.steps.reproducible import run_provenance
+from nemo_uecr.reproducible import installed
+from nemo_uecr.steps.draws import run_provenance
 from nemo_uecr.stopping import RunStopped, StopRequest, listening, seconds_left
 from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, truncate_records

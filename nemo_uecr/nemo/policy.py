@@ -24,8 +24,8 @@ from nemo_uecr.nemo.teacher import RayTeacher, score_by_teachers
 from nemo_uecr.nemo.telemetry import check_step_counts, save_state, save_step, training_metrics
 from nemo_uecr.nemo.worker_scoring import ScoreRequest, spot_checked_token
 from nemo_uecr.steps.metrics import scored_metrics
-from nemo_uecr.steps.record import ComparedTokens
-from nemo_uecr.steps.scores import PolicyScores, TeacherScores
+from nemo_uecr.steps.routing import PolicyScores, TeacherScores
+from nemo_uecr.steps.step_record import ComparedTokens
 
 
 class PolicyMethods:

@@ -15,9 +15,9 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods import Advantages, RunState
 from nemo_uecr.nemo.score_checks import ContractError
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
-from nemo_uecr.steps.record import ComparedTokens, StepRecord
-from nemo_uecr.steps.reproducible import run_state
-from nemo_uecr.steps.scores import PolicyScores, TeacherScores
+from nemo_uecr.steps.draws import run_state
+from nemo_uecr.steps.routing import PolicyScores, TeacherScores
+from nemo_uecr.steps.step_record import ComparedTokens, StepRecord
 
 
 @dataclass(frozen=True)

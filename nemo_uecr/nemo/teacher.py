@@ -22,7 +22,7 @@ from nemo_uecr.nemo.preflight import check_conversion, check_teacher_alone
 from nemo_uecr.nemo.score_checks import score
 from nemo_uecr.nemo.translate import native_config, teacher_policy
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
-from nemo_uecr.steps.scores import TeacherScores, score_by_turns
+from nemo_uecr.steps.routing import TeacherScores, score_by_turns
 
 #: Tensors of a saved batch that depend on its teacher; none of them is kept when another teacher scores the batch.
 OF_A_TEACHER = {"teacher_logp", "teacher_entropy"} | LOSS_TENSORS

@@ -21,7 +21,7 @@ from nemo_uecr.core.methods.base import Grouped
 from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import InvariantError
-from nemo_uecr.steps.record import ComparedTokens, StepRecord
+from nemo_uecr.steps.step_record import ComparedTokens, StepRecord
 from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, identity_name, metric_of
 
 #: Largest share of the first update's tokens whose ratio may be further from 1 than `tolerances.first_ratio_p99`.

@@ -16,12 +16,12 @@ pytest.importorskip("math_verify")
 
 from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.data.reproducible import derive
 from nemo_uecr.errors import DependencyError, RunFolderError
 from nemo_uecr.evaluation.runner import EvaluationSettings, PendingSample, evaluate, judge_generations
 from nemo_uecr.evaluation.samples import SAMPLES
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.engines import ChatSettings, Decoding, Generation, Request, load_tokens
+from nemo_uecr.reproducible import derive
 from nemo_uecr.stopping import JOB_PROGRESS
 from nemo_uecr.verifier.pool import SHARED
 from tests.evaluation.tiny import save_tokenizer

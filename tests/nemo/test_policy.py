@@ -21,7 +21,7 @@ from nemo_uecr.nemo.score_checks import BatchFactsError, ContractError, score
 from nemo_uecr.nemo.step import Routes, StepContext, StepScores
 from nemo_uecr.nemo.telemetry import resumed_state, save_state
 from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreRequest, score_columns
-from nemo_uecr.steps.scores import PolicyScores, TeacherScores
+from nemo_uecr.steps.routing import PolicyScores, TeacherScores
 from tests.config.shipped import CONFIGS, GIVEN
 from tests.core import sparse
 from tests.nemo.losses import loss_of

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.data.reproducible import derive
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.translate import master_config, teacher_policy
+from nemo_uecr.reproducible import derive
 from tests.config.shipped import CONFIGS, GIVEN, OTHERS, given
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"

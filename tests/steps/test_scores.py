@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nemo_uecr.steps.scores import TeacherScores, score_by_turns
+from nemo_uecr.steps.routing import TeacherScores, score_by_turns
 
 
 def test_each_row_has_the_scores_of_its_own_teacher() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_uecr.steps.reproducible import step_indices
+from nemo_uecr.steps.draws import step_indices
 
 
 @given(

@@ -17,7 +17,7 @@ from nemo_uecr.core.methods import Advantages, Method, RunState
 from nemo_uecr.core.record import SCORE_FIELDS, ScoredBatch
 from nemo_uecr.data.batch_file import OPTIONAL, REQUIRED, arithmetic, save_batch
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.steps.scores import PolicyScores, TeacherScores
+from nemo_uecr.steps.routing import PolicyScores, TeacherScores
 
 #: Tensors in nats; each is finite on every sampled token.
 IN_NATS = ("old_logp_rollout", *SCORE_FIELDS, "ref_logp")

@@ -13,7 +13,7 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config, VerifierReward
 from nemo_uecr.core import EPSILON, GAP_CLIP
 from nemo_uecr.core.methods import RunState
-from nemo_uecr.data.reproducible import derive
+from nemo_uecr.reproducible import derive
 
 
 def step_indices(*, problems: int, per_step: int, step: int, seed: int, shuffle: bool) -> list[int]:
