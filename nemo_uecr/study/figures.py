@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import nan
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import Mean
-from nemo_uecr.study.map import SIGNIFICANT, MapCell
+from nemo_uecr.study.map import BEST, SIGNIFICANT, MapCell, method
 from nemo_uecr.study.results import Comparison
 from nemo_uecr.study.schema import StudyConfig
 
@@ -90,32 +91,30 @@ def draw_differences(folder: Path, name: str, summaries: Sequence[Comparison]) -
         figure.suptitle(f"{summaries[0].title}: {note}", fontsize=9)
 
 
-def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell], baseline: str) -> None:
-    """A box per cell: coloured if one method leads (paler without significance), grey if methods are level."""
-    from matplotlib.patches import Rectangle
-
-    methods = sorted({name for cell in cells for name in cell.scores})
+def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell]) -> None:
+    """A panel per opponent: the reference minus it, variants by tables, blue where ahead and red where behind."""
     columns = [table.title for table in study.tables.values()]
-    wide, high = min(2, len(study.map)), (len(study.map) + 1) // 2
-    with _panels(folder / "map", 1.6 + 5.2 * wide, 1.1 + 2.6 * high, high, wide) as (figure, panels):
-        for axes, (title, rows) in zip(panels.flat, study.map.items(), strict=False):
-            axes.set(title=title, xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5))
-            axes.set_xticks(range(len(columns)), columns, fontsize=9)
-            axes.set_yticks(range(len(rows)), rows, fontsize=9)
+    rows = [(panel, row) for panel, of_panel in study.map.items() for row in of_panel]
+    others = sorted({name for cell in cells for name in cell.against}, key=lambda name: (name == BEST, name))
+    widest = max(abs(gap.difference.mean) for cell in cells for gap in cell.against.values())
+    high = (len(others) + 1) // 2
+    size = (4.0 + 2.1 * len(columns), 1.0 + high * (1.0 + 0.36 * len(rows)))
+    with _panels(folder / "map", *size, high, 2, sharey=True) as (figure, panels):
+        for axes in panels.flat[len(others) :]:
+            axes.set_visible(False)
+        for axes, other in zip(panels.flat, others, strict=False):
+            values = [[nan] * len(columns) for _ in rows]
+            for cell in (cell for cell in cells if other in cell.against):
+                gap, place = cell.against[other], (columns.index(cell.column), rows.index((cell.panel, cell.row)))
+                values[place[1]][place[0]] = gap.difference.mean
+                star, sure = "*" if gap.p < SIGNIFICANT else "", gap.difference.low > 0 or gap.difference.high < 0
+                text = f"{gap.difference.mean:+.1f}{star}"
+                axes.text(*place, text, ha="center", va="center", fontsize=8, weight="bold" if sure else "normal")
+            axes.imshow(values, cmap="RdBu", vmin=-widest, vmax=widest, aspect="auto", alpha=0.75)
+            axes.set_title(f"minus {other}", fontsize=10)
+            axes.set_xticks(range(len(columns)), columns, fontsize=8, rotation=20)
+            axes.set_yticks(range(len(rows)), [f"{row}, {panel}" for panel, row in rows], fontsize=8)
             axes.grid(visible=False)
-            for cell in (cell for cell in cells if cell.panel == title):
-                place = (columns.index(cell.column), list(rows).index(cell.row))
-                alone, more = len(cell.level) == 1, len(cell.level) - 3
-                alpha = 0.35 if alone and not cell.lead.reportable_p < SIGNIFICANT else 1.0
-                colour = f"C{methods.index(cell.level[0])}" if alone else "0.92"
-                axes.add_patch(Rectangle((place[0] - 0.48, place[1] - 0.46), 0.96, 0.92, color=colour, alpha=alpha))
-                names = [*cell.level[:3], f"and {more} more"] if more > 1 else cell.level
-                head = "next" if cell.level[0] == baseline else f"over {baseline}"
-                gain = f"{head}: {cell.gain.difference.mean:+.1f}{'*' if cell.gain.reportable_p < SIGNIFICANT else ''}"
-                weight = "bold" if alone else "normal"
-                axes.text(*place, "\n".join([*names, gain]), ha="center", va="center", fontsize=8, weight=weight)
-        note = (
-            "coloured: one method leads (pale: before correction only); grey: indistinguishable, the best first;\n"
-            f"points of the best over {baseline}, * where Holm's p < {SIGNIFICANT}"
-        )
-        figure.suptitle(f"{note}; {min(cell.lead.difference.pairs for cell in cells)} pairs or more", fontsize=9)
+        reference = {method(table.reference) for table in study.tables.values()}
+        note = f"bold: the interval excludes 0; *: Holm's p < {SIGNIFICANT} over the panel"
+        figure.suptitle(f"{' or '.join(sorted(reference))} minus another method, points; {note}", fontsize=9)

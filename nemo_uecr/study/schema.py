@@ -137,10 +137,10 @@ class StudyConfig(Section):
             _known(f"tables.{name}.arms", table.arms, self.arms)
             _known(f"tables.{name}.reference", [table.reference], table.arms)
             methods = [arm.partition(".")[0] for arm in table.arms]
-            if self.map and (len({*methods}) < len(methods) or "grpo" not in methods):
+            if self.map and len({*methods}) < len(methods):
                 raise ValueError(
-                    f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects grpo and one arm of each method, "
-                    "named METHOD or METHOD.SUFFIX. Add or rename an arm, or drop the map: {_override_: true}"
+                    f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects one arm of each method, named "
+                    "METHOD or METHOD.SUFFIX. Rename an arm, or drop the map: {_override_: true}"
                 )
         return self
 

@@ -14,12 +14,10 @@ from nemo_uecr.files import replace_file
 from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Mean
 from nemo_uecr.study import figures, results
 from nemo_uecr.study.grid import GridCell
-from nemo_uecr.study.map import MapCell, map_cells
+from nemo_uecr.study.map import BEST, MapCell, map_cells
 from nemo_uecr.study.results import Choice, Comparison, Line, RunResult
 from nemo_uecr.study.schema import StudyConfig
 
-#: The baseline of the map.
-BASELINE = "grpo"
 #: The table that shows the parts of each arm's method.
 ABLATION = "ablation"
 LEAD = (
@@ -33,8 +31,8 @@ DIFFERENCE_NOTE = (
 )
 CURVES_NOTE = "On the pairs that all arms of the first table have."
 MAP_NOTE = (
-    "Level with the best: the interval of the paired difference includes 0 or has no width. p is of paired t tests, "
-    "from five pairs on, each column Holm-corrected over the cells; the leader was chosen on the same runs."
+    "The table's reference after the last step, and minus each other method. p is of paired t tests, Holm-corrected "
+    "over the cells of their column; the best other method was chosen on the same runs."
 )
 RATES_NOTE = "Chosen: the highest mean validation average after the last step, the lower rate on ties."
 ENDINGS = {"markdown": "md", "latex": "tex", "html": "html"}
@@ -64,7 +62,7 @@ def write_summary(
     root, done = Path(study.folder), {run.cell.folder for run in runs}
     missing = [cell for cell in cells if cell.folder not in done]
     compared = results.tables(study, runs)
-    mapped = map_cells(study, runs, BASELINE)
+    mapped = map_cells(study, runs)
     content = {
         "study": study.model_dump(mode="json"),
         "selection": [asdict(choice) for choice in choices],
@@ -94,7 +92,7 @@ def _parts(
     """The map, every table with differences and figure, the first table's curves, and learning rates."""
     folder = Path(study.folder) / "figures"
     if mapped:
-        figures.draw_map(folder, study, mapped, BASELINE)
+        figures.draw_map(folder, study, mapped)
         yield Part("map", "Map", MAP_NOTE, map_table(study, mapped), "figures/map.png")
     for name in study.tables:
         variants = [table for table in compared if table.name == name]
@@ -200,29 +198,32 @@ def difference_table(summary: Comparison, *, confidence: float) -> Table:
 
 
 def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
-    """The best arm of every cell, the arms level with it, and its lead."""
+    """The reference's score in every cell, and its differences to the other methods."""
+    others = list(dict.fromkeys(name for cell in cells for name in sorted(cell.against)))
+    others = sorted(others, key=lambda name: name == BEST)
     level = f"{100 * study.confidence:g}%"
     head = (
-        "cell", "pairs", "best", "level with it", "after", f"minus second [{level}]", "p (Holm)",
-        f"best other than {BASELINE}, minus {BASELINE} [{level}]", "p (Holm)",
-        f"reference minus best other than it [{level}]", "p (Holm)",
-    )  # fmt: skip
-    body = [
-        _entries(
+        "cell",
+        "best",
+        "reference",
+        *(title for name in others for title in (f"minus {name} [{level}]", "p (Holm)")),
+    )
+
+    def row(cell: MapCell) -> tuple[Entry, ...]:
+        gaps = [cell.against.get(name) for name in others]
+        reference = next(name for name in cell.scores if name not in cell.against)
+        return _entries(
             f"{cell.row}, {cell.panel}, {cell.column}",
-            str(cell.lead.difference.pairs),
-            cell.level[0],
-            ", ".join(cell.level[1:]) or NOTHING,
-            _number(cell.scores[cell.level[0]].mean, 1),
+            next(iter(cell.scores)),
+            f"{cell.scores[reference].mean:.1f}",
             *(
                 entry
-                for gap in (cell.lead, cell.gain, cell.reference)
-                for entry in (_mean(gap.difference, sign="+"), Entry(_number(gap.reportable_p, 3)))
+                for gap in gaps
+                for entry in ((NOTHING, NOTHING) if gap is None else (_mean(gap.difference, sign="+"), f"{gap.p:.3f}"))
             ),
         )
-        for cell in cells
-    ]
-    return Table(head, tuple(body))
+
+    return Table(head, tuple(map(row, cells)))
 
 
 def selection_table(choices: Sequence[Choice]) -> Table:

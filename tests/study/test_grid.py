@@ -117,9 +117,10 @@ def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> 
         (
             {
                 "map": {"p": {"r": "one_update"}},
-                "tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "own_teacher"]}},
+                "arms": {arm: {"overrides": [], "pairs": 2, "teacher": "teacher"} for arm in ("uecr.a", "uecr.b")},
+                "tables": {"t": {"title": "x", "reference": "uecr.a", "arms": ["uecr.a", "uecr.b"]}},
             },
-            "tables.t.arms",
+            "one arm of each method",
         ),
         ({"arms": {"uecr": {"overrides": [], "pairs": 2, "teacher": "nobody"}}}, "arms.uecr.teacher"),
     ],

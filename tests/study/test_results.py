@@ -8,10 +8,10 @@ import pytest
 
 from nemo_uecr.config.load import load_config
 from nemo_uecr.study.figures import draw_map
-from nemo_uecr.study.map import map_cells, method
+from nemo_uecr.study.map import BEST, map_cells, method
 from nemo_uecr.study.results import tables
 from nemo_uecr.study.schema import StudyConfig, load_study
-from nemo_uecr.study.summary import difference_table, sets_table
+from nemo_uecr.study.summary import difference_table, map_table, sets_table
 from tests.study.small import SMALL, made_results
 
 pytest.importorskip("scipy", reason="the study extra is not installed")
@@ -44,21 +44,20 @@ def test_map_by_hand() -> None:
         "grpo": {0: 10.0, 1: 20.0, 2: 30.0},
         "own_teacher": {0: 11.5, 1: 21.0, 2: 32.0},
     }
-    (cell,) = map_cells(study, made_results(finals), "grpo")  # nothing ran in the other variant
+    (cell,) = map_cells(study, made_results(finals))  # nothing ran in the other variant
     assert (cell.row, cell.column) == ("row", "Machinery only")
     assert {arm: score.mean for arm, score in cell.scores.items()} == {"uecr": 22.0, "own_teacher": 21.5, "grpo": 20.0}
-    assert cell.level == ("uecr", "own_teacher", "grpo")  # 2 +- 4.303 / sqrt(3) holds 0
-    assert cell.lead.difference.mean == cell.reference.difference.mean == 0.5
-    assert cell.gain.difference.mean == cell.over_baseline["uecr"].mean == 2.0
-    assert cell.gain.p == pytest.approx(0.0742, abs=5e-5)  # t = 2 sqrt(3), two degrees of freedom
-    (equal,) = map_cells(study, made_results(finals | {"grpo": {0: 10.0, 1: 21.0, 2: 32.0}}), "grpo")
-    assert "grpo" in equal.level  # three differences of exactly 1 tell no spread
+    assert {name: gap.difference.mean for name, gap in cell.against.items()} == {
+        "own_teacher": 0.5,
+        "grpo": 2.0,
+        BEST: 0.5,
+    }
+    assert cell.against["grpo"].p == pytest.approx(0.0742, abs=5e-5)  # t = 2 sqrt(3), two degrees of freedom
     others = made_results(finals | {"grpo": {0: 50.0, 1: 60.5, 2: 71.0}}, "four_updates")
-    first, second = map_cells(study, [*made_results(finals), *others], "grpo")
-    assert (second.row, second.level) == ("later", ("grpo",))
-    assert second.reference.difference.mean == second.gain.difference.mean == -38.5
-    assert first.reference.p == pytest.approx(0.4226, abs=5e-5)  # -0.5, 1, 1: t = 1
-    assert second.reference.p == pytest.approx(1.12e-4, abs=1e-6)  # t = -77 sqrt(3), p = 5.6e-5, the smaller of two
+    first, second = map_cells(study, [*made_results(finals), *others])
+    assert (second.row, next(iter(second.scores)), second.against[BEST].difference.mean) == ("later", "grpo", -38.5)
+    assert first.against[BEST].p == pytest.approx(0.4226, abs=5e-5)  # -0.5, 1, 1: t = 1
+    assert second.against[BEST].p == pytest.approx(1.12e-4, abs=1e-6)  # t = -77 sqrt(3), p = 5.6e-5, the smaller of two
 
 
 def test_equal_arms_leave_the_other_cells_p_as_they_are(tmp_path: Path) -> None:
@@ -67,10 +66,11 @@ def test_equal_arms_leave_the_other_cells_p_as_they_are(tmp_path: Path) -> None:
     main = study.tables["main"].model_copy(update={"arms": ["grpo", "uecr"]})
     other = main.model_copy(update={"title": "Other", "reference": "own_teacher", "arms": ["grpo", "own_teacher"]})
     study = study.model_copy(update={"tables": {"main": main, "other": other}, "map": {"panel": {"row": "one_update"}}})
-    cells = map_cells(study, made_results(finals | {"own_teacher": {0: 90.0, 1: 100.1}}), "grpo")
-    assert [cell.gain.p for cell in cells] == pytest.approx([1.0, 2 * 4e-4], abs=1e-4)
-    draw_map(tmp_path, study, cells, "grpo")
+    cells = map_cells(study, made_results(finals | {"own_teacher": {0: 90.0, 1: 100.1}}))
+    assert [cell.against["grpo"].p for cell in cells if "grpo" in cell.against] == pytest.approx([1.0, 8e-4], abs=1e-4)
+    draw_map(tmp_path, study, cells)
     assert (tmp_path / "map.svg").is_file()
+    assert len(map_table(study, cells).lines) == 2
 
 
 def test_shipped_map_has_every_method_in_every_cell() -> None:
@@ -80,7 +80,7 @@ def test_shipped_map_has_every_method_in_every_cell() -> None:
     for table in study.tables.values():
         methods = [load_method(study, arm) for arm in table.arms]
         assert methods == [method(arm) for arm in table.arms]
-        assert len(set(methods)) == 9
+        assert len(set(methods)) == 5
 
 
 def load_method(study: StudyConfig, arm: str) -> str:
