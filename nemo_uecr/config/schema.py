@@ -480,6 +480,16 @@ class Config(Section):
     tolerances: LocalTolerancesConfig = LocalTolerancesConfig()
 
     @property
+    def extras(self) -> list[str]:
+        """Extras of the package that single keys need beyond those of every run."""
+        few_bits = any(
+            getattr(teacher, "quantize", "none") != "none" for teacher in (self.teacher, *self.teachers.values())
+        )
+        needed = {"lora": self.student.lora_rank > 0, "lowbit": few_bits or self.train.optimizer != "adamw"}
+        needed |= {name: getattr(self.telemetry, name) != "off" for name in ("wandb", "mlflow", "trackio", "swanlab")}
+        return [extra for extra, asked in needed.items() if asked]
+
+    @property
     def active_teachers(self) -> dict[str, OneTeacher]:
         """The teachers by key, `teacher` or `teachers.NAME`; empty if the method reads none."""
         stated: dict[str, OneTeacher | None] = {f"teachers.{name}": teacher for name, teacher in self.teachers.items()}

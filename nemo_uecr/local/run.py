@@ -16,7 +16,7 @@ from nemo_uecr.config.load import check_run_folder, flat_values
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.manifest import check_local_problems, training_file
 from nemo_uecr.data.problems import problems_of
-from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.errors import DataError, RunFolderError, require_extra
 from nemo_uecr.files import locked
 from nemo_uecr.generation.adapter import add_adapter, base_of, load_adapter
 from nemo_uecr.generation.decode import check_cache
@@ -63,6 +63,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
     try:
         with closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)) as rewards, locked(folder):
             check_engine(config.rollout.engine)
+            require_extra(*config.extras)
             check_run_folder(folder, config, resume=resume)
             checkpoints = Checkpoints(folder / "checkpoints", config)
             _, warnings = check_local_problems(config)  # a malformed row is found before the models are loaded

@@ -356,12 +356,8 @@ def rewards_finding(run: AnyConfig) -> Finding:
 def extras_finding(run: Config) -> Finding:
     """Packages that single keys need beyond those of every run."""
     check_engine(run.rollout.engine)
-    few_bits = any(getattr(teacher, "quantize", "none") != "none" for teacher in (run.teacher, *run.teachers.values()))
-    needed = {"lora": run.student.lora_rank > 0, "lowbit": few_bits or run.train.optimizer != "adamw"}
-    needed |= {name: getattr(run.telemetry, name) != "off" for name in ("wandb", "mlflow", "trackio", "swanlab")}
-    asked = [extra for extra, here in needed.items() if here]
-    require_extra(*asked)
-    return ok("extras", ", ".join([run.rollout.engine, *asked]))
+    require_extra(*run.extras)
+    return ok("extras", ", ".join([run.rollout.engine, *run.extras]))
 
 
 def _training_problems(run: Config) -> list[Problem]:
