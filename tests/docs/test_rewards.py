@@ -48,9 +48,3 @@ def test_a_length_penalty_beside_the_verifier(folder: Path) -> None:
     outcomes = judged(penalty, r"\boxed{5}", r"\boxed{5}" + 11 * ".", r"\boxed{6}" + 90 * ".", answer="5")
     assert [outcome.reward for outcome in outcomes] == pytest.approx([1.0, 0.9, -0.2])
     assert [outcome.correct for outcome in outcomes] == [True, True, False]
-
-
-def test_multiple_choice(folder: Path) -> None:
-    choice = CallReward(call=f"{folder}/choice.py:chosen")
-    outcomes = judged(choice, r"\boxed{(B)}", r"\boxed{B} or \boxed{A}", "B", answer="b")
-    assert [outcome.parts["chosen"] for outcome in outcomes] == [1.0, 0.0, 0.0]
