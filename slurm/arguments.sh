@@ -34,6 +34,7 @@ read_arguments() { # what the sbatch script was called with
         set_option "$1" "$2"
         shift 2
         ;;
+      --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
       *) refuse "unknown option '$1'; changes of the configuration come after --, --help lists the options" ;;
     esac
   done

@@ -20,7 +20,7 @@ dry_run() { # SCRIPT COMMAND...: everything that would run, and nothing runs
     compare_notice "$(sbatch_value "$script" signal)" "$plan"
   fi
   ((code == 0)) || refuse "the dry run found an error, see above"
-  finish 0 DONE "dry run; nothing was started"
+  finish 0 DONE "dry run; nothing was started, data and models were not looked at (nemo-uecr doctor does)"
 }
 
 compare_notice() { # B:USR1@SECONDS PLAN: a step that is longer than the notice is lost at the time limit

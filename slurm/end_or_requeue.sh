@@ -10,7 +10,7 @@ end_job() { # CODE of the run
       finish 143 CANCELLED "ended from outside (${CANCELLED%/None}); what was saved stays, the same sbatch command continues it"
     # The run itself may have ended before, and only the nodes' leaving took longer.
     [[ $code == 0 || $code == "$SAVED" ]] ||
-      finish 1 FAILED "the time limit passed before the step under way was saved; ask for more notice: sbatch --signal=B:USR1@SECONDS"
+      finish 1 FAILED "the time limit passed before the step under way was saved; ask for more notice (sbatch --signal=B:USR1@SECONDS) or a longer --time"
   fi
   case $code in
     0) finish 0 DONE "$(last_line "$LOGS/driver.log")" ;;

@@ -17,6 +17,8 @@ TRUSTED = 0.05
 FLOOR = 3.0
 #: A group size is worth a change where more groups than this have equal verdicts.
 MOST_EQUAL = 0.5
+#: Share of responses that are cut off beyond which verdicts say little.
+MOST_CUT = 0.5
 #: How far to follow the teacher.
 TOKENS, RANKING = "follow token by token", "follow in the ranking only"
 REFUSED, UNDECIDED = "do not distil", "not enough evidence"
@@ -184,6 +186,8 @@ def _missing(facts: Facts) -> tuple[str, str]:
     if facts.numbers["spread"] is None:
         return "no teacher scored the responses", "advise a configuration whose method reads a teacher"
     reason = f"{facts.mixed} of {facts.problems} problems are mixed; expected at least {DIFFERENT}"
+    if (facts.numbers["response/truncated_share"] or 0.0) > MOST_CUT:
+        return reason, "first raise rollout.max_response_tokens: most responses are cut off"
     if facts.mixed == 0:
         return reason, "take other problems, or larger groups"
     return reason, f"about {math.ceil(DIFFERENT * facts.problems / facts.mixed)} problems are needed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ from cyclopts import Parameter, types
 from nemo_uecr.cli.common import AtLeastOne, Seed, family, say
 from nemo_uecr.errors import DataError
 
+log = logging.getLogger(__name__)
 app = family("data", "Prepare, screen and verify training problems; test the verifier.")
 
 #: Chosen on rewritten problems of AIME24 and AMC23 with the packaged model, as docs/data.md shows.
@@ -61,7 +63,8 @@ def prepare(
     from nemo_uecr.data.filters import NAMES, checked_types
     from nemo_uecr.data.prepare import PrepareSettings
     from nemo_uecr.data.prepare import prepare as run
-    from nemo_uecr.data.problems import Keys
+    from nemo_uecr.data.problems import USUAL, Keys, read_problems, reference_fault
+    from nemo_uecr.data.sources import find_source
 
     if keep_answers and drop_answers:
         raise DataError("--keep-answers and --drop-answers exclude each other; give one of them")
@@ -73,13 +76,22 @@ def prepare(
         seed=seed, keys=Keys(**{part: (key,) for part, key in named.items() if key is not None}),
     )  # fmt: skip
     counts = run(settings, out)["counts"]
+    near = f"near a benchmark problem; see {out}/screening/review.csv" if screen else "no --screen: nothing compared"
     say(
         f"{counts['read']} rows read",
         *(f"  removed  {number:>7}  {reason}" for reason, number in counts["reasons"].items()),
-        f"  held     {counts['held']:>7}  near a benchmark problem; see {out}/screening/review.csv",
+        f"  held     {counts['held']:>7}  {near}",
         f"  kept     {counts['kept']:>7}  {out}/train.jsonl",
         f"manifest: {out}/manifest.json",
     )
+    screened = counts["held"] + sum(number for reason, number in counts["reasons"].items() if "screen" in reason)
+    if 2 * screened > counts["read"]:
+        log.warning(
+            "%d of %d rows are benchmark problems or near one: do both come from the same templates or source?",
+            screened, counts["read"],
+        )  # fmt: skip
+    if fault := reference_fault(str(out), read_problems(find_source(str(out / "train.jsonl"), "train"), USUAL)):
+        log.warning("%s", fault[1])
 
 
 @app.command

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 #: How solutions mark their answer.
-MARKED = re.compile(r"(?<!#)####(?!#)\s*([^\n]+)$|<answer>(.*?)</answer>", re.DOTALL)
+MARKED = re.compile(r"(?<!#)####(?!#)\s*([^\n]*)$|<answer>(.*?)</answer>", re.DOTALL)
 #: A list of texts that a table keeps as text.
 LISTED = re.compile(r"""\[\s*(["'])(.*)\1\s*\]""", re.DOTALL)
 THOUSANDS = re.compile(r"([+-]?\$?\d{1,3}(?:,\d{3})+(?:\.\d+)?)")
@@ -50,6 +50,9 @@ ROLES = {"human": "user", "gpt": "assistant"}
 #: Words outside of LaTeX beyond which a reference is a worked solution, which no answer equals.
 MOST_WORDS = 12
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+#: Words around a single number from which a reference is a sentence, which the bare number must equal.
+SENTENCE_WORDS = 3
+NUMBER = re.compile(r"-?\d(?:[\d,]*\d)?(?:\.\d+)?")
 
 Line = TypeVar("Line")
 Turn = dict[str, str]
@@ -121,7 +124,7 @@ def read_problems(source: Source, keys: Keys) -> list[Problem]:
     fields, problems, places = fields_of(source, keys), [], dict[str, str]()
     left: Counter[str] = Counter()
     if keys.id and fields.id is None:
-        log.info("%s: no field %s; the rows are numbered", source.name, " or ".join(map(repr, keys.id)))
+        log.debug("%s: no field %s; the rows are numbered", source.name, " or ".join(map(repr, keys.id)))
     for number, (where, row) in enumerate(rows_of(source), start=1):
         try:
             problem = problem_of(row, fields, number)
@@ -158,29 +161,51 @@ def check_left_out(name: str, reasons: Mapping[str, int], *, unread: int, kept: 
 
 
 def check_references(name: str, problems: Sequence[Problem]) -> None:
-    """Refuse problems most of whose answers the verifier cannot judge: each is compared with itself, in a box."""
+    """Refuse problems most of whose answers the verifier cannot judge; a few are a warning."""
+    if fault := reference_fault(name, problems):
+        count, text = fault
+        if 2 * count > len(problems):
+            raise DataError(text)
+        log.warning("%s", text)
+    if 2 * sum("####" in each.question and "boxed" not in each.question for each in problems) > len(problems):
+        log.warning(
+            "%s: the questions ask for the answer after ####, and the verifier reads \\boxed{} alone; take the bare "
+            "question, as in data.question_key=extra_info.question, and ask for the box in data.prompt_template", name,
+        )  # fmt: skip
+
+
+def reference_fault(name: str, problems: Sequence[Problem]) -> tuple[int, str] | None:
+    """How many reference answers the verifier cannot judge, and a line about them.
+
+    Each is compared, in a box, with itself, or with the only number in a sentence.
+    """
     answers = [reference_answer(problem.answer) for problem in problems]
-    checked = check_responses([rf"\boxed{{{answer}}}" for answer in answers], answers, SHARED)
+    checked = check_responses([rf"\boxed{{{_expected(answer)}}}" for answer in answers], answers, SHARED)
     fine = [
         found.verdict is Verdict.CORRECT
         and len(WORD.findall(answer)) <= MOST_WORDS
         and ("\n" not in answer or "\\begin" in answer)
         for answer, found in zip(answers, checked, strict=True)
     ]
-    if not all(fine):
-        first = problems[fine.index(False)]
-        fault = (
-            f"{name}: the verifier cannot judge {fine.count(False)} of {len(fine)} reference answers; the first is "
-            f"{first.answer!r:.80} of problem {first.id!r}"
-        )
-        if 2 * fine.count(False) > len(fine):
-            raise DataError(f"{fault}. Expected final answers, not worked solutions; name their field: data.answer_key")
-        log.warning("%s", fault)
-    if 2 * sum("####" in each.question and "boxed" not in each.question for each in problems) > len(problems):
-        log.warning(
-            "%s: the questions ask for the answer after ####, and the verifier reads \\boxed{} alone; take the bare "
-            "question, as in data.question_key=extra_info.question, and ask for the box in data.prompt_template", name,
-        )  # fmt: skip
+    if all(fine):
+        return None
+    first = problems[fine.index(False)]
+    return fine.count(False), (
+        f"{name}: the verifier cannot judge {fine.count(False)} of {len(fine)} reference answers; the first is "
+        f"{shortened(first.answer)} of problem {first.id!r}. Expected final answers alone, such as 7/2, not sentences "
+        "or worked solutions; name their field: data.answer_key"
+    )
+
+
+def _expected(answer: str) -> str:
+    """What a response would write: the only number of a sentence, else the answer."""
+    numbers = NUMBER.findall(answer)
+    return numbers[0] if len(numbers) == 1 and len(WORD.findall(answer)) >= SENTENCE_WORDS else answer
+
+
+def shortened(text: str) -> str:
+    """The text in quotes, with an ellipsis in place of what is beyond 80 characters."""
+    return repr(text if len(text) <= 80 else f"{text[:80]}...")
 
 
 # What a problem's columns decide.
@@ -255,10 +280,10 @@ def fields_of(source: Source, keys: Keys) -> Fields:
     if question is None or answer is None:
         missing = " or ".join(map(repr, keys.question if question is None else keys.answer))
         likely = {"question_key": named(USUAL.question), "answer_key": named(USUAL.answer)}
-        perhaps = ", ".join(f"{key}={name}" for key, name in likely.items() if name is not None)
+        perhaps = " ".join(f"data.{key}={name}" for key, name in likely.items() if name is not None)
         raise DataError(
             f"{where}: no field {missing}; the row has {', '.join(first) or 'no fields'}. Name the right ones"
-            f"{f', perhaps {perhaps}' if perhaps else ''}"
+            f"{f', perhaps {perhaps} (data prepare: --question-key, --answer-key)' if perhaps else ''}"
         )
     return Fields(question, answer, named(keys.difficulty), named(keys.id))
 
@@ -341,7 +366,7 @@ def answer_of(value: object, name: str) -> str:
     if listed:
         text = listed[2].replace("\\\\", "\\")
     if marked := MARKED.search(text):
-        text = (marked[1] or marked[2]).strip()
+        text = (marked[1] or marked[2] or "").strip()
         text = text.replace(",", "") if THOUSANDS.fullmatch(text) else text
     text = reference_answer(text) if "box" in text else text
     if re.sub(r"\\text\s*\{(.*)\}", r"\1", text).strip("$ .").casefold() in ("", *SENTINELS):

@@ -121,6 +121,7 @@ def run_node(job: Job, config: str, overrides: Sequence[str], *, smoke: bool) ->
     try:
         if head:
             words = command_words(config, overrides, smoke=smoke, nodes=len(job.nodes), gpus=job.gpus)
+            check_inputs(config, overrides)
         require_extra("ray")
     except UecrError as error:
         job.blame(job.node, str(error))
@@ -162,6 +163,16 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
         )
     refuse(layout_faults(loaded, None, None))
     return ["train", config, *words, "--resume"]
+
+
+def check_inputs(config: str, overrides: Sequence[str]) -> None:
+    """Refuse missing or unreadable problems and models, which a run inside NeMo-RL would meet minutes later."""
+    from nemo_uecr.nemo import preflight
+
+    if backend_of(config, overrides) == "nemo_rl":
+        loaded = load_nemo_config(config, overrides)
+        preflight.check_problems(loaded)
+        preflight.check_visible_models(loaded)
 
 
 # The first node

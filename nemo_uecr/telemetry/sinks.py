@@ -74,6 +74,10 @@ def finite_metrics(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
+#: Share of responses at the length limit from which a step's line shows it.
+MANY_CUT = 0.2
+
+
 class Progress:
     """Reports steps and evaluations: below a bar on a terminal, as plain lines elsewhere."""
 
@@ -93,9 +97,11 @@ class Progress:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report a finished step."""
+        cut = metrics["response/truncated_share"]
+        at_limit = f"cut off {cut:.0%}  " if cut >= MANY_CUT else ""
         shown = (
             f"step {step}/{self._total}  reward {metrics['reward/task_mean']:.3f}  "
-            f"mixed groups {metrics['group/mixed_share']:.0%}  length {metrics['response/length_mean']:.1f}  "
+            f"mixed groups {metrics['group/mixed_share']:.0%}  length {metrics['response/length_mean']:.1f}  {at_limit}"
             f"grad {metrics['policy/grad_norm']:.3f}  {metrics['time/step_s']:.2f} s"
         )
         if self._bar.disable:

@@ -119,6 +119,10 @@ def _changed_rows(answer: str) -> dict[str, str]:
     return {form: rf"\begin{{pmatrix}} {body} \end{{pmatrix}}" for form, body in bodies.items()}
 
 
+#: Failures of a form that are printed.
+SHOWN = 3
+
+
 def run_trials(made: Sequence[Trial], pool: ComparisonPool) -> list[tuple[Trial, Verdict]]:
     """The trials that do not get the verdict they must get, each with the verdict it gets."""
     checked = check_responses([trial.response for trial in made], [trial.answer for trial in made], pool)
@@ -134,9 +138,13 @@ def self_test(answers: Mapping[str, str], pool: ComparisonPool) -> tuple[list[st
     lines = [f"{len(made) - len(failures)} of {len(made)} as expected"]
     for form, number in Counter(trial.form for trial in made).items():
         lines.append(f"  {number - failed[form]:>5} of {number:>5}  {form}")
-    for trial, got in failures:
-        lines.append(
-            f"  failure: problem {trial.problem}, {trial.form}: {trial.response!r} against {trial.answer!r} "
-            f"is {got.value}, expected {trial.expected.value}"
-        )
+    for form in failed:
+        of_form = [(trial, got) for trial, got in failures if trial.form == form]
+        lines += [
+            f"  failure: problem {trial.problem}, {form}: {trial.response!r} against {trial.answer!r} is {got.value}, "
+            f"expected {trial.expected.value}"
+            for trial, got in of_form[:SHOWN]
+        ]
+        if len(of_form) > SHOWN:
+            lines.append(f"  and {len(of_form) - SHOWN} more failures: {form}")
     return lines, failed["itself"] > 0

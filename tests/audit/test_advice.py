@@ -31,7 +31,7 @@ FACTS = Facts(
     },
     problems=32,
     mixed=20,
-    numbers={"safe_alpha": 4.0, "noise": None, "spread": 0.1},
+    numbers={"safe_alpha": 4.0, "noise": None, "spread": 0.1, "response/truncated_share": 0.0},
     equal={4: (0.3, 0.3), 8: (0.2, 0.2), 16: (0.1, 0.1)},
     columns={},
     config=CONFIG,

@@ -339,14 +339,16 @@ def test_training_reads_a_table_by_nested_fields(tmp_path: Path) -> None:
     assert [problem.answer for problem in problems_of(data, tmp_path / "set", "evaluation.benchmarks.a")] == ["4"]
     assert len(problems_of(data, lines(tmp_path / "b.jsonl", ROWS), "evaluation.benchmarks.b")) == 4  # the usual names
     plain = configured(tmp_path / "run").config.data
-    with pytest.raises(DataError, match=r"question_key=prompt, answer_key=reward_model\.ground_truth"):
+    with pytest.raises(DataError, match=r"data\.question_key=prompt data\.answer_key=reward_model\.ground_truth"):
         problems_of(plain, tmp_path / "set", "data.train")
 
 
 SOLUTION = "He had three cows and then he bought four more at the market, so that in the end he had seven cows."
 
 
-def test_worked_solutions_are_no_references(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_worked_solutions_are_no_references(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     from tests.local.tiny import assets
 
     worked = lines(tmp_path / "worked.jsonl", [row | {"answer": SOLUTION} for row in ROWS])
@@ -357,6 +359,10 @@ def test_worked_solutions_are_no_references(tmp_path: Path, capsys: pytest.Captu
     benchmark = f"evaluation.benchmarks={{a: {worked}}}"
     assert "4 of 4" in refused(capsys, *check, f"data.train={few}", benchmark)
     assert "4 of 4" in refused(capsys, "data", "selftest", worked)
+    sentences = [row | {"answer": f"The final answer is {place}."} for place, row in enumerate(ROWS, start=1)]
+    assert "4 of 4" in refused(capsys, *check, f"data.train={lines(tmp_path / 'sentences.jsonl', sentences)}")
+    assert entry_point(["data", "prepare", "--source", str(worked), "--out", str(tmp_path / "out")]) == 0
+    assert "cannot judge 4 of 4" in caplog.text  # another reward than the verifier's may read them
 
 
 def test_a_run_trains_on_a_folder_of_tables(tmp_path: Path) -> None:

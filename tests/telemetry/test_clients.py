@@ -32,7 +32,10 @@ def log_of(folder: Path, told: list[Client]) -> StepLog:
 
 def step_of(loss: float) -> dict[str, float]:
     """What progress shows, and the loss."""
-    shown = ("reward/task_mean", "group/mixed_share", "response/length_mean", "policy/grad_norm", "time/step_s")
+    shown = (
+        "reward/task_mean", "group/mixed_share", "response/length_mean", "response/truncated_share", "policy/grad_norm",
+        "time/step_s",
+    )  # fmt: skip
     return dict.fromkeys(shown, 1.0) | {"policy/loss": loss}
 
 

@@ -17,6 +17,7 @@ STEP = {
     "reward/task_mean": 0.25,
     "group/mixed_share": 0.5,
     "response/length_mean": 4.0,
+    "response/truncated_share": 0.19,
     "policy/grad_norm": 1.0,
     "time/step_s": 0.1,
 }
