@@ -87,7 +87,7 @@ class Lengths:
         if self.response == cut:
             return (
                 f"every response of {cut} tokens, the longest, after prompts of {self.prompt} (times: an upper bound; "
-                "--response-tokens MEAN gives a rollout with its tail)"
+                "--prompt-tokens MEAN --response-tokens MEAN give those of your data)"
             )
         return (
             f"responses of {self.response} tokens on average, lognormal with sigma {self.sigma:g} and cut at {cut}, "
