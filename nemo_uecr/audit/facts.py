@@ -31,7 +31,7 @@ from nemo_uecr.data.batch_file import load_batch, scored_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.batch import samples_of
 from nemo_uecr.local.failure import Evidence
-from nemo_uecr.local.rollout import draw
+from nemo_uecr.local.rollout import check_drawn, draw
 from nemo_uecr.local.run import encoded_problems, load_models, placement_of, sampler_of
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.step_metrics import Stopwatch
@@ -150,9 +150,8 @@ def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prom
         views = [inputs.sequences.prompts[row] for row in rows]
         seeds = [derive(config.run.seed, "advise", row) for row in rows]
         size = config.rollout.microbatch_responses
-        drawn, nonfinite = draw(teacher.model, views, seeds, rollouts.decoding, microbatch=size)
-        if nonfinite is not None:
-            raise nonfinite.error(teacher.model, f"problem {views[nonfinite.row].problem.id}")
+        drawn = draw(teacher.model, views, seeds, rollouts.decoding, microbatch=size)
+        check_drawn(drawn, [f"problem {view.problem.id}" for view in views], teacher.model)
         responses |= zip(rows, drawn, strict=True)
     return [responses[row] for row in range(len(prompts))]
 

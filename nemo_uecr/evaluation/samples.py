@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -67,9 +68,13 @@ def sample_lines(samples: Iterable[Sample]) -> bytes:
     return "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples).encode()
 
 
-def write_samples(folder: Path, step: int, samples: Sequence[Sample]) -> None:
-    """Write all samples of an evaluation within a training run, or none."""
+def write_samples(folder: Path, step: int, samples: Sequence[Sample], *, started: float) -> dict[str, Any]:
+    """Write all samples of an evaluation within a training run, or none; returns its line of ``evaluation.jsonl``.
+
+    ``started`` is when it began, on `time.perf_counter`.
+    """
     replace_file(folder / "evaluations" / f"step-{step:06d}.jsonl", sample_lines(samples))
+    return {"step": step} | summarise(samples) | {"seconds": round(time.perf_counter() - started, 3)}
 
 
 def rewards_by_benchmark(samples: Iterable[Sample]) -> Rewards:

@@ -35,7 +35,7 @@ from nemo_uecr.local.provenance import (
 )
 from nemo_uecr.local.rollout import Sampler, draw
 from nemo_uecr.local.sequences import Prompt, check_context, encode_prompts
-from nemo_uecr.local.teachers import PROBES, TeacherLoader
+from nemo_uecr.local.teachers import PROBES, load_teachers
 from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
@@ -97,7 +97,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
             _retire_failure(folder)
             for name in (*APPEND_ONLY, ARTIFACTS):
                 truncate_records(folder / name, last_step=-1 if start is None else position.step)
-            list_files(folder, position.step, "config.yaml", "origins.json", "tolerances.json", DIFF, PROBES)
+            list_files(folder, position.step, "config.yaml", "origins.json", DIFF, PROBES)
             trainer = Trainer(
                 config, models=models, optimizer=optimizer, placement=placement, sample=sample, rewards=rewards,
                 prompts=prompts, benchmarks=benchmarks, folder=folder, log=StepLog(folder, clients, progress),
@@ -131,10 +131,9 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
     """The models that the run reads, the student as a checkpoint holds it where one is given."""
 
     def device(member: str) -> torch.device:
-        """What is offloaded waits in host memory from the start."""
         return torch.device("cpu") if is_offloaded(config.offload, member) else _device(config.device)
 
-    student = _student(config, checkpoint, device("student"))
+    student = _student(config, checkpoint, device("student"))  # what is offloaded waits in host memory from the start
 
     @cache
     def initial() -> TokenModel:
@@ -145,7 +144,7 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
         copy.module.requires_grad_(False)
         return copy
 
-    teachers = TeacherLoader(config, student, initial, device).teachers()
+    teachers = load_teachers(config, student, initial, device)
     read = config.loss.reference_kl > 0 or "initial_logp" in config.method.reads
     return Models(student, teachers, initial() if read else None)
 

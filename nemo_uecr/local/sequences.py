@@ -39,6 +39,7 @@ class Response(Generation):
     """A sampled response with its text, without special tokens."""
 
     text: str
+    finite: bool = True  # False: the logits after its last token but one were not, and an end token stands for the last
 
 
 def encode_prompts(

@@ -22,7 +22,7 @@ from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
 from nemo_uecr.local.provenance import APPEND_ONLY, checkpoint_entry, list_files
-from nemo_uecr.local.rollout import Sampler, evaluate
+from nemo_uecr.local.rollout import Sampler, check_drawn, evaluate
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.step_metrics import Stopwatch, step_metrics
@@ -85,7 +85,7 @@ class Rollouts:
         with watch.phase("rollout"):
             self.placement.move_to_device(*self._sampling)
             seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
-            responses, nonfinite = self.sample(prompts, seeds, self.decoding)
+            responses = self.sample(prompts, seeds, self.decoding)
         sequences = Sequences(prompts, responses)
         samples = samples_of(step, sequences, config, self.models.student.tokens)
         evidence.responses(samples)
@@ -93,8 +93,7 @@ class Rollouts:
             outcomes = self.rewards.judge(samples, step=step)
         with deterministic(config.train.deterministic):
             batch = self._score(step, state, sequences, outcomes, watch, evidence)
-        if nonfinite is not None:  # raised only now, so that the failure folder has the batch with its scores
-            raise nonfinite.error(self.models.student, batch.record.sample_ids[nonfinite.row])
+        check_drawn(responses, batch.record.sample_ids, self.models.student)  # now: the evidence has the scores
         batch.record.check_finite()
         return batch
 

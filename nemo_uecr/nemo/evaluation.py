@@ -16,7 +16,7 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.problems import problems_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import PendingSample, judge_generations, pending_samples
-from nemo_uecr.evaluation.samples import summarise, write_samples
+from nemo_uecr.evaluation.samples import write_samples
 from nemo_uecr.generation.engines import ChatSettings, Decoding, Generation, Request, Tokens, generate_with, load_tokens
 from nemo_uecr.nemo import upstream
 from nemo_uecr.telemetry.sinks import EVALUATIONS, append_record
@@ -40,13 +40,11 @@ def training_evaluation(config: NemoConfig) -> upstream.Evaluate | None:
         answers = answers_of(workers, requests, decoding, tokens.end_ids, seconds=config.scoring.timeout_s)
         with comparison_pool(config.data.verifier_workers) as pool:
             samples = judge_generations(pending, answers, tokens, pool)
-        seconds = round(time.perf_counter() - started, 3)
-        write_samples(folder, step, samples)
-        made = {"step": step} | summarise(samples) | {"seconds": seconds}
+        made = write_samples(folder, step, samples, started=started)
         append_record(folder / EVALUATIONS, made)
         log.info("step %d: avg@%d %.2f%%", step, settings.samples, 100 * made["average"]["avg"])
         truncated = sum(sample.truncated for sample in samples) / len(samples)
-        return _metrics(made) | {"truncated_share": truncated}, {"total_validation_time": seconds}
+        return _metrics(made) | {"truncated_share": truncated}, {"total_validation_time": made["seconds"]}
 
     return evaluate
 

@@ -18,7 +18,7 @@ from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, Record, read_records
 
-FIRST_FILES = ("config.yaml", "origins.json", "provenance.json", "tolerances.json")
+FIRST_FILES = ("config.yaml", "origins.json", "provenance.json")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class RunFolder:
     config: Any  # resolved, nested
     origins: dict[str, str]  # where each dotted key came from
     provenance: Record
-    tolerances: dict[str, float]
     steps: list[Record]  # each with ``step`` and its metrics
     evaluations: list[Record]
     batches: list[BatchFiles]
@@ -50,6 +49,11 @@ class RunFolder:
     def method(self) -> str:
         """Name of the method."""
         return str(self.config["method"]["name"])
+
+    @property
+    def tolerances(self) -> dict[str, float]:
+        """Largest residual of each identity."""
+        return dict(self.config["tolerances"])
 
     @property
     def planned_steps(self) -> int:
@@ -83,8 +87,7 @@ def write_first_files(
     folder: Path, config: Config | NemoConfig, origins: Mapping[str, str], provenance: Mapping[str, Any]
 ) -> None:
     """What is written before the first step; the configuration last, because a folder that has it holds a run."""
-    records = {"tolerances": config.tolerances.model_dump(), "origins": origins, "provenance": provenance}
-    for name, record in records.items():
+    for name, record in {"origins": origins, "provenance": provenance}.items():
         replace_file(folder / f"{name}.json", json.dumps(record, indent=1).encode())
     replace_file(folder / "config.yaml", dump_config(config).encode())
 
@@ -114,7 +117,6 @@ def read_run(path: Path) -> RunFolder:
         config=read_written(path / "config.yaml"),
         origins=read_object(path / "origins.json"),
         provenance=provenance,
-        tolerances=read_object(path / "tolerances.json"),
         steps=_by_step(path / STEPS, notes),
         evaluations=_by_step(path / EVALUATIONS, notes),
         batches=list(_find_batches(path / "batches", notes)),
