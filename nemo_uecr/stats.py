@@ -207,7 +207,6 @@ class ClusterBootstrap:
 
     @property
     def clusters(self) -> int:
-        """K."""
         return int(self.count_SK.shape[1])
 
     def replicate_ratios(self, above_K: Array, below_K: Array) -> Array:

@@ -34,12 +34,11 @@ from nemo_uecr.local.failure import Evidence
 from nemo_uecr.local.rollout import check_drawn, draw
 from nemo_uecr.local.run import encoded_problems, load_models, placement_of, sampler_of
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
-from nemo_uecr.local.step_metrics import Stopwatch
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
 from nemo_uecr.local.trainer import Rollouts
 from nemo_uecr.reproducible import derive
 from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k, score_interval
-from nemo_uecr.steps.metrics import agreement_metrics, method_metrics
+from nemo_uecr.steps.metrics import Stopwatch, agreement_metrics, method_metrics
 from nemo_uecr.telemetry.run_folder import read_run
 from nemo_uecr.verifier.pool import SHARED
 from nemo_uecr.verifier.rewards import Rewards

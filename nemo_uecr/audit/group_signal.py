@@ -111,7 +111,6 @@ def pseudo_groups(responses: Responses, *, seed: int) -> Array:
 def _checkpoint(
     step: int, table: GroupTable, kinds: dict[str, Array], magnitude: dict[str, Array], sampler: ClusterBootstrap
 ) -> Numbers:
-    """Shares of all groups; means over the responses of mixed groups; the teacher's share of the components."""
     here_P = table.checkpoint_P == step
     kept_B = (here_P & table.mixed_P)[table.index_B]
     problem = table.problem_P[table.index_B][kept_B]

@@ -205,7 +205,6 @@ class _Row(BaseModel):
         return self
 
     def encode(self, tokenizer: Any) -> Sequence[int]:
-        """Token ids of the prompt."""
         return self.prompt_ids or list(tokenizer(self.prompt, add_special_tokens=False)["input_ids"])
 
 

@@ -67,7 +67,6 @@ class Responses:
 
     @property
     def checkpoints(self) -> list[int]:
-        """The checkpoints, ascending."""
         return [int(step) for step in np.unique(self.checkpoint_B)]
 
     def verified_rewards(self) -> Array:

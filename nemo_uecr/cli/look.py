@@ -214,7 +214,6 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
 
 
 def _check_nemo(config: NemoConfig) -> list[str]:
-    """Check problems and models, and NeMo-RL's schema if it can be imported; return what was checked."""
     from nemo_uecr.nemo.preflight import check_problems, check_visible_models
 
     check_problems(config)

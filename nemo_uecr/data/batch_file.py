@@ -173,7 +173,6 @@ class Recomputed:
 
     @property
     def holds(self) -> bool:
-        """Whether the step is reproduced."""
         return self.bitwise if self.same_arithmetic else self.difference <= TOLERANCE
 
 

@@ -43,12 +43,10 @@ class Sample:
 
     @property
     def key(self) -> Key:
-        """Benchmark, problem and number of the sample."""
         return self.benchmark, self.problem, self.sample
 
     @property
     def reward(self) -> float:
-        """1 for a correct answer, 0 otherwise."""
         return float(self.verdict == "correct")
 
 

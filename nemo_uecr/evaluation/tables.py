@@ -64,7 +64,6 @@ class Row:
 
     @property
     def title(self) -> str:
-        """Its title in the table."""
         return METHODS[self.method][0] if self.method in METHODS else self.method
 
 

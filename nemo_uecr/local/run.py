@@ -150,7 +150,6 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
 
 
 def _student(config: Config, checkpoint: Path | None, device: torch.device) -> TokenModel:
-    """The student as it starts, or with what a checkpoint holds."""
     asked, training = config.student, config.train
     initial = resolve_path(asked.model_name)
     if base_of(initial) is not None:

@@ -1,13 +1,10 @@
-"""Puts the numbers of one step under their names, and the times of its phases."""
+"""Puts the numbers of one step under their names."""
 
 from __future__ import annotations
 
-import contextlib
 import resource
 import statistics
 import sys
-import time
-from collections.abc import Iterator
 
 import torch
 
@@ -17,31 +14,6 @@ from nemo_uecr.local.batch import StepBatch
 from nemo_uecr.local.update import UpdateOutcome
 from nemo_uecr.steps.metrics import count_metrics, ratio_metrics, scored_metrics
 from nemo_uecr.verifier.rewards import component_metrics
-
-
-class Stopwatch:
-    """Seconds of a step and of each of its phases."""
-
-    def __init__(self) -> None:
-        self._started = time.perf_counter()
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time a phase."""
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-    def metrics(self, tokens: int) -> dict[str, float]:
-        """The step's metrics of time; ``tokens`` are those it sampled."""
-        total = time.perf_counter() - self._started
-        return {
-            **{f"time/{name}_s": seconds for name, seconds in self.seconds.items()},
-            "time/step_s": total,
-            "throughput/rollout_tokens_per_s": tokens / self.seconds["rollout"],
-            "throughput/tokens_per_s": tokens / total,
-        }
 
 
 def step_metrics(

@@ -89,7 +89,6 @@ class ModelTeacher(Teacher):
 
     @property
     def members(self) -> Mapping[str, TokenModel]:
-        """Its own weights."""
         return {self.member: self.model}
 
     def with_probe(self, probe: Probe) -> Self:

@@ -25,13 +25,14 @@ from nemo_uecr.local.provenance import APPEND_ONLY, checkpoint_entry, list_files
 from nemo_uecr.local.rollout import Sampler, check_drawn, evaluate
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Sequences
-from nemo_uecr.local.step_metrics import Stopwatch, step_metrics
+from nemo_uecr.local.step_metrics import step_metrics
 from nemo_uecr.local.teachers import Teachers
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.reproducible import derive
 from nemo_uecr.steps.draws import run_state, step_indices
+from nemo_uecr.steps.metrics import Stopwatch
 from nemo_uecr.steps.step_record import StepRecord
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import StepLog
@@ -61,7 +62,6 @@ class Rollouts:
 
     @property
     def decoding(self) -> Decoding:
-        """How training draws."""
         rollout = self.config.rollout
         return Decoding(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_response_tokens, rollout.stop)
 
@@ -198,7 +198,10 @@ class Trainer(Rollouts):
         watch, config, method = Stopwatch(), self.config, self.config.method
         with evidence_of_failure(self.folder, step) as evidence:
             batch = self.rollout(step, watch, self.position.method_state, evidence)
-            gap = self._rollout_gap(batch)
+            gap = {}
+            if isinstance(self.sample, VllmSampler):
+                logp_BT, most = batch.record.student.logp_BT, config.tolerances.rollout_gap
+                gap = {"policy/rollout_gap": self.sample.gap(logp_BT, tolerance=most)}
             with watch.phase("advantage"):
                 advantages = compute(method, batch.record.scored)
                 residuals = check_identities(method, batch.record.scored, advantages, config.tolerances.model_dump())
@@ -213,12 +216,6 @@ class Trainer(Rollouts):
         self._save_batch(step, batch, advantages)
         self._advance(step, outcome, advantages.state or {}, watch)
         return metrics | watch.metrics(int(batch.record.mask_BT.sum()))
-
-    def _rollout_gap(self, batch: StepBatch) -> dict[str, float]:
-        if not isinstance(self.sample, VllmSampler):
-            return {}
-        tolerance = self.config.tolerances.rollout_gap
-        return {"policy/rollout_gap": self.sample.gap(batch.record.student.logp_BT, tolerance=tolerance)}
 
     def _update(self, batch: StepBatch, advantages: Advantages) -> UpdateOutcome:
         config, record = self.config, batch.record

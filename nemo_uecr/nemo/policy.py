@@ -5,10 +5,8 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -57,9 +55,9 @@ class PolicyMethods:
         self.assert_room(waking=False)
         teacher = None
         if self._teachers:
-            with self._timed("score_teacher"):
+            with context.watch.phase("score_teacher"):
                 teacher, teacher_BK = self._teacher_scores(data, names or list(self._teachers) * rows)
-        with self._timed("score_student"):
+        with context.watch.phase("score_student"):
             self._bring_student()
             columns = score(self, data, context.student_request, name="student")
             rollout_logp_BS = columns["rollout_logp"]
@@ -90,7 +88,7 @@ class PolicyMethods:
     def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:
         """NeMo-RL's own, with masked rows where the batch does not divide."""
         self._bring_student()
-        with self._timed("score_reference"):
+        with self._context.watch.phase("score_reference"):
             answer = super().get_reference_policy_logprobs(  # type: ignore[misc]
                 self._padded(data), micro_batch_size=micro_batch_size, timer=timer
             )
@@ -141,7 +139,7 @@ class PolicyMethods:
         batch, padded = padded_minibatches(columns, context.config.train.minibatch_responses, rounding)
         with ThreadPoolExecutor(1) as aside:  # the workers update meanwhile
             scored = aside.submit(scored_metrics, outcome.record, advantages, context.config.method, outcome.residuals)
-            with self._timed("update"):
+            with context.watch.phase("update"):
                 result = super().train(type(data)(batch), loss_fn, *args, gbs=padded, timer=timer, **kwargs)  # type: ignore[misc]
         check_step_counts(context, data, result)
         metrics = scored.result() | training_metrics(context, data, result)
@@ -173,13 +171,6 @@ class PolicyMethods:
         check_same(data["advantages"], outcome.handed_out_BS, what="advantages")
         check_same(data["token_mask"], scores.token_mask_BS, what="token_mask")
         check_same(data["sample_mask"], scores.sample_mask_B, what="sample_mask")
-
-    @contextlib.contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        seconds = self._context.seconds
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 def check_sampled_inside(logp_BS: Tensor, mask_BS: Tensor) -> None:

@@ -215,7 +215,6 @@ def _shape(config: NemoConfig, model: NemoStudentConfig | NemoTeacherConfig, rol
 
 
 def _loaded(auto: Any, name: str) -> Any:
-    """What transformers loads under a name."""
     check_model_place(name)
     loaded = models.load_pretrained(auto, name, local_files_only=models.only_here(name))
     if code := getattr(loaded, "init_kwargs", vars(loaded)).get("auto_map"):

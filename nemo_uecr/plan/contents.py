@@ -117,7 +117,6 @@ class Phase:
 
     @property
     def size(self) -> int:
-        """Bytes on each working device."""
         return sum(item.size for item in self.device)
 
 
@@ -155,7 +154,6 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step."""
         return sum(phase.seconds for phase in self.phases)
 
     @property
@@ -165,12 +163,10 @@ class Plan:
 
     @property
     def fullest(self) -> Phase:
-        """The phase that needs the most memory per device."""
         return max(self.phases, key=lambda phase: phase.size)
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of the fullest node."""
         return sum(item.size for item in self.host)
 
 

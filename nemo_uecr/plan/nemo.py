@@ -271,12 +271,10 @@ def _in_parallel(
 
 
 def _flops(setting: Setting, model: Sharded) -> float:
-    """FLOPs of a forward pass over all prompts and responses of a step."""
     return shapes.forward_flops(model.shape, setting.lengths.whole) * setting.responses * setting.lengths.whole
 
 
 def _train_items(setting: Setting, stage: int) -> list[Item]:
-    """Memory of a rank of a pipeline stage in training."""
     student, grid, config = setting.student, setting.student.grid, setting.config
     tokens, held = config.train.tokens_per_microbatch // grid.context, student.parameters(stage)
     layer, last = student.kept_bytes(tokens), stage == grid.pipeline - 1

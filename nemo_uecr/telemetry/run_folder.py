@@ -47,17 +47,14 @@ class RunFolder:
 
     @property
     def method(self) -> str:
-        """Name of the method."""
         return str(self.config["method"]["name"])
 
     @property
     def tolerances(self) -> dict[str, float]:
-        """Largest residual of each identity."""
         return dict(self.config["tolerances"])
 
     @property
     def planned_steps(self) -> int:
-        """Training steps that the configuration asks for."""
         return int(self.config["train"]["steps"])
 
     @property
