@@ -20,8 +20,7 @@ from nemo_uecr.audit.sources import saved_texts
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import load_batch
-from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.problems import problems_of
+from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.errors import DataError
 from nemo_uecr.steps.draws import step_indices
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run
@@ -68,9 +67,8 @@ def batch_audit(run: Path, train: Path) -> Audit:
     config, problems = written_config(run / "config.yaml"), None
     steps, cut_off = read_records(run / STEPS)  # in their order, with repeated steps
     batches = {saved.step: saved.tensors for saved in read_run(run).batches}
-    data = config.data
     with suppress(DataError, OSError):  # a run from another machine: the rest is still checked
-        problems = [each.id for each in problems_of(data, training_file(train, "data.train"), "data.train")]
+        problems = [each.id for each in training_problems(config.data, train)]
     rollout, every = config.rollout, config.telemetry.save_batch_every
     filtered = ("response/truncated_share",) if rollout.overlong_filter else ()
     _check_metrics(steps, (*FACTS, "response/length_mean", "reward/task_mean", *filtered), str(run))

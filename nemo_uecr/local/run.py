@@ -14,8 +14,8 @@ import torch
 
 from nemo_uecr.config.load import check_run_folder, flat_values
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.manifest import check_local_problems, training_file
-from nemo_uecr.data.problems import problems_of
+from nemo_uecr.data.manifest import check_local_problems, training_problems
+from nemo_uecr.data.problems import Problem, problems_of
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import locked
 from nemo_uecr.generation.adapter import add_adapter, base_of, load_adapter
@@ -212,12 +212,14 @@ def encoded_problems(config: Config, models: Models) -> tuple[list[Prompt], dict
     """Encoded training problems and those of each benchmark, which every model that is here can read."""
     data = config.data
 
-    def prompts(path: Path, benchmark: str = "") -> list[Prompt]:
-        problems = problems_of(data, path, f"evaluation.benchmarks.{benchmark}" if benchmark else "data.train")
+    def prompts(problems: Sequence[Problem], benchmark: str = "") -> list[Prompt]:
         return encode_prompts(problems, models.student.tokenizer, data, benchmark)
 
-    benchmarks = {name: prompts(Path(resolve_path(path)), name) for name, path in config.evaluation.benchmarks.items()}
-    training = prompts(training_file(Path(resolve_path(data.train)), "data.train"))
+    benchmarks = {
+        name: prompts(problems_of(data, resolve_path(path), f"evaluation.benchmarks.{name}"), name)
+        for name, path in config.evaluation.benchmarks.items()
+    }
+    training = prompts(training_problems(data, resolve_path(data.train)))
     check_context(training, models.student, "rollout.max_response_tokens", config.rollout.max_response_tokens)
     if models.teachers is not None:
         models.teachers.check(training, config.rollout.max_response_tokens)

@@ -446,37 +446,23 @@ def cache_faults(config: AnyConfig, tokens: int) -> Iterator[str]:
 # -- the same run laid out otherwise ---------------------------------------------------------------------------------
 
 
-def other_placements(config: NemoConfig, device: Device, lengths: Lengths) -> dict[str, Plan | str]:
-    """Plans with the teacher on the student's GPUs and on its own, by placement, or why one is refused."""
-    gpus, cluster = config.gpus, config.cluster
-    own = config.teacher.dedicated_gpus or (1 if cluster.nodes == 1 else cluster.gpus_per_node)
-    if own >= gpus or not config.method.needs_teacher():
-        return {}
-    places = {f"colocated, {gpus} GPUs": 0, f"{gpus - own} + {own} GPUs": own}
-    key = "teacher.dedicated_gpus"
-    return {name: _changed(config, {key: count}, device, lengths) for name, count in places.items()}
-
-
 def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]:
     """Single changes with which the run fits, as typed, gentlest first."""
-    tried = ((changes, _changed(config, changes, device, lengths)) for changes in _single_changes(config))
-    fitting = (changes for changes, plan in tried if isinstance(plan, Plan) and not plan.misfits)
+    fitting = (changes for changes in _single_changes(config) if _fits(config, changes, device, lengths))
     typed = (" ".join(f"{key}={str(value).lower()}" for key, value in changes.items()) for changes in fitting)
     return list(islice(typed, SUGGESTIONS))
 
 
-def _changed(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> Plan | str:
-    """The plan with some dotted keys changed, or why it is refused."""
+def _fits(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> bool:
+    """Whether the run fits with some dotted keys changed."""
     tree = config.model_dump()
     for name, value in changes.items():
         *sections, key = name.split(".")
         reduce(dict.__getitem__, sections, tree)[key] = value
     try:
-        return nemo_plan(NemoConfig.model_validate(tree), device, lengths)
-    except ValidationError as error:
-        return error.errors()[0]["msg"].removeprefix("Value error, ")
-    except ConfigError as error:
-        return str(error)
+        return not nemo_plan(NemoConfig.model_validate(tree), device, lengths).misfits
+    except (ValidationError, ConfigError):
+        return False
 
 
 def _single_changes(config: NemoConfig) -> Iterator[dict[str, Any]]:
