@@ -19,7 +19,6 @@ from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
 from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.output import Array
 from nemo_uecr.audit.signal import conflicts
-from nemo_uecr.audit.sources import saved_texts
 from nemo_uecr.audit.store import group_ids
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
@@ -27,7 +26,7 @@ from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr_trust import UecrTrust, trust
 from nemo_uecr.core.record import ScoredBatch
-from nemo_uecr.data.batch_file import load_batch, scored_batch
+from nemo_uecr.data.batch_file import load_batch, saved_texts, scored_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.batch import samples_of
 from nemo_uecr.local.failure import Evidence
@@ -71,12 +70,12 @@ def facts_of_run(folder: Path) -> Facts:
             f"{folder} has no saved batch; expected a run with telemetry.save_batch_every > 0. "
             f"Draw instead: nemo-uecr advise {folder / 'config.yaml'}"
         )
-    files = run.batches[0]
-    texts = saved_texts(files.tensors)
-    record = next((step for step in run.steps if step["step"] == files.step), {})
+    number, path = next(iter(run.batches.items()))
+    texts = saved_texts(path)
+    record = next((step for step in run.steps if step["step"] == number), {})
     return _facts(
         written_config(folder / "config.yaml"),
-        scored_batch(load_batch(files.tensors), files.tensors),
+        scored_batch(load_batch(path), path),
         np.asarray([text["verdict"] == "correct" for text in texts]),
         problem_B=group_ids([text["problem"] for text in texts]),
         teacher_B=None,

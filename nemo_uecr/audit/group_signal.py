@@ -44,7 +44,7 @@ def group_signal_audit(scores: ScoreFolder, *, anchor: str, replicates: int, see
     responses = scores.responses
     reward_B, nonfinite_B = teacher_rewards(scores, anchor, clip=GAP_CLIP)
     task_B = responses.verified_rewards()
-    table = group_table(responses, task_B, pseudo_groups(responses, seed=seed))
+    table = group_table(responses, pseudo_groups(responses, seed=seed))
     index, task, teacher = (torch.from_numpy(each) for each in (table.index_B, task_B, reward_B))
     parts = unified_advantage(task, teacher, index, alpha=ALPHA)
     sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)

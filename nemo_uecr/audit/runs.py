@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 
 from nemo_uecr.audit.output import Audit, Numbers, shown
-from nemo_uecr.audit.sources import saved_texts
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.data.batch_file import load_batch, saved_texts
 from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.errors import DataError
 from nemo_uecr.steps.draws import step_indices
@@ -66,7 +65,7 @@ def batch_audit(run: Path, train: Path) -> Audit:
     """
     config, problems = written_config(run / "config.yaml"), None
     steps, cut_off = read_records(run / STEPS)  # in their order, with repeated steps
-    batches = {saved.step: saved.tensors for saved in read_run(run).batches}
+    batches = read_run(run).batches
     with suppress(DataError, OSError):  # a run from another machine: the rest is still checked
         problems = [each.id for each in training_problems(config.data, train)]
     rollout, every = config.rollout, config.telemetry.save_batch_every

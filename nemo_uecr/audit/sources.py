@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config, TeacherConfig
-from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.data.batch_file import load_batch, saved_texts
 from nemo_uecr.data.problems import Problem, checked_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import SETTINGS
@@ -127,12 +127,6 @@ def _batch_of_run(path: Path, step: int, config: Config) -> list[Rollout]:
         )
         seen[prompt] += 1
     return rollouts
-
-
-def saved_texts(batch: Path) -> list[dict[str, Any]]:
-    """The texts of a saved batch: one object per response, in the order of its tensors."""
-    rows: list[dict[str, Any]] = read_object(batch.with_suffix(".json"))["responses"]
-    return rows
 
 
 def _problem(text: Mapping[str, Any]) -> Problem:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.errors import DataError, ScoreError
-from nemo_uecr.files import replace_file
+from nemo_uecr.files import read_object, replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,6 +116,12 @@ def load_batch(path: Path) -> SavedBatch:
     if missing:
         raise DataError(f"{path}: no tensor {missing[0]!r}; expected {', '.join(REQUIRED)} and the teacher's scores")
     return SavedBatch(tensors, header)
+
+
+def saved_texts(path: Path) -> list[dict[str, Any]]:
+    """The texts beside a saved batch: one object per response, in the order of its tensors."""
+    rows: list[dict[str, Any]] = read_object(path.with_suffix(".json"))["responses"]
+    return rows
 
 
 @contextmanager

@@ -68,8 +68,6 @@ class Checkpoints:
                 state = {
                     "position": asdict(position),
                     "config": self._config.model_dump(mode="json"),
-                    # Every random stream is a function of these two, so they are the generator's state.
-                    "random": {"seed": self._config.run.seed, "next_step": position.step + 1},
                 }
                 (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
                 hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}

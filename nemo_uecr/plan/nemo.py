@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, reduce
+from functools import cache
 from heapq import heapreplace
 from itertools import islice
 from statistics import NormalDist
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
 from nemo_uecr.config.schema import longest_generated, teacher_models
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.nemo.translate import changed
 from nemo_uecr.plan import contents, shapes
 from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
@@ -455,12 +456,9 @@ def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]
 
 def _fits(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> bool:
     """Whether the run fits with some dotted keys changed."""
-    tree = config.model_dump()
-    for name, value in changes.items():
-        *sections, key = name.split(".")
-        reduce(dict.__getitem__, sections, tree)[key] = value
     try:
-        return not nemo_plan(NemoConfig.model_validate(tree), device, lengths).misfits
+        changed_config = NemoConfig.model_validate(changed(config.model_dump(), changes))
+        return not nemo_plan(changed_config, device, lengths).misfits
     except (ValidationError, ConfigError):
         return False
 

@@ -22,15 +22,6 @@ FIRST_FILES = ("config.yaml", "origins.json", "provenance.json")
 
 
 @dataclass(frozen=True)
-class BatchFiles:
-    """One saved batch: its tensors and the texts of its tokens."""
-
-    step: int
-    tensors: Path
-    texts: Path
-
-
-@dataclass(frozen=True)
 class RunFolder:
     """What one run has written so far; steps, evaluations and batches in step order."""
 
@@ -41,7 +32,7 @@ class RunFolder:
     provenance: Record
     steps: list[Record]  # each with ``step`` and its metrics
     evaluations: list[Record]
-    batches: list[BatchFiles]
+    batches: dict[int, Path]  # the saved tensors of a step; their texts are beside them
     failure: Record | None  # what stopped the run, if an error did
     notes: tuple[str, ...]  # warnings at the start, and what is missing or incomplete
 
@@ -116,7 +107,7 @@ def read_run(path: Path) -> RunFolder:
         provenance=provenance,
         steps=_by_step(path / STEPS, notes),
         evaluations=_by_step(path / EVALUATIONS, notes),
-        batches=list(_find_batches(path / "batches", notes)),
+        batches=dict(_find_batches(path / "batches", notes)),
         failure=read_object(failure) if failure.is_file() else None,
         notes=tuple(notes),
     )
@@ -130,11 +121,11 @@ def _by_step(path: Path, notes: list[str]) -> list[Record]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _find_batches(folder: Path, notes: list[str]) -> Iterator[BatchFiles]:
+def _find_batches(folder: Path, notes: list[str]) -> Iterator[tuple[int, Path]]:
     for tensors in sorted(folder.glob("step-*.safetensors")):
         texts = tensors.with_suffix(".json")
         if texts.is_file():
-            yield BatchFiles(int(tensors.stem.removeprefix("step-")), tensors, texts)
+            yield int(tensors.stem.removeprefix("step-")), tensors
         else:
             notes.append(f"Batch {tensors.name} has no {texts.name} beside it and is left out of the credit map.")
 
