@@ -194,11 +194,9 @@ class _Service:
     _run: Any
     _alive = True
 
-    def _begin(
-        self, init: Callable[..., Any], folder: Path, project: str, config: Mapping[str, object], **own: Any
-    ) -> None:
-        """Begin or continue the run, by arguments that W&B, Trackio and SwanLab share and those of one alone."""
-        self._run = init(project=project, name=folder.resolve().name, config=dict(config), resume="allow", **own)
+    def _begin(self, init: Callable[..., Any], folder: Path, project: str, **own: Any) -> None:
+        """Begin or continue a run of W&B, Trackio or SwanLab, whose arguments have the same names."""
+        self._run = init(project=project, name=folder.resolve().name, resume="allow", **own)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the step, unless an earlier request failed."""
