@@ -166,14 +166,8 @@ def _batch_faults(
             yield f"{int(trained)} tokens in the loss, {_count(tokens)} in the record"
         if not math.isclose(reward, record["reward/task_mean"], rel_tol=0.0, abs_tol=1e-6):
             yield f"mean reward {reward:g}, {record['reward/task_mean']:g} in the record"
-    yield from _prompt_faults(number, saved_texts(path), group.tolist(), config, problems)
-
-
-def _prompt_faults(
-    number: int, rows: Sequence[Record], group_B: Sequence[int], config: Config, problems: Sequence[str] | None
-) -> Iterator[str]:
     drawn: dict[int, str] = {}
-    for label, text in zip(group_B, rows, strict=True):
+    for label, text in zip(group.tolist(), saved_texts(path), strict=True):
         if drawn.setdefault(label, text["problem"]) != text["problem"]:
             yield f"group {label} has responses to {drawn[label]!r} and {text['problem']!r}"
             return

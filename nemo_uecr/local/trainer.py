@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,18 +28,17 @@ from nemo_uecr.local.provenance import APPEND_ONLY, checkpoint_entry, list_files
 from nemo_uecr.local.rollout import Sampler, check_drawn, evaluate
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Sequences
-from nemo_uecr.local.step_metrics import step_metrics
 from nemo_uecr.local.teachers import Teachers
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.reproducible import derive
 from nemo_uecr.steps.draws import run_state, step_indices
-from nemo_uecr.steps.metrics import Stopwatch
+from nemo_uecr.steps.metrics import Stopwatch, count_metrics, ratio_metrics, scored_metrics
 from nemo_uecr.steps.step_record import StepRecord
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import StepLog
-from nemo_uecr.verifier.rewards import Outcome, Rewards
+from nemo_uecr.verifier.rewards import Outcome, Rewards, component_metrics
 
 
 @dataclass(frozen=True)
@@ -271,3 +273,41 @@ class Trainer(Rollouts):
     def _due(self, step: int, every: int) -> bool:
         """Whether something that is done every so often, and at the end, is done now."""
         return step == self.config.train.steps or (every > 0 and step % every == 0)
+
+
+def step_metrics(
+    batch: StepBatch,
+    advantages: Advantages,
+    residuals: dict[str, float],
+    outcome: UpdateOutcome,
+    config: Config,
+) -> dict[str, float]:
+    """Every metric of the step but the times."""
+    record, clip = batch.record, {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
+    kibi = 1 / 1024 if sys.platform == "darwin" else 1  # macOS reports bytes, Linux kibibytes
+    metrics = {
+        **scored_metrics(record, advantages, config.method, residuals),
+        **component_metrics(batch.outcomes),
+        **ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, far=config.tolerances.first_ratio_p99, **clip),
+        "policy/loss": statistics.fmean(outcome.loss),
+        "policy/pg_loss": statistics.fmean(outcome.surrogate),
+        "policy/grad_norm": statistics.fmean(outcome.grad_norm),
+        "policy/learning_rate": outcome.learning_rate,
+        **count_metrics(
+            record,
+            trained=int(torch.unique(outcome.place_N2[:, 0]).numel()),
+            tokens=outcome.ratio_N.numel(),
+            optimizer_steps=outcome.optimizer_steps,
+        ),
+        "memory/peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kibi / 1024,
+    }
+    if record.teacher is not None and batch.inputs is not None:
+        ends_BT = batch.inputs.ends_BT & advantages.trained(record.mask_BT)
+        if ends_BT.any():
+            metrics["teacher/end_gap_mean"] = float(record.scored.gap_BT[ends_BT].mean())
+    if config.loss.reference_kl > 0:
+        metrics["policy/ref_kl"] = statistics.fmean(outcome.reference_kl)
+    if torch.cuda.is_available():
+        metrics["memory/peak_gpu_mb"] = torch.cuda.max_memory_allocated() / 1024**2
+        torch.cuda.reset_peak_memory_stats()
+    return metrics

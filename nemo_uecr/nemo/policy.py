@@ -6,7 +6,7 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,7 +22,7 @@ from nemo_uecr.nemo.teacher import RayTeacher, score_by_teachers
 from nemo_uecr.nemo.telemetry import check_step_counts, save_state, save_step, training_metrics
 from nemo_uecr.nemo.worker_scoring import ScoreRequest, spot_checked_token
 from nemo_uecr.steps.metrics import scored_metrics
-from nemo_uecr.steps.routing import PolicyScores, TeacherScores
+from nemo_uecr.steps.routing import PolicyScores
 from nemo_uecr.steps.step_record import ComparedTokens
 
 
@@ -56,7 +56,10 @@ class PolicyMethods:
         teacher = None
         if self._teachers:
             with context.watch.phase("score_teacher"):
-                teacher, teacher_BK = self._teacher_scores(data, names or list(self._teachers) * rows)
+                if {each.columns for each in self._teachers.values()} != {context.config.student.vocabulary}:
+                    check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
+                of_rows = names or list(self._teachers) * rows
+                teacher, teacher_BK = score_by_teachers(self._teachers, of_rows, data, context.teacher_request)
         with context.watch.phase("score_student"):
             self._bring_student()
             columns = score(self, data, context.student_request, name="student")
@@ -73,13 +76,6 @@ class PolicyMethods:
             student, teacher, data["token_mask"], data["sample_mask"], data["input_ids"], names, compared
         )
         return type(data)({"logprobs": rollout_logp_BS})
-
-    def _teacher_scores(self, data: Any, names: Sequence[str]) -> tuple[TeacherScores, Tensor]:
-        """Scores and most likely ids of each row by its own teacher, with a look at the ids where columns differ."""
-        context = self._context
-        if {each.columns for each in self._teachers.values()} != {context.config.student.vocabulary}:
-            check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
-        return score_by_teachers(self._teachers, names, data, context.teacher_request)
 
     def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
         """Columns of the request."""
