@@ -19,13 +19,12 @@ from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
 from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.output import Array
 from nemo_uecr.audit.signal import conflicts
-from nemo_uecr.audit.store import group_ids
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr_trust import UecrTrust, trust
-from nemo_uecr.core.record import ScoredBatch
+from nemo_uecr.core.record import ScoredBatch, group_ids
 from nemo_uecr.data.batch_file import load_batch, saved_texts, scored_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.batch import samples_of
@@ -77,7 +76,7 @@ def facts_of_run(folder: Path) -> Facts:
         written_config(folder / "config.yaml"),
         scored_batch(load_batch(path), path),
         np.asarray([text["verdict"] == "correct" for text in texts]),
-        problem_B=group_ids([text["problem"] for text in texts]),
+        problem_B=group_ids([text["problem"] for text in texts], torch.device("cpu")).numpy(),
         teacher_B=None,
         numbers={name: record.get(name) for name in RECORDED},
         columns={},
@@ -170,23 +169,26 @@ def _facts(
     right = torch.from_numpy(right_B)
     metrics = method_metrics(batch, compute(used, batch), used, {}, correct_B=right, truncated_B=right)
     sampler = ClusterBootstrap.draw(problem_B, replicates=REPLICATES, seed=SEED)
-    problem_K, groups = np.arange(sampler.clusters), batch.groups
+    problem_K, groups, size = np.arange(sampler.clusters), batch.groups, config.rollout.responses_per_prompt
     rewards = [right_B[problem_B == problem].astype(float) for problem in problem_K]
-    sizes = sorted({*SIZES, config.rollout.responses_per_prompt})
+    equal_K2 = {  # chance that a group of so many of a problem's responses is all right, and all wrong
+        each: 1.0 - np.asarray([(pass_at_k([1.0 - row], each), pass_at_k([row], each)) for row in rewards])
+        for each in sorted({*SIZES, size})
+        if each <= min(map(len, rewards))
+    }
     table = table_of(right_B, batch.group_B.numpy(), np.zeros_like(problem_B), problem_B)
     mixed = len(np.unique(table.problem_P[table.mixed_P]))
 
-    def mean(value: Array, of: Array) -> Share:
-        return sampler.mean(value, np.ones(len(value), dtype=bool), of)
+    def mean(value_K: Array) -> Share:
+        return sampler.mean(value_K, np.ones(len(value_K), dtype=bool), problem_K)
 
     def rate(verdicts: Sequence[Array]) -> Share:
         k = min(map(len, verdicts))  # a problem may be drawn for several prompts
         found = score_interval({"": [row[:k].tolist() for row in verdicts]})
         return {"value": found.avg, "low": found.low, "high": found.high}
 
-    degenerate = mean(groups.flat(batch.task_reward_B).numpy(), problem_B)
     shares: dict[str, Share | None] = dict.fromkeys(("teacher", "lead", "order", "kappa"))
-    shares |= {"student": rate(rewards), "degenerate": degenerate}
+    shares |= {"student": rate(rewards), "equal": mean(equal_K2[size].sum(axis=1))}
     found = {**numbers, **{name: metrics.get(name) for name in SCORED}, "spread": None, "safe_alpha": None}
     if scored:
         reward_B = batch.teacher_reward_B.numpy()
@@ -200,17 +202,13 @@ def _facts(
     if teacher_B is not None:
         theirs = teacher_B.reshape(sampler.clusters, -1).astype(float)
         shares["teacher"] = rate([*theirs])
-        shares["lead"] = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards], problem_K)
+        shares["lead"] = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards])
     return Facts(
         shares=shares,
         problems=sampler.clusters,
         mixed=mixed,
         numbers=found | {"noise": method.settings().get("scoring_noise")},
-        equal={
-            size: (1.0 - pass_at_k([1.0 - rows for rows in rewards], size), 1.0 - pass_at_k(rewards, size))
-            for size in sizes
-            if size <= min(map(len, rewards))
-        },
+        equal={each: both_K2.mean(axis=0).tolist() for each, both_K2 in equal_K2.items()},
         columns=columns,
         config=config,
     )

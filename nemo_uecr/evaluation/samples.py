@@ -100,10 +100,10 @@ def summarise(samples: Sequence[Sample]) -> dict[str, Any]:
     rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
     k = len(next(iter(rewards.values()))[0])
     sets = {
-        name: vars(score_interval({name: rows})) | {"problems": len(rows), "pass": pass_at_k(rows, k)}
+        name: score_interval({name: rows})._asdict() | {"problems": len(rows), "pass": pass_at_k(rows, k)}
         for name, rows in rewards.items()
     }
-    return {"samples": k, "sets": sets, "average": vars(score_interval(rewards))}
+    return {"samples": k, "sets": sets, "average": score_interval(rewards)._asdict()}
 
 
 def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
