@@ -1,6 +1,6 @@
 """The teachers: sources of scores of the student's tokens, and which of them scores a problem's responses.
 
-A new kind of source is a subclass of `Teacher`, and a case in `_load`.
+A new kind of source is a class with the methods of `ModelTeacher`, and a case in `_load`.
 
 Shape legend: B = responses, T = response tokens, n = responses of one teacher.
 """
@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -49,37 +49,8 @@ END_COST = "%s; its gap is %+.2f nats there, which moves the step's mean gap fro
 PROBES = "teacher-probes.json"
 
 
-class Teacher:
-    """Scores sampled tokens; the defaults describe a remote teacher that reads the student's own prompts."""
-
-    @property
-    def members(self) -> Mapping[str, TokenModel]:
-        """What of `Placement` it computes with, by name."""
-        return {}
-
-    def view(self, prompt: Prompt) -> Prompt:
-        """What it reads in place of a prompt of the student."""
-        return prompt
-
-    def with_probe(self, probe: Probe) -> Self:
-        """Copy whose logits the probe looks at; a remote teacher shows none."""
-        return self
-
-    def check(self, views: Sequence[Prompt], response: int) -> None:
-        """Refuse, at start, prompts (as it views them) that exceed its limits with ``response`` more tokens."""
-        raise NotImplementedError
-
-    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> TeacherScores:
-        """Scores of every response token of these rows; NaN in the others."""
-        raise NotImplementedError
-
-    def provenance(self, step: int) -> dict[str, str]:
-        """Where its scores of a step come from, for the record."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
-class ModelTeacher(Teacher):
+class ModelTeacher:
     """A frozen model on the run's own device."""
 
     model: TokenModel
@@ -89,18 +60,23 @@ class ModelTeacher(Teacher):
 
     @property
     def members(self) -> Mapping[str, TokenModel]:
+        """What of `Placement` it computes with, by name."""
         return {self.member: self.model}
+
+    def view(self, prompt: Prompt) -> Prompt:
+        """What it reads in place of a prompt of the student."""
+        return prompt
 
     def with_probe(self, probe: Probe) -> Self:
         """Copy whose logits the probe looks at."""
         return replace(self, model=self.model.with_probe(probe))
 
     def check(self, views: Sequence[Prompt], response: int) -> None:
-        """Refuse sequences longer than its context."""
+        """Refuse, at start, prompts (as it views them) that exceed its context with ``response`` more tokens."""
         check_context(views, self.model, "rollout.max_response_tokens", response)
 
     def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> TeacherScores:
-        """Its own forward."""
+        """Scores of every response token of these rows; NaN in the others."""
         if not self.replaced_ends:
             return score_teacher(self.model, sequences, micro_rows, entropy=entropy)
         ends = OwnEnds(sequences.ends_BT(self.replaced_ends), self.model.tokens.end_ids)
@@ -108,7 +84,7 @@ class ModelTeacher(Teacher):
         return replace(scores, logp_BT=scores.logp_BT + ends.difference_BT)
 
     def provenance(self, step: int) -> dict[str, str]:
-        """Its name."""
+        """Where its scores of a step come from, for the record."""
         return {"model": self.model.name}
 
 
@@ -133,10 +109,19 @@ class SelfTeacher(ModelTeacher):
 
 
 @dataclass(frozen=True)
-class UrlTeacher(Teacher):
-    """A teacher on a server."""
+class UrlTeacher:
+    """A teacher on a server: it has no weights here, shows no logits, and reads the student's own prompts."""
 
     server: TeacherServer
+    members: ClassVar[Mapping[str, TokenModel]] = {}
+
+    def view(self, prompt: Prompt) -> Prompt:
+        """The prompt itself."""
+        return prompt
+
+    def with_probe(self, probe: Probe) -> Self:
+        """The same teacher."""
+        return self
 
     def check(self, views: Sequence[Prompt], response: int) -> None:
         """Refuse a server that is silent, reads too little, or has other columns or another model than the run's."""
@@ -154,6 +139,9 @@ class UrlTeacher(Teacher):
     def provenance(self, step: int) -> dict[str, str]:
         """URL and reported model; its weights are verified only by the probes."""
         return self.server.provenance()
+
+
+Teacher = ModelTeacher | UrlTeacher
 
 
 @dataclass(frozen=True)
