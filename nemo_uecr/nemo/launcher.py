@@ -6,7 +6,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,8 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Pa
     native = translate.native_config(config, version, dropped=dropped)
     folder.mkdir(parents=True, exist_ok=True)
     log.info("NeMo-RL %s, method %s", version, config.method.name)
-    stop, completed = _run(config, native, evaluation, routes, partial(write_run_files, config, origins, version))
+    records = {"origins": origins, "version": version}
+    stop, completed = _run(config, native, evaluation, routes, records)
     report_early_end(stop, config, completed=completed)
     return folder
 
@@ -69,7 +69,7 @@ def _run(
     native: Any,
     evaluation: upstream.Evaluate | None,
     routes: Routes | None,
-    write_records: Callable[[], None],
+    records: Mapping[str, Any],
 ) -> tuple[StopRequest, int]:
     """Start Ray, set up and train; returns the request to stop and the completed steps."""
     upstream.register_environment(translate.ENVIRONMENT, translate.ENVIRONMENT_FQN)
@@ -121,7 +121,7 @@ def _run(
             stop=stop,
         ),
     ):
-        write_records()
+        write_run_files(config, **records)
         loss = training_loss(config)
         completed = upstream.run_loop(native, parts, loss, make_policy=make_policy, before=before_the_loop)
     return stop, completed
@@ -187,7 +187,7 @@ def begun_by_a_step(config: NemoConfig, completed_steps: Callable[[], int]) -> I
         raise
 
 
-def write_run_files(config: NemoConfig, origins: Mapping[str, str], version: str) -> None:
+def write_run_files(config: NemoConfig, *, origins: Mapping[str, str], version: str) -> None:
     """Configuration, origins, tolerances and provenance, before the first step; ``version`` is NeMo-RL's."""
     versions = {package: installed(package) or "not installed in the driver's environment" for package in PACKAGES}
     provenance = run_provenance(config, {"nemo_rl": version, **versions}) | {"command": sys.argv}
