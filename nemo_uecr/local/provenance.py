@@ -218,11 +218,6 @@ def list_files(folder: Path, step: int, *names: str) -> None:
             append_record(folder / ARTIFACTS, entry)
 
 
-def checkpoint_entry(step: int) -> str:
-    """The file that represents a checkpoint in the list: it has the hashes of the others."""
-    return f"checkpoints/step-{step:06d}/{MANIFEST}"
-
-
 def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:
     if path.name in APPEND_ONLY and path.is_file():
         digest = hashlib.sha256(path.read_bytes()[: entry["bytes"]]).hexdigest()

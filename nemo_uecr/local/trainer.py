@@ -21,10 +21,10 @@ from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.batch import StepBatch, samples_of
-from nemo_uecr.local.checkpoint import Checkpoints, Position
+from nemo_uecr.local.checkpoint import MANIFEST, Checkpoints, Position
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
-from nemo_uecr.local.provenance import APPEND_ONLY, checkpoint_entry, list_files
+from nemo_uecr.local.provenance import APPEND_ONLY, list_files
 from nemo_uecr.local.rollout import Sampler, check_drawn, evaluate
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Sequences
@@ -268,7 +268,8 @@ class Trainer(Rollouts):
         best_now = self.config.checkpoint.keep_best and self.position.best_step == step
         if asked or best_now or self._due(step, self.config.checkpoint.every):
             self.checkpoints.save(self.models.student, self.optimizer, self.position)
-            list_files(self.folder, step, checkpoint_entry(step), *APPEND_ONLY)
+            hashes = f"checkpoints/step-{step:06d}/{MANIFEST}"  # it stands for the checkpoint's files
+            list_files(self.folder, step, hashes, *APPEND_ONLY)
 
     def _due(self, step: int, every: int) -> bool:
         """Whether something that is done every so often, and at the end, is done now."""

@@ -219,7 +219,7 @@ class _Service:
         self._run.log(dict(metrics), step=step)
 
     def _finish(self, *, failed: bool) -> None:
-        raise NotImplementedError
+        self._run.finish()
 
 
 class Wandb(_Service):
@@ -297,9 +297,6 @@ class Trackio(_Service):
 
         quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         self._begin(trackio.init, folder, wanted.project, config=dict(parameters), **quiet)
-
-    def _finish(self, *, failed: bool) -> None:
-        self._run.finish()
 
 
 class Swanlab(_Service):
