@@ -81,10 +81,12 @@ class Problem:
 
     @property
     def question(self) -> str:
+        """The question as the student reads it."""
         return f"Start with {self.start}: {' '.join(map(str, self.operations))} = ?"
 
     @property
     def answer(self) -> str:
+        """The value after the last operation."""
         return str(reduce(lambda value, operation: operation.apply(value), self.operations, self.start))
 
 
