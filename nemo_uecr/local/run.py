@@ -167,10 +167,7 @@ def _student(config: Config, checkpoint: Path | None, device: torch.device) -> T
 
 
 def sampler_of(
-    config: Config,
-    student: TokenModel,
-    prompts: Sequence[Prompt],
-    benchmarks: Mapping[str, Sequence[Prompt]],
+    config: Config, student: TokenModel, prompts: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]]
 ) -> Sampler | VllmSampler:
     """What draws the student's responses."""
     if config.rollout.engine == "transformers":

@@ -277,11 +277,7 @@ class Trainer(Rollouts):
 
 
 def step_metrics(
-    batch: StepBatch,
-    advantages: Advantages,
-    residuals: dict[str, float],
-    outcome: UpdateOutcome,
-    config: Config,
+    batch: StepBatch, advantages: Advantages, residuals: dict[str, float], outcome: UpdateOutcome, config: Config
 ) -> dict[str, float]:
     """Every metric of the step but the times."""
     record, clip = batch.record, {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}

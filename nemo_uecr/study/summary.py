@@ -159,10 +159,7 @@ def sets_table(summary: Comparison, *, layout: str, samples: int) -> Table | Non
     means = {"initial": (summary.initial_sets, summary.initial)}
     means |= {line.arm: (line.sets, line.common) for line in summary.lines}
     rows = [
-        Row(
-            arm,
-            {name: Interval(m.mean, m.low, m.high) for name, m in (sets | {"average": average}).items()},
-        )
+        Row(arm, {name: Interval(m.mean, m.low, m.high) for name, m in (sets | {"average": average}).items()})
         for arm, (sets, average) in means.items()
         if average is not None
     ]
