@@ -54,32 +54,8 @@ def check_step_counts(context: StepContext, data: Mapping[str, Tensor], result: 
 
 def training_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) -> dict[str, float]:
     """The step's numbers that its training adds; NeMo-RL's logger puts ``train/`` before all of them."""
-    config, metrics = context.config, result["all_mb_metrics"]
-
-    def mean(name: str) -> float:
-        return float(sum(metrics[name]))
-
-    first = {  # the later optimizer steps add 0 to a mean over all of them
-        "policy/first_ratio_error": max(metrics[f"{PREFIX}first_ratio_error_max"]),
-        "policy/first_ratio_mean": mean(f"{PREFIX}first_ratio_mean") * context.optimizer_steps,
-        "policy/first_ratio_far_share": mean(f"{PREFIX}first_ratio_far_share") * context.optimizer_steps,
-    }
-    check_first_ratio(first, config.tolerances)
-    kl = {}
-    if config.loss.reference_kl > 0:
-        kl["policy/ref_kl"] = mean(f"{PREFIX}ref_kl" if config.conventions.kl == "paper" else "kl_penalty")
     return {
-        "policy/loss": mean("loss"),
-        "policy/pg_loss": mean(f"{PREFIX}pg_loss"),
-        "policy/ratio_mean": mean("probs_ratio"),
-        "policy/ratio_min": min(metrics["probs_ratio_min"]),
-        "policy/ratio_max": max(metrics["probs_ratio_max"]),
-        "policy/clip_low_share": mean(f"{PREFIX}clip_low_share"),
-        "policy/clip_high_share": mean(f"{PREFIX}clip_high_share"),
-        "policy/approx_kl": mean(f"{PREFIX}approx_kl"),
-        **first,
-        "policy/grad_norm": float(result["grad_norm"].double().mean()),
-        **kl,
+        **_policy(context, result),
         **context.components(),
         **count_metrics(
             context.outcome.record,
@@ -116,6 +92,35 @@ def resumed_state(folder: Path, *, step: int) -> dict[str, float]:
     truncate_records(folder / METHOD_STATE, last_step=step)
     records = read_records(folder / METHOD_STATE)[0]
     return {name: value for name, value in records[-1].items() if name != "step"} if records else {}
+
+
+def _policy(context: StepContext, result: Any) -> dict[str, float]:
+    config, metrics = context.config, result["all_mb_metrics"]
+
+    def mean(name: str) -> float:
+        return float(sum(metrics[name]))
+
+    first = {  # the later optimizer steps add 0 to a mean over all of them
+        "policy/first_ratio_error": max(metrics[f"{PREFIX}first_ratio_error_max"]),
+        "policy/first_ratio_mean": mean(f"{PREFIX}first_ratio_mean") * context.optimizer_steps,
+        "policy/first_ratio_far_share": mean(f"{PREFIX}first_ratio_far_share") * context.optimizer_steps,
+    }
+    check_first_ratio(first, config.tolerances)
+    values = {
+        "policy/loss": mean("loss"),
+        "policy/pg_loss": mean(f"{PREFIX}pg_loss"),
+        "policy/ratio_mean": mean("probs_ratio"),
+        "policy/ratio_min": min(metrics["probs_ratio_min"]),
+        "policy/ratio_max": max(metrics["probs_ratio_max"]),
+        "policy/clip_low_share": mean(f"{PREFIX}clip_low_share"),
+        "policy/clip_high_share": mean(f"{PREFIX}clip_high_share"),
+        "policy/approx_kl": mean(f"{PREFIX}approx_kl"),
+        **first,
+        "policy/grad_norm": float(result["grad_norm"].double().mean()),
+    }
+    if config.loss.reference_kl > 0:
+        values["policy/ref_kl"] = mean(f"{PREFIX}ref_kl" if config.conventions.kl == "paper" else "kl_penalty")
+    return values
 
 
 def _trained_rows(data: Mapping[str, Tensor]) -> int:
