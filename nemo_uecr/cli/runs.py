@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, types
 
@@ -208,28 +208,25 @@ def convert(
         tolerance: Largest allowed difference of two log-probabilities, nats.
         shard_gb: Largest weight file, GB.
     """
-    from nemo_uecr.conversion.convert import ConversionRequest, prepare, read_record
     from nemo_uecr.conversion.convert import check as check_again
     from nemo_uecr.conversion.convert import convert as run
+    from nemo_uecr.conversion.convert import prepare, read_record
     from nemo_uecr.conversion.on_cpu import require_bridge
 
     if check == (to is not None):
         raise CheckpointError("expected either --to OUT, to convert, or --check, to verify a converted folder again")
-    request = None
-    if to is not None:
-        request = ConversionRequest(
-            ckpt=ckpt, out=to.absolute(), model=hf, tokenizer=tokenizer,
-            tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
-        )  # fmt: skip
-        prepare(request)  # report a wrong path before a missing package
+    how: dict[str, Any] = {"model": hf, "tokenizer": tokenizer, "tolerance": tolerance}
+    how["shard_bytes"] = int(shard_gb * GIGABYTE)
+    # First: report a wrong path before a missing package.
+    job = None if to is None else prepare(ckpt, to, **how)
     if dry_run:
-        if request is None:
+        if job is None:
             read_record(ckpt)
-            return say("# dry run: nothing is written", f"ckpt: {ckpt}")
-        return say("# dry run: nothing is written", *(f"{name}: {value}" for name, value in vars(request).items()))
+        settings = {"ckpt": ckpt} | ({} if job is None else {"out": job.out, **how})
+        return say("# dry run: nothing is written", *(f"{name}: {value}" for name, value in settings.items()))
     require_extra("convert")
     require_bridge()
-    agreement = check_again(ckpt, tolerance) if request is None else run(request)
+    agreement = check_again(ckpt, tolerance) if job is None else run(job)
     say(
         f"{to or ckpt}: the same model; log-probabilities of {agreement.tokens} tokens differ by at most "
         f"{agreement.largest:.2g} nats"
