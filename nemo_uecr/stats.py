@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,9 +38,8 @@ Share = dict[str, Any]
 # avg@k and pass@k
 
 
-@dataclass(frozen=True)
-class Interval:
-    """An estimate with its 95 % interval, as fractions of 1."""
+class Interval(NamedTuple):
+    """An estimate with its 95 % interval, as fractions of 1; in tables in percent."""
 
     avg: float
     low: float
@@ -207,7 +206,6 @@ class ClusterBootstrap:
 
     @property
     def clusters(self) -> int:
-        """K."""
         return int(self.count_SK.shape[1])
 
     def replicate_ratios(self, above_K: Array, below_K: Array) -> Array:

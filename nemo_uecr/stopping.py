@@ -38,7 +38,6 @@ class StopRequest:
 
     @property
     def asked(self) -> bool:
-        """Whether the run should stop after the current step."""
         return self.reason != ""
 
     def ask(self, reason: str) -> None:

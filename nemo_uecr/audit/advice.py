@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,14 +70,14 @@ class Facts:
 
     ``shares`` have 95 % intervals over problems: pass rates of `student` and `teacher`, each on its own responses;
     `lead` of the teacher over the student; `order` (pairs of a right and a wrong response that R^T orders by the
-    verdict); `kappa`, the trust of `uecr_trust`; and `degenerate` groups.
+    verdict); `kappa`, the trust of `uecr_trust`; and groups of the run's size with `equal` verdicts.
     """
 
     shares: Mapping[str, Share | None]
     problems: int
     mixed: int  # problems with a group of right and wrong responses
     numbers: Mapping[str, float | None]  # everything else, by its metric's name where there is one
-    equal: Mapping[int, tuple[float, float]]  # by group size, the shares of groups that are all right and all wrong
+    equal: Mapping[int, Sequence[float]]  # by group size, the shares of groups that are all right and all wrong
     columns: Mapping[str, int]  # output columns of the models that were loaded
     config: Config  # the run's
 
@@ -202,7 +202,7 @@ def _group_size(facts: Facts) -> Line:
     reason = f"{_whole(mixed[size])} of such groups are mixed"
     if right + wrong > MOST_EQUAL:
         reason += f"; {'easier' if wrong > right else 'harder'} problems mix more at no cost"
-    return Line("group size", str(size), reason, f"equal verdicts at {now}: {_interval(facts.shares['degenerate'])}")
+    return Line("group size", str(size), reason, f"equal verdicts at {now}: {_interval(facts.shares['equal'])}")
 
 
 def _interval(share: Share | None) -> str:

@@ -251,7 +251,6 @@ def grid_mismatches(tie_G: Array, safe_GA: Array, inverted_GA: Array, alpha_A: A
 
 
 def _rows(checkpoints: Sequence[Numbers], whole: Numbers) -> list[tuple[str, ...]]:
-    """One row per checkpoint, and one for all."""
     rows = []
     for row in checkpoints:
         middle: tuple[str, ...] = ("-",) * 7

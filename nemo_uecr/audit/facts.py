@@ -19,27 +19,24 @@ from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
 from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.output import Array
 from nemo_uecr.audit.signal import conflicts
-from nemo_uecr.audit.sources import saved_texts
-from nemo_uecr.audit.store import group_ids
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr_trust import UecrTrust, trust
-from nemo_uecr.core.record import ScoredBatch
-from nemo_uecr.data.batch_file import load_batch, scored_batch
+from nemo_uecr.core.record import ScoredBatch, group_ids
+from nemo_uecr.data.batch_file import load_batch, saved_texts, scored_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.batch import samples_of
 from nemo_uecr.local.failure import Evidence
-from nemo_uecr.local.rollout import draw
+from nemo_uecr.local.rollout import check_drawn, draw
 from nemo_uecr.local.run import encoded_problems, load_models, placement_of, sampler_of
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
-from nemo_uecr.local.step_metrics import Stopwatch
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
 from nemo_uecr.local.trainer import Rollouts
 from nemo_uecr.reproducible import derive
 from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k, score_interval
-from nemo_uecr.steps.metrics import agreement_metrics, method_metrics
+from nemo_uecr.steps.metrics import Stopwatch, agreement_metrics, method_metrics
 from nemo_uecr.telemetry.run_folder import read_run
 from nemo_uecr.verifier.pool import SHARED
 from nemo_uecr.verifier.rewards import Rewards
@@ -72,14 +69,14 @@ def facts_of_run(folder: Path) -> Facts:
             f"{folder} has no saved batch; expected a run with telemetry.save_batch_every > 0. "
             f"Draw instead: nemo-uecr advise {folder / 'config.yaml'}"
         )
-    files = run.batches[0]
-    texts = saved_texts(files.tensors)
-    record = next((step for step in run.steps if step["step"] == files.step), {})
+    number, path = next(iter(run.batches.items()))
+    texts = saved_texts(path)
+    record = next((step for step in run.steps if step["step"] == number), {})
     return _facts(
         written_config(folder / "config.yaml"),
-        scored_batch(load_batch(files.tensors), files.tensors),
+        scored_batch(load_batch(path), path),
         np.asarray([text["verdict"] == "correct" for text in texts]),
-        problem_B=group_ids([text["problem"] for text in texts]),
+        problem_B=group_ids([text["problem"] for text in texts], torch.device("cpu")).numpy(),
         teacher_B=None,
         numbers={name: record.get(name) for name in RECORDED},
         columns={},
@@ -150,9 +147,8 @@ def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prom
         views = [inputs.sequences.prompts[row] for row in rows]
         seeds = [derive(config.run.seed, "advise", row) for row in rows]
         size = config.rollout.microbatch_responses
-        drawn, nonfinite = draw(teacher.model, views, seeds, rollouts.decoding, microbatch=size)
-        if nonfinite is not None:
-            raise nonfinite.error(teacher.model, f"problem {views[nonfinite.row].problem.id}")
+        drawn = draw(teacher.model, views, seeds, rollouts.decoding, microbatch=size)
+        check_drawn(drawn, [f"problem {view.problem.id}" for view in views], teacher.model)
         responses |= zip(rows, drawn, strict=True)
     return [responses[row] for row in range(len(prompts))]
 
@@ -173,23 +169,26 @@ def _facts(
     right = torch.from_numpy(right_B)
     metrics = method_metrics(batch, compute(used, batch), used, {}, correct_B=right, truncated_B=right)
     sampler = ClusterBootstrap.draw(problem_B, replicates=REPLICATES, seed=SEED)
-    problem_K, groups = np.arange(sampler.clusters), batch.groups
+    problem_K, groups, size = np.arange(sampler.clusters), batch.groups, config.rollout.responses_per_prompt
     rewards = [right_B[problem_B == problem].astype(float) for problem in problem_K]
-    sizes = sorted({*SIZES, config.rollout.responses_per_prompt})
+    equal_K2 = {  # chance that a group of so many of a problem's responses is all right, and all wrong
+        each: 1.0 - np.asarray([(pass_at_k([1.0 - row], each), pass_at_k([row], each)) for row in rewards])
+        for each in sorted({*SIZES, size})
+        if each <= min(map(len, rewards))
+    }
     table = table_of(right_B, batch.group_B.numpy(), np.zeros_like(problem_B), problem_B)
     mixed = len(np.unique(table.problem_P[table.mixed_P]))
 
-    def mean(value: Array, of: Array) -> Share:
-        return sampler.mean(value, np.ones(len(value), dtype=bool), of)
+    def mean(value_K: Array) -> Share:
+        return sampler.mean(value_K, np.ones(len(value_K), dtype=bool), problem_K)
 
     def rate(verdicts: Sequence[Array]) -> Share:
         k = min(map(len, verdicts))  # a problem may be drawn for several prompts
         found = score_interval({"": [row[:k].tolist() for row in verdicts]})
         return {"value": found.avg, "low": found.low, "high": found.high}
 
-    degenerate = mean(groups.flat(batch.task_reward_B).numpy(), problem_B)
     shares: dict[str, Share | None] = dict.fromkeys(("teacher", "lead", "order", "kappa"))
-    shares |= {"student": rate(rewards), "degenerate": degenerate}
+    shares |= {"student": rate(rewards), "equal": mean(equal_K2[size].sum(axis=1))}
     found = {**numbers, **{name: metrics.get(name) for name in SCORED}, "spread": None, "safe_alpha": None}
     if scored:
         reward_B = batch.teacher_reward_B.numpy()
@@ -203,17 +202,13 @@ def _facts(
     if teacher_B is not None:
         theirs = teacher_B.reshape(sampler.clusters, -1).astype(float)
         shares["teacher"] = rate([*theirs])
-        shares["lead"] = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards], problem_K)
+        shares["lead"] = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards])
     return Facts(
         shares=shares,
         problems=sampler.clusters,
         mixed=mixed,
         numbers=found | {"noise": method.settings().get("scoring_noise")},
-        equal={
-            size: (1.0 - pass_at_k([1.0 - rows for rows in rewards], size), 1.0 - pass_at_k(rewards, size))
-            for size in sizes
-            if size <= min(map(len, rewards))
-        },
+        equal={each: both_K2.mean(axis=0).tolist() for each, both_K2 in equal_K2.items()},
         columns=columns,
         config=config,
     )

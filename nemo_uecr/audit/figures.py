@@ -96,7 +96,6 @@ def _judge(axes: Axes, judge: Numbers | None) -> None:
 
 
 def _group_signal(figure: Figure, numbers: Numbers) -> None:
-    """Shares of all pseudo-groups (degenerate ones as stacked bars), composition of mixed ones."""
     left, middle, right = figure.subplots(1, 3)
     rows = numbers["checkpoints"]
     steps = [row["checkpoint"] for row in rows]
@@ -150,7 +149,6 @@ def _alpha_sweep(figure: Figure, numbers: Numbers) -> None:
 
 
 def _token_credit(figure: Figure, numbers: Numbers) -> None:
-    """The teacher's probability by stratum, the location of large gaps, the mean weights."""
     left, middle, right = figure.subplots(1, 3)
     tokens = numbers["strata"]["tokens"]
     places = np.arange(1, len(tokens) + 1)
@@ -229,7 +227,6 @@ def _teacher(figure: Figure, numbers: Numbers) -> None:
 
 
 def _batch(figure: Figure, numbers: Numbers) -> None:
-    """Trajectories, tokens and steps by training step; faults as red crosses."""
     counts, tokens, done = panels = figure.subplots(1, 3)
     steps, facts, intended = numbers["steps"], numbers["facts"], numbers["intended"]
     for place, name in enumerate(("count/trajectories", "count/rewarded", "count/trained")):

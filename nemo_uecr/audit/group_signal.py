@@ -44,7 +44,7 @@ def group_signal_audit(scores: ScoreFolder, *, anchor: str, replicates: int, see
     responses = scores.responses
     reward_B, nonfinite_B = teacher_rewards(scores, anchor, clip=GAP_CLIP)
     task_B = responses.verified_rewards()
-    table = group_table(responses, task_B, pseudo_groups(responses, seed=seed))
+    table = group_table(responses, pseudo_groups(responses, seed=seed))
     index, task, teacher = (torch.from_numpy(each) for each in (table.index_B, task_B, reward_B))
     parts = unified_advantage(task, teacher, index, alpha=ALPHA)
     sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
@@ -111,7 +111,6 @@ def pseudo_groups(responses: Responses, *, seed: int) -> Array:
 def _checkpoint(
     step: int, table: GroupTable, kinds: dict[str, Array], magnitude: dict[str, Array], sampler: ClusterBootstrap
 ) -> Numbers:
-    """Shares of all groups; means over the responses of mixed groups; the teacher's share of the components."""
     here_P = table.checkpoint_P == step
     kept_B = (here_P & table.mixed_P)[table.index_B]
     problem = table.problem_P[table.index_B][kept_B]

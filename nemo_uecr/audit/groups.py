@@ -45,11 +45,10 @@ class GroupTable:
             yield int(group), value_B[rows[correct]], value_B[rows[~correct]]
 
 
-def group_table(responses: Responses, reward_B: Array | None = None, group_B: Array | None = None) -> GroupTable:
-    """The groups of scored responses; by default the prompts, with the verifier's rewards."""
-    correct_B = (responses.verified_rewards() if reward_B is None else reward_B) == 1.0
+def group_table(responses: Responses, group_B: Array | None = None) -> GroupTable:
+    """The groups of scored responses by the verifier's rewards; by default the prompts."""
     group_B = responses.group_B if group_B is None else group_B
-    return table_of(correct_B, group_B, responses.checkpoint_B, responses.problem_B)
+    return table_of(responses.verified_rewards() == 1.0, group_B, responses.checkpoint_B, responses.problem_B)
 
 
 def table_of(correct_B: Array, group_B: Array, checkpoint_B: Array, problem_B: Array) -> GroupTable:

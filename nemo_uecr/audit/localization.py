@@ -108,7 +108,6 @@ def _weights(batch: ScoredBatch, method: str, uecr: Uecr) -> list[Array]:
 
 
 def _permuted(batch: ScoredBatch, streams: Sequence[np.random.Generator]) -> ScoredBatch:
-    """Each response's entropies permuted by its own random stream."""
     assert batch.teacher_entropy_BT is not None
     mixed_BT = batch.teacher_entropy_BT.clone()
     for entropy_T, mask_T, stream in zip(mixed_BT, batch.mask_BT, streams, strict=True):

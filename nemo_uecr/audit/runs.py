@@ -16,12 +16,10 @@ from typing import Any
 import numpy as np
 
 from nemo_uecr.audit.output import Audit, Numbers, shown
-from nemo_uecr.audit.sources import saved_texts
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.batch_file import load_batch
-from nemo_uecr.data.manifest import training_file
-from nemo_uecr.data.problems import problems_of
+from nemo_uecr.data.batch_file import load_batch, saved_texts
+from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.errors import DataError
 from nemo_uecr.steps.draws import step_indices
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run
@@ -67,10 +65,9 @@ def batch_audit(run: Path, train: Path) -> Audit:
     """
     config, problems = written_config(run / "config.yaml"), None
     steps, cut_off = read_records(run / STEPS)  # in their order, with repeated steps
-    batches = {saved.step: saved.tensors for saved in read_run(run).batches}
-    data = config.data
+    batches = read_run(run).batches
     with suppress(DataError, OSError):  # a run from another machine: the rest is still checked
-        problems = [each.id for each in problems_of(data, training_file(train, "data.train"), "data.train")]
+        problems = [each.id for each in training_problems(config.data, train)]
     rollout, every = config.rollout, config.telemetry.save_batch_every
     filtered = ("response/truncated_share",) if rollout.overlong_filter else ()
     _check_metrics(steps, (*FACTS, "response/length_mean", "reward/task_mean", *filtered), str(run))
@@ -169,14 +166,8 @@ def _batch_faults(
             yield f"{int(trained)} tokens in the loss, {_count(tokens)} in the record"
         if not math.isclose(reward, record["reward/task_mean"], rel_tol=0.0, abs_tol=1e-6):
             yield f"mean reward {reward:g}, {record['reward/task_mean']:g} in the record"
-    yield from _prompt_faults(number, saved_texts(path), group.tolist(), config, problems)
-
-
-def _prompt_faults(
-    number: int, rows: Sequence[Record], group_B: Sequence[int], config: Config, problems: Sequence[str] | None
-) -> Iterator[str]:
     drawn: dict[int, str] = {}
-    for label, text in zip(group_B, rows, strict=True):
+    for label, text in zip(group.tolist(), saved_texts(path), strict=True):
         if drawn.setdefault(label, text["problem"]) != text["problem"]:
             yield f"group {label} has responses to {drawn[label]!r} and {text['problem']!r}"
             return

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config, TeacherConfig
-from nemo_uecr.data.batch_file import load_batch
+from nemo_uecr.data.batch_file import load_batch, saved_texts
 from nemo_uecr.data.problems import Problem, checked_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import SETTINGS
@@ -129,12 +129,6 @@ def _batch_of_run(path: Path, step: int, config: Config) -> list[Rollout]:
     return rollouts
 
 
-def saved_texts(batch: Path) -> list[dict[str, Any]]:
-    """The texts of a saved batch: one object per response, in the order of its tensors."""
-    rows: list[dict[str, Any]] = read_object(batch.with_suffix(".json"))["responses"]
-    return rows
-
-
 def _problem(text: Mapping[str, Any]) -> Problem:
     return Problem(text["problem"], text["question"], "", context=tuple(text.get("context", ())))
 
@@ -205,7 +199,6 @@ class _Row(BaseModel):
         return self
 
     def encode(self, tokenizer: Any) -> Sequence[int]:
-        """Token ids of the prompt."""
         return self.prompt_ids or list(tokenizer(self.prompt, add_special_tokens=False)["input_ids"])
 
 

@@ -20,10 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nemo_uecr.core.record import group_ids
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import replace_file
 
 Array = np.ndarray
+CPU = torch.device("cpu")
 
 FORMAT = "nemo_uecr.scores/4"
 PLAN = "scores.json"
@@ -67,7 +69,6 @@ class Responses:
 
     @property
     def checkpoints(self) -> list[int]:
-        """The checkpoints, ascending."""
         return [int(step) for step in np.unique(self.checkpoint_B)]
 
     def verified_rewards(self) -> Array:
@@ -170,9 +171,9 @@ def read_scores(folder: Path) -> ScoreFolder:
         ids=tuple(column["id"]),
         checkpoint_B=np.asarray(column["checkpoint"]),
         problems=problems,
-        problem_B=group_ids(problems),
+        problem_B=group_ids(problems, CPU).numpy(),
         sample_B=np.asarray(column["sample"]),
-        group_B=group_ids(column["group"]),
+        group_B=group_ids(column["group"], CPU).numpy(),
         reward_B=np.asarray(column["reward"], dtype=np.float64),  # None becomes NaN
         scored_B=np.asarray(column["scored_tokens"]),
         truncated_B=np.asarray(column["truncated"]),
@@ -180,12 +181,6 @@ def read_scores(folder: Path) -> ScoreFolder:
         from_text_B=np.asarray(column["ids_from"]) == "text",
     )
     return ScoreFolder(folder, plan, responses)
-
-
-def group_ids(names: Sequence[str]) -> Array:
-    """An integer for each name, equal for equal names, in the order of first appearance."""
-    ids = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return np.asarray([ids[name] for name in names])
 
 
 def _offsets(length_b: Array) -> Array:

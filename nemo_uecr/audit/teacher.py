@@ -104,7 +104,6 @@ def teacher_audit(scores: ScoreFolder, model: str, engines: Sequence[str], *, re
 
 
 def _reference(scores: ScoreFolder, limit: int | None) -> tuple[Sequences, Reference]:
-    """The first responses, and their scores."""
     from nemo_uecr.audit.score import sequences_of
 
     ids: list[list[int]] = scores.column("prompt_ids")

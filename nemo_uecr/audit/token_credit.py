@@ -88,7 +88,6 @@ def token_credit_audit(scores: ScoreFolder, uecr: Uecr, *, checkpoint: int | Non
 
 
 def _entropy(scores: ScoreFolder, tokens: Tokens) -> Array:
-    """[N] float64 entropies of the teacher."""
     scored = torch.stack([tokens.teacher_entropy, tokens.teacher_logp, tokens.anchor_logp]).isfinite().all(dim=0)
     if not scored.all():
         name = scores.responses.ids[tokens.rows[tokens.row_N[int(scored.int().argmin())]]]
@@ -125,7 +124,6 @@ def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float,
 
 
 def _last(estimates: Mapping[str, Mapping[str, Array]]) -> Numbers:
-    """The last stratum's estimate of each weighting."""
     return {way: {key: float(value[-1]) for key, value in each.items()} for way, each in estimates.items()}
 
 
@@ -232,7 +230,6 @@ class Strata:
 
 
 def _rows(numbers: Numbers) -> list[tuple[str, ...]]:
-    """The quantities that the paper reports."""
     ways = ("token_weighted", "response_balanced")
     rows: list[tuple[str, ...]] = []
     for row in numbers["large_gaps"]:

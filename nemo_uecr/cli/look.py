@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nemo_uecr.audit.advice import Line
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
-    from nemo_uecr.plan.contents import Lengths, Plan
+    from nemo_uecr.plan.contents import Lengths
     from nemo_uecr.plan.doctor import Finding
     from nemo_uecr.plan.shapes import ModelShape
 
@@ -55,12 +55,11 @@ def plan(
         length_sigma: Standard deviation of ln(response length) before truncation; 0: all equal the mean.
         fit: For a local run: find keys with which it fits one GPU of this many GB, first those that change no number.
     """
-    from nemo_uecr.audit.output import text_table
     from nemo_uecr.config.load import load
     from nemo_uecr.config.nemo_schema import NemoConfig
-    from nemo_uecr.plan.contents import ASSUMED, CPU, GIB, GPUS, Lengths, as_json, plan_text, side_by_side
+    from nemo_uecr.plan.contents import ASSUMED, CPU, GIB, GPUS, Lengths, as_json, plan_text
     from nemo_uecr.plan.local import local_plan
-    from nemo_uecr.plan.nemo import nemo_plan, other_placements, what_fits
+    from nemo_uecr.plan.nemo import nemo_plan, what_fits
 
     loaded = load(config, overrides).config
     longest = {"prompt": loaded.data.max_prompt_tokens, "response": loaded.rollout.max_response_tokens}
@@ -77,20 +76,13 @@ def plan(
     if memory is not None:
         limits = replace(limits, memory=int(memory * GIB))
     advice: list[str] = []
-    others: dict[str, Plan | str] = {}
     if isinstance(loaded, NemoConfig):
         made = nemo_plan(loaded, limits, lengths)
         advice = what_fits(loaded, limits, lengths) if made.misfits else []
-        others = other_placements(loaded, limits, lengths)
     else:
         made = local_plan(loaded, limits, lengths, sizes=sizes)
     say(plan_text(made).rstrip("\n"))
-    if others:
-        plans = {name: other for name, other in others.items() if not isinstance(other, str)}
-        refused = [f"{name}: cannot run: {other}" for name, other in others.items() if isinstance(other, str)]
-        say("", "teacher placements side by side", *refused, text_table(*side_by_side(plans)))
-    columns = {name: {"refused": other} if isinstance(other, str) else as_json(other) for name, other in others.items()}
-    write_json(json, {"format": "nemo_uecr.plan/1", **as_json(made), "what_fits": advice, "placements": columns})
+    write_json(json, {"format": "nemo_uecr.plan/1", **as_json(made), "what_fits": advice})
     if made.faults:
         hint = f"; what fits: {', or '.join(advice)}" if advice else ""
         if isinstance(loaded, NemoConfig) and made.misfits and not advice:
@@ -214,7 +206,6 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
 
 
 def _check_nemo(config: NemoConfig) -> list[str]:
-    """Check problems and models, and NeMo-RL's schema if it can be imported; return what was checked."""
     from nemo_uecr.nemo.preflight import check_problems, check_visible_models
 
     check_problems(config)

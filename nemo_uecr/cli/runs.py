@@ -8,7 +8,7 @@ import webbrowser
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, types
 
@@ -116,26 +116,21 @@ def _write_advantages(path: Path, name: str, words: Sequence[str], out: Path) ->
 
 
 def _check_steps(path: Path) -> int:
-    """Print one line per step; return 1 if a step is not reproduced, is missing or was changed."""
+    """Print one line per step; return 1 if a step is not reproduced."""
     from nemo_uecr.data.batch_file import TOLERANCE, recompute
-    from nemo_uecr.local.provenance import batch_faults, of_other_code, package_source
+    from nemo_uecr.local.provenance import of_other_code, package_source
 
     run = path if path.is_dir() else path.parent.parent
-    listed = {Path(name).name: fault for name, fault in batch_faults(run).items()}
-    steps = sorted({*listed, *(step.name for step in run.glob("batches/step-*.safetensors"))})
-    if not steps and path.is_dir():
+    steps = sorted(path.glob("batches/step-*.safetensors")) if path.is_dir() else [path]
+    if not steps:
         raise DataError(f"{path} has no batches/step-*.safetensors; expected a run with telemetry.save_batch_every > 0")
-    failed, steps = 0, steps if path.is_dir() else [path.name]
-    for name in steps:
-        if fault := listed.get(name):
-            failed += 1
-            say(f"{name}: {fault}, by the run's list of files: NOT REPRODUCED")
-            continue
-        replayed = recompute(run / "batches" / name if path.is_dir() else path)
+    failed = 0
+    for step in steps:
+        replayed = recompute(step)
         failed += not replayed.holds
         word = "bit for bit" if replayed.bitwise else f"differs by {replayed.difference:.3g}"
         want = "the run's own arithmetic" if replayed.same_arithmetic else f"other arithmetic, {TOLERANCE:g} allowed"
-        say(f"{name}: {word} ({want}){'' if replayed.holds else ': NOT REPRODUCED'}")
+        say(f"{step.name}: {word} ({want}){'' if replayed.holds else ': NOT REPRODUCED'}")
     other = failed > 0 and of_other_code(run, package_source()[0]["package_sha256"])
     hint = "; the code is not the run's, see report --verify" if other else ""
     say(f"{len(steps) - failed} of {len(steps)} saved steps reproduced{hint}")
@@ -213,28 +208,25 @@ def convert(
         tolerance: Largest allowed difference of two log-probabilities, nats.
         shard_gb: Largest weight file, GB.
     """
-    from nemo_uecr.conversion.convert import ConversionRequest, prepare, read_record
     from nemo_uecr.conversion.convert import check as check_again
     from nemo_uecr.conversion.convert import convert as run
+    from nemo_uecr.conversion.convert import prepare, read_record
     from nemo_uecr.conversion.on_cpu import require_bridge
 
     if check == (to is not None):
         raise CheckpointError("expected either --to OUT, to convert, or --check, to verify a converted folder again")
-    request = None
-    if to is not None:
-        request = ConversionRequest(
-            ckpt=ckpt, out=to.absolute(), model=hf, tokenizer=tokenizer,
-            tolerance=tolerance, shard_bytes=int(shard_gb * GIGABYTE),
-        )  # fmt: skip
-        prepare(request)  # report a wrong path before a missing package
+    how: dict[str, Any] = {"model": hf, "tokenizer": tokenizer, "tolerance": tolerance}
+    how["shard_bytes"] = int(shard_gb * GIGABYTE)
+    # First: report a wrong path before a missing package.
+    job = None if to is None else prepare(ckpt, to, **how)
     if dry_run:
-        if request is None:
+        if job is None:
             read_record(ckpt)
-            return say("# dry run: nothing is written", f"ckpt: {ckpt}")
-        return say("# dry run: nothing is written", *(f"{name}: {value}" for name, value in vars(request).items()))
+        settings = {"ckpt": ckpt} | ({} if job is None else {"out": job.out, **how})
+        return say("# dry run: nothing is written", *(f"{name}: {value}" for name, value in settings.items()))
     require_extra("convert")
     require_bridge()
-    agreement = check_again(ckpt, tolerance) if request is None else run(request)
+    agreement = check_again(ckpt, tolerance) if job is None else run(job)
     say(
         f"{to or ckpt}: the same model; log-probabilities of {agreement.tokens} tokens differ by at most "
         f"{agreement.largest:.2g} nats"

@@ -120,7 +120,6 @@ class NemoRlEnvironment(Section):
 
     @property
     def label(self) -> str:
-        """Its name in messages."""
         return self.nemo_rl_environment
 
 
@@ -218,7 +217,6 @@ class NemoConfig(Section):
 
     @property
     def gpus(self) -> int:
-        """GPUs of the cluster."""
         return self.cluster.nodes * self.cluster.gpus_per_node
 
     @property
@@ -234,7 +232,6 @@ class NemoConfig(Section):
 
     @property
     def student_gpus(self) -> int:
-        """GPUs of the student."""
         return self.gpus - self.teacher.dedicated_gpus
 
     @property

@@ -136,7 +136,6 @@ class VerifierReward(Section):
 
     @property
     def label(self) -> str:
-        """Its name in telemetry."""
         return "verifier"
 
 
@@ -152,12 +151,10 @@ class CallReward(Section):
 
     @property
     def path(self) -> str:
-        """The file."""
         return self.call.rpartition(":")[0]
 
     @property
     def label(self) -> str:
-        """Its name in telemetry."""
         return self.name or self.call.rpartition(":")[2]
 
 

@@ -31,43 +31,41 @@ GIGABYTE = 10**9
 
 
 @dataclass(frozen=True)
-class ConversionRequest:
-    """What to convert, and how."""
-
-    ckpt: Path
-    out: Path
-    model: str | None  # folder or hub name of the Hugging Face model with the architecture; None: CKPT names it
-    tokenizer: Path | None  # None: CKPT's, else the model's
-    tolerance: float  # largest difference of two log-probabilities, in nats
-    shard_bytes: int  # most bytes of a weight file
-
-
-@dataclass(frozen=True)
 class Conversion:
     """A conversion with checked inputs."""
 
-    request: ConversionRequest
+    ckpt: Path
+    out: Path
+    tolerance: float  # largest difference of two log-probabilities, in nats
+    shard_bytes: int  # most bytes of a weight file
     weights: reading.Weights
     config: Path  # folder of config.json
     tokenizer: Path
     model: reading.Qwen3
 
 
-def prepare(request: ConversionRequest) -> Conversion:
-    """Check everything that can be checked before writing."""
-    out = request.out.absolute()
-    if request.ckpt.resolve() in out.resolve().parents:  # NeMo-RL deletes old steps, and OUT with them
-        raise CheckpointError(f"{out}: is inside the checkpoint {request.ckpt}; choose another --to")
+def prepare(
+    ckpt: Path, out: Path, *, model: str | None, tokenizer: Path | None, tolerance: float, shard_bytes: int
+) -> Conversion:
+    """Check everything that can be checked before writing.
+
+    ``model`` is the folder or hub name of the Hugging Face model with the architecture, None where CKPT names it;
+    ``tokenizer`` None is CKPT's, else the model's.
+    """
+    out = out.absolute()
+    if ckpt.resolve() in out.resolve().parents:  # NeMo-RL deletes old steps, and OUT with them
+        raise CheckpointError(f"{out}: is inside the checkpoint {ckpt}; choose another --to")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
-    source = reading.find_source(request.ckpt)
+    source = reading.find_source(ckpt)
     weights = reading.read_weights(source.kind, source.weights)
-    if source.kind == reading.HUGGINGFACE and request.model is not None:
-        raise CheckpointError(f"{request.ckpt}: a Hugging Face model states its architecture; leave out --hf")
-    config = _locate_model(request.model or source.model, request.ckpt)
-    model = reading.read_qwen3(config)
-    reading.check_architecture(weights, model, config)
-    job = Conversion(request, weights, config, request.tokenizer or source.tokenizer or config, model)
+    if source.kind == reading.HUGGINGFACE and model is not None:
+        raise CheckpointError(f"{ckpt}: a Hugging Face model states its architecture; leave out --hf")
+    config = _locate_model(model or source.model, ckpt)
+    shape = reading.read_qwen3(config)
+    reading.check_architecture(weights, shape, config)
+    tokenizer = tokenizer or source.tokenizer or config
+    job = Conversion(ckpt, out, tolerance, shard_bytes, weights, config, tokenizer, shape)
     _assets(job)
     check_writable(out)
     free = shutil.disk_usage(existing(out)).free
@@ -95,17 +93,16 @@ def _locate_model(name: str | None, ckpt: Path) -> Path:
         raise CheckpointError(f"{name}: no folder here, nor on the hub ({reason}); name a folder: --hf") from error
 
 
-def convert(request: ConversionRequest) -> Agreement:
+def convert(job: Conversion) -> Agreement:
     """Convert, verify, and return the agreement of the two models; a failure leaves no OUT."""
-    job = prepare(request)
     logger.info("%s: %s weights, %s", job.weights.folder, job.weights.kind, job.weights.dtype)
-    with new_folder(request.out) as folder:
+    with new_folder(job.out) as folder:
         write = _to_huggingface if job.weights.kind == reading.MEGATRON else _to_megatron
         sequences, megatron, huggingface = write(job, folder)
-        agreement = proof.compare(sequences, megatron, huggingface, request.tolerance)
+        agreement = proof.compare(sequences, megatron, huggingface, job.tolerance)
         _write_record(job, folder, {
             "sequences": sequences, "megatron": megatron, "huggingface": huggingface,
-            "tolerance": request.tolerance, "agreement": asdict(agreement),
+            "tolerance": job.tolerance, "agreement": asdict(agreement),
         })  # fmt: skip
     return agreement
 
@@ -118,7 +115,7 @@ def _to_huggingface(job: Conversion, folder: Path) -> tuple[Sequences, Scores, S
         bridge = Bridge(names, job.model)
         model = bridge.from_megatron(job.weights.folder)
         megatron = proof.megatron_scores(model, sequences)
-        write_weights(bridge.export(model), hf_names(job.model), job.weights.dtype, folder, job.request.shard_bytes)
+        write_weights(bridge.export(model), hf_names(job.model), job.weights.dtype, folder, job.shard_bytes)
         del bridge, model
     gc.collect()  # one model in memory at a time
     logger.info("verifying: transformers loads what was written")
@@ -136,7 +133,7 @@ def _to_megatron(job: Conversion, folder: Path) -> tuple[Sequences, Scores, Scor
         del bridge
         for settings in folder.glob("iter_*/run_config.yaml"):  # it names the temporary folder
             text = settings.read_text(encoding="utf-8")
-            settings.write_text(text.replace(str(folder), str(job.request.out)), encoding="utf-8")
+            settings.write_text(text.replace(str(folder), str(job.out)), encoding="utf-8")
         _write_assets(job, folder / reading.ASSETS)
         gc.collect()
         logger.info("verifying: megatron-core loads what was written")
@@ -184,8 +181,8 @@ def _write_record(job: Conversion, folder: Path, evidence: dict[str, Any]) -> No
     content = {
         "format": FORMAT,
         "direction": f"{kind} to {reading.HUGGINGFACE if kind == reading.MEGATRON else reading.MEGATRON}",
-        "source": str(job.request.ckpt), "weights": str(job.weights.folder), "model": str(job.config),
-        "dtype": job.weights.dtype, "shard_bytes": job.request.shard_bytes,
+        "source": str(job.ckpt), "weights": str(job.weights.folder), "model": str(job.config),
+        "dtype": job.weights.dtype, "shard_bytes": job.shard_bytes,
         "versions": {"nemo_uecr": nemo_uecr.__version__, **{name: installed(name) for name in PACKAGES}},
         "source_sha256": _hashes(job.weights.files, job.weights.folder),
         "assets_sha256": {path.name: file_sha256(path) for path in _assets(job)},

@@ -141,7 +141,6 @@ class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """An empty module."""
         return _EmptyModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -183,8 +182,6 @@ def _cpu_mode() -> contextlib.AbstractContextManager[Any]:
     from torch.overrides import TorchFunctionMode
 
     class OnCpu(TorchFunctionMode):
-        """Replaces CUDA devices with the CPU."""
-
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             named = dict(kwargs or {})
             if func is torch.Tensor.cuda:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.errors import DataError, ScoreError
-from nemo_uecr.files import replace_file
+from nemo_uecr.files import read_object, replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,6 +118,12 @@ def load_batch(path: Path) -> SavedBatch:
     return SavedBatch(tensors, header)
 
 
+def saved_texts(path: Path) -> list[dict[str, Any]]:
+    """The texts beside a saved batch: one object per response, in the order of its tensors."""
+    rows: list[dict[str, Any]] = read_object(path.with_suffix(".json"))["responses"]
+    return rows
+
+
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
     """Put the file's name before a `ScoreError` about its tensors."""
@@ -173,7 +179,6 @@ class Recomputed:
 
     @property
     def holds(self) -> bool:
-        """Whether the step is reproduced."""
         return self.bitwise if self.same_arithmetic else self.difference <= TOLERANCE
 
 

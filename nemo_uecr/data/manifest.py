@@ -18,8 +18,8 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, read_object, recover_folder
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.nemo_schema import AnyConfig
-    from nemo_uecr.config.schema import Config
+    from nemo_uecr.config.nemo_schema import AnyConfig, NemoDataConfig
+    from nemo_uecr.config.schema import Config, DataConfig
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +74,11 @@ def training_file(path: Path, key: str) -> Path:
     return path / KEPT
 
 
+def training_problems(data: DataConfig | NemoDataConfig, place: str | Path | None = None) -> list[Problem]:
+    """The training problems of a configuration, perhaps from another ``place`` than it names."""
+    return problems_of(data, training_file(Path(place or data.train), "data.train"), "data.train")
+
+
 def check_local_problems(config: Config) -> tuple[dict[str, int], list[str]]:
     """Read every problem of a local run: how many there are, by key, and which benchmarks are not held out.
 
@@ -82,7 +87,7 @@ def check_local_problems(config: Config) -> tuple[dict[str, int], list[str]]:
     data, named = config.data, config.evaluation.benchmarks
     read = {}
     if not data.train.startswith("demo:"):
-        read["data.train"] = problems_of(data, training_file(Path(data.train), "data.train"), "data.train")
+        read["data.train"] = training_problems(data)
     benchmarks = [name for name, given in named.items() if not given.startswith("demo:")]
     read |= {name: problems_of(data, named[name], f"evaluation.benchmarks.{name}") for name in benchmarks}
     check_answers(config, read)

@@ -17,16 +17,7 @@ from nemo_uecr.data import manifest as folders
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
 from nemo_uecr.data.filters import FILTER_VERSION, RowFilter, row_digest
 from nemo_uecr.data.manifest import MANIFEST, REVIEW, ROW_SETS, TARGETS, Manifest, jsonl, read_manifest
-from nemo_uecr.data.problems import (
-    USUAL,
-    Keys,
-    UnreadableRow,
-    check_left_out,
-    fields_of,
-    problem_of,
-    rows_of,
-    value_at,
-)
+from nemo_uecr.data.problems import USUAL, Keys, UnreadableRow, check_left_out, fields_of, problem_of, rows_of, value_at
 from nemo_uecr.data.screening import NORMALISATION, RULES, Screen, Text
 from nemo_uecr.data.sources import Source, find_source
 from nemo_uecr.errors import DataError

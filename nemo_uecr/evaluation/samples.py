@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -42,12 +43,10 @@ class Sample:
 
     @property
     def key(self) -> Key:
-        """Benchmark, problem and number of the sample."""
         return self.benchmark, self.problem, self.sample
 
     @property
     def reward(self) -> float:
-        """1 for a correct answer, 0 otherwise."""
         return float(self.verdict == "correct")
 
 
@@ -67,9 +66,13 @@ def sample_lines(samples: Iterable[Sample]) -> bytes:
     return "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples).encode()
 
 
-def write_samples(folder: Path, step: int, samples: Sequence[Sample]) -> None:
-    """Write all samples of an evaluation within a training run, or none."""
+def write_samples(folder: Path, step: int, samples: Sequence[Sample], *, started: float) -> dict[str, Any]:
+    """Write all samples of an evaluation within a training run, or none; returns its line of ``evaluation.jsonl``.
+
+    ``started`` is when it began, on `time.perf_counter`.
+    """
     replace_file(folder / "evaluations" / f"step-{step:06d}.jsonl", sample_lines(samples))
+    return {"step": step} | summarise(samples) | {"seconds": round(time.perf_counter() - started, 3)}
 
 
 def rewards_by_benchmark(samples: Iterable[Sample]) -> Rewards:
@@ -97,10 +100,10 @@ def summarise(samples: Sequence[Sample]) -> dict[str, Any]:
     rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
     k = len(next(iter(rewards.values()))[0])
     sets = {
-        name: vars(score_interval({name: rows})) | {"problems": len(rows), "pass": pass_at_k(rows, k)}
+        name: score_interval({name: rows})._asdict() | {"problems": len(rows), "pass": pass_at_k(rows, k)}
         for name, rows in rewards.items()
     }
-    return {"samples": k, "sets": sets, "average": vars(score_interval(rewards))}
+    return {"samples": k, "sets": sets, "average": score_interval(rewards)._asdict()}
 
 
 def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import recorded_settings
 from nemo_uecr.evaluation.samples import RESULT
 from nemo_uecr.files import read_object
+from nemo_uecr.stats import Interval
 
 EVALUATIONS = "evaluation.jsonl"
 #: Method -> title and, for ablations, a 0 or 1 for each of `PARTS`.
@@ -46,25 +47,16 @@ REFERENCE_ROWS = ("initial", "teacher")
 BASIS = {"decoding": "decoding settings", "chat": "chat settings", "engine": "engines", "dtype": "number types"}
 
 
-class Score(NamedTuple):
-    """A value with its interval, in percent."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True)
 class Row:
     """One row of a table: scores, and the known settings behind them, by column."""
 
     method: str  # its name, or any label
-    scores: Mapping[str, Score]
+    scores: Mapping[str, Interval]  # in percent
     basis: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
-        """Its title in the table."""
         return METHODS[self.method][0] if self.method in METHODS else self.method
 
 
@@ -102,7 +94,7 @@ def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
         record, own_label = _read(folder)
         samples[place] = record["samples"]
         figures = {**record["sets"], "average": record["average"]}
-        scores = {name: Score(*(100 * row[key] for key in ("avg", "low", "high"))) for name, row in figures.items()}
+        scores = {name: Interval(*(100 * row[key] for key in ("avg", "low", "high"))) for name, row in figures.items()}
         rows.append(Row(label or own_label, scores, _basis(folder, record["sets"])))
     if len(set(samples.values())) > 1:
         raise DataError(f"samples per problem differ ({samples}); a table needs the same k in every row")
@@ -151,7 +143,7 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     unranked: dict[str, list[str]] = {}
     for name in columns:
         ranked = [row for row in rows if name in row.scores and row.method not in REFERENCE_ROWS]
-        best = sorted({float(rounded(row.scores[name].value, 2)) for row in ranked}, reverse=True)[:2]
+        best = sorted({float(rounded(row.scores[name].avg, 2)) for row in ranked}, reverse=True)[:2]
         if unlike := _difference(ranked, name):
             unranked.setdefault(unlike, []).append(_column_title(name))
             best = []

@@ -187,7 +187,7 @@ def check_model_place(model: str) -> None:
             raise DataError(
                 f"model {model!r} has no config.json; expected a model folder (of a run: RUN/checkpoints/step-NNNNNN)"
             )
-    elif model.startswith((".", "/", "~")) or model.count("/") != 1 or folder.parent.is_dir():
+    elif not models.has_hub_form(model) or folder.parent.is_dir():
         raise DataError(f"model {model!r}: no such folder; expected a model folder, or a name on the hub (OWNER/NAME)")
 
 

@@ -121,7 +121,6 @@ class TeacherServer:
         return {"root": model.get("root"), "probe": scores_2N.tolist()}
 
     def _model(self) -> dict[str, Any]:
-        """The server's own entry of the model."""
         models: dict[str, dict[str, Any]] = {model["id"]: model for model in self._ask("v1/models", None)["data"]}
         if self.asked.model_name not in models:
             raise self._error(f"is not served there; expected model_name to be one of: {', '.join(models)}")
@@ -233,7 +232,6 @@ class TeacherServer:
         )
 
     def _error(self, text: str, kind: type[TeacherServerError] = TeacherServerError) -> TeacherServerError:
-        """An error that names the server."""
         return kind(f"teacher {self.asked.model_name!r} at {self.asked.url} {text}")
 
 

@@ -65,12 +65,7 @@ class Checkpoints:
                 save_pretrained(model.module, model.tokenizer, aside)
                 with (aside / OPTIMIZER).open("wb") as file:  # its error has the reason; torch's has not
                     torch.save(optimizer.state_dict(), file)
-                state = {
-                    "position": asdict(position),
-                    "config": self._config.model_dump(mode="json"),
-                    # Every random stream is a function of these two, so they are the generator's state.
-                    "random": {"seed": self._config.run.seed, "next_step": position.step + 1},
-                }
+                state = {"position": asdict(position), "config": self._config.model_dump(mode="json")}
                 (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
                 hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
                 (aside / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")

@@ -27,7 +27,6 @@ class Span(NamedTuple):
 
     @property
     def place(self) -> tuple[Tensor, Tensor]:
-        """Index of the tokens into a [B, T] tensor."""
         return self.row_N, self.column_N
 
 

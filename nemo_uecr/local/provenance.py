@@ -218,23 +218,6 @@ def list_files(folder: Path, step: int, *names: str) -> None:
             append_record(folder / ARTIFACTS, entry)
 
 
-def checkpoint_entry(step: int) -> str:
-    """The file that represents a checkpoint in the list: it has the hashes of the others."""
-    return f"checkpoints/step-{step:06d}/{MANIFEST}"
-
-
-def batch_faults(folder: Path) -> dict[str, str | None]:
-    """What is wrong with each saved batch that the list of a run has, by path; empty where there is no list."""
-    listed = _listed(folder)
-    batches = (name for name in sorted(listed) if name.startswith("batches/") and name.endswith(".safetensors"))
-    return {name: _fault(folder / name, listed[name]) for name in batches}
-
-
-def _listed(folder: Path) -> dict[str, dict[str, Any]]:
-    """The newest entry of each listed file, by path."""
-    return {entry["path"]: entry for entry in read_records(folder / ARTIFACTS)[0]}
-
-
 def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:
     if path.name in APPEND_ONLY and path.is_file():
         digest = hashlib.sha256(path.read_bytes()[: entry["bytes"]]).hexdigest()
@@ -266,7 +249,7 @@ def _compare_files(folder: Path) -> Iterator[Finding]:
     if not (folder / ARTIFACTS).is_file():
         yield "changed", f"{ARTIFACTS}: missing, so no file of the run can be compared"
         return
-    listed = _listed(folder)
+    listed = {entry["path"]: entry for entry in read_records(folder / ARTIFACTS)[0]}  # the newest entry of each file
     checkpoints = sorted(name for name in listed if name.startswith("checkpoints/"))
     gone = {name for name in checkpoints if not (folder / name).parent.is_dir()}
     if gone and not (folder / "checkpoints").is_dir():

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.evaluation.runner import judge_generations, pending_samples
-from nemo_uecr.evaluation.samples import SAMPLES, sample_lines, summarise, write_samples
+from nemo_uecr.evaluation.samples import SAMPLES, sample_lines, write_samples
 from nemo_uecr.generation.decode import NOT_FINITE, decode
 from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.local.failure import evidence_of_failure
@@ -22,47 +21,38 @@ from nemo_uecr.local.sequences import Prompt, Response
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.verifier.pool import SHARED
 
-
-@dataclass(frozen=True)
-class NonFiniteToken:
-    """A token that could not be drawn: the logits at token ``token`` of response ``row`` were not finite."""
-
-    row: int
-    token: int
-
-    def error(self, model: TokenModel, where: str) -> ScoreError:
-        """The error to stop with; ``where`` names the sample."""
-        return ScoreError(
-            f"the {model.name} gives logits that are not finite while it answers ({where}) at token {self.token}; "
-            "expected finite numbers. Check its weights, or lower train.learning_rate if training began well"
-        )
+#: One response for each prompt: prompts, seeds, how to draw.
+Sampler = Callable[[Sequence[Prompt], Sequence[int], Decoding], list[Response]]
 
 
 def draw(
     model: TokenModel, prompts: Sequence[Prompt], seeds: Sequence[int], decoding: Decoding, *, microbatch: int
-) -> tuple[list[Response], NonFiniteToken | None]:
-    """One response for each prompt, its draws fixed by its seed, and the first token that could not be drawn.
-
-    Its response ends there, with an end token that stands for it. ``microbatch`` are sampled at once.
-    """
+) -> list[Response]:
+    """One response for each prompt, its draws fixed by its seed; ``microbatch`` are sampled at once."""
     responses: list[Response] = []
-    nonfinite = None
     for start in range(0, len(prompts), microbatch):
         rows = slice(start, start + microbatch)
         with model.forward_context(keep_casts=True):
             chunk = [prompt.token_ids for prompt in prompts[rows]]
             drawn = decode(model.module, model.tokens, chunk, seeds[rows], decoding)
         for ids in drawn:
-            if ids[-1] == NOT_FINITE:
-                nonfinite = nonfinite or NonFiniteToken(len(responses), len(ids) - 1)
+            finite = ids[-1] != NOT_FINITE
+            if not finite:
                 ids[-1] = min(model.tokens.end_ids)
             finished = model.tokens.finished(ids, decoding.stop)
-            responses.append(Response(tuple(ids), not finished, model.tokens.text(ids)))
-    return responses, nonfinite
+            responses.append(Response(tuple(ids), not finished, model.tokens.text(ids), finite))
+    return responses
 
 
-#: One response for each prompt, and the first token that could not be drawn: prompts, seeds, how to draw.
-Sampler = Callable[[Sequence[Prompt], Sequence[int], Decoding], tuple[list[Response], NonFiniteToken | None]]
+def check_drawn(responses: Sequence[Response], names: Sequence[str], model: TokenModel) -> None:
+    """Refuse a response with a token that could not be drawn; ``names`` has each response's own."""
+    for response, name in zip(responses, names, strict=True):
+        if not response.finite:
+            raise ScoreError(
+                f"the {model.name} gives logits that are not finite while it answers ({name}) at token "
+                f"{len(response.token_ids) - 1}; expected finite numbers. Check its weights, or lower "
+                "train.learning_rate if training began well"
+            )
 
 
 def evaluate(
@@ -85,14 +75,10 @@ def evaluate(
     encoded = {name: [(each.problem, each.token_ids) for each in prompts] for name, prompts in benchmarks.items()}
     pending = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
     prompts = [Prompt(each.problem, each.request.prompt_ids) for each in pending]
-    responses, nonfinite = sample(prompts, [each.request.seed for each in pending], decoding)
+    responses = sample(prompts, [each.request.seed for each in pending], decoding)
     samples = judge_generations(pending, responses, model.tokens, SHARED)
-    if nonfinite is not None:
-        name, problem, number = pending[nonfinite.row].key
-        where = f"step {step}, benchmark {name}, problem {problem}, sample {number}"
-        with evidence_of_failure(folder, step) as evidence:
-            evidence.file(SAMPLES, lambda: sample_lines(samples), [where])
-            raise nonfinite.error(model, where)
-    write_samples(folder, step, samples)
-    seconds = round(time.perf_counter() - started, 3)
-    return {"step": step} | summarise(samples) | {"seconds": seconds}
+    with evidence_of_failure(folder, step) as evidence:
+        names = ["step {}, benchmark {}, problem {}, sample {}".format(step, *each.key) for each in pending]
+        evidence.file(SAMPLES, lambda: sample_lines(samples), names)
+        check_drawn(responses, names, model)
+    return write_samples(folder, step, samples, started=started)

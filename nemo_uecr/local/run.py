@@ -14,8 +14,8 @@ import torch
 
 from nemo_uecr.config.load import check_run_folder, flat_values
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.manifest import check_local_problems, training_file
-from nemo_uecr.data.problems import problems_of
+from nemo_uecr.data.manifest import check_local_problems, training_problems
+from nemo_uecr.data.problems import Problem, problems_of
 from nemo_uecr.errors import DataError, RunFolderError, require_extra
 from nemo_uecr.files import locked
 from nemo_uecr.generation.adapter import add_adapter, base_of, load_adapter
@@ -35,7 +35,7 @@ from nemo_uecr.local.provenance import (
 )
 from nemo_uecr.local.rollout import Sampler, draw
 from nemo_uecr.local.sequences import Prompt, check_context, encode_prompts
-from nemo_uecr.local.teachers import PROBES, TeacherLoader
+from nemo_uecr.local.teachers import PROBES, load_teachers
 from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.local.trainer import Models, Trainer
 from nemo_uecr.local.update import build_optimizer
@@ -98,7 +98,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
             _retire_failure(folder)
             for name in (*APPEND_ONLY, ARTIFACTS):
                 truncate_records(folder / name, last_step=-1 if start is None else position.step)
-            list_files(folder, position.step, "config.yaml", "origins.json", "tolerances.json", DIFF, PROBES)
+            list_files(folder, position.step, "config.yaml", "origins.json", DIFF, PROBES)
             trainer = Trainer(
                 config, models=models, optimizer=optimizer, placement=placement, sample=sample, rewards=rewards,
                 prompts=prompts, benchmarks=benchmarks, folder=folder, log=StepLog(folder, clients, progress),
@@ -132,10 +132,9 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
     """The models that the run reads, the student as a checkpoint holds it where one is given."""
 
     def device(member: str) -> torch.device:
-        """What is offloaded waits in host memory from the start."""
         return torch.device("cpu") if is_offloaded(config.offload, member) else _device(config.device)
 
-    student = _student(config, checkpoint, device("student"))
+    student = _student(config, checkpoint, device("student"))  # what is offloaded waits in host memory from the start
 
     @cache
     def initial() -> TokenModel:
@@ -146,13 +145,12 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
         copy.module.requires_grad_(False)
         return copy
 
-    teachers = TeacherLoader(config, student, initial, device).teachers()
+    teachers = load_teachers(config, student, initial, device)
     read = config.loss.reference_kl > 0 or "initial_logp" in config.method.reads
     return Models(student, teachers, initial() if read else None)
 
 
 def _student(config: Config, checkpoint: Path | None, device: torch.device) -> TokenModel:
-    """The student as it starts, or with what a checkpoint holds."""
     asked, training = config.student, config.train
     initial = resolve_path(asked.model_name)
     if base_of(initial) is not None:
@@ -170,10 +168,7 @@ def _student(config: Config, checkpoint: Path | None, device: torch.device) -> T
 
 
 def sampler_of(
-    config: Config,
-    student: TokenModel,
-    prompts: Sequence[Prompt],
-    benchmarks: Mapping[str, Sequence[Prompt]],
+    config: Config, student: TokenModel, prompts: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]]
 ) -> Sampler | VllmSampler:
     """What draws the student's responses."""
     if config.rollout.engine == "transformers":
@@ -215,12 +210,14 @@ def encoded_problems(config: Config, models: Models) -> tuple[list[Prompt], dict
     """Encoded training problems and those of each benchmark, which every model that is here can read."""
     data = config.data
 
-    def prompts(path: Path, benchmark: str = "") -> list[Prompt]:
-        problems = problems_of(data, path, f"evaluation.benchmarks.{benchmark}" if benchmark else "data.train")
+    def prompts(problems: Sequence[Problem], benchmark: str = "") -> list[Prompt]:
         return encode_prompts(problems, models.student.tokenizer, data, benchmark)
 
-    benchmarks = {name: prompts(Path(resolve_path(path)), name) for name, path in config.evaluation.benchmarks.items()}
-    training = prompts(training_file(Path(resolve_path(data.train)), "data.train"))
+    benchmarks = {
+        name: prompts(problems_of(data, resolve_path(path), f"evaluation.benchmarks.{name}"), name)
+        for name, path in config.evaluation.benchmarks.items()
+    }
+    training = prompts(training_problems(data, resolve_path(data.train)))
     check_context(training, models.student, "rollout.max_response_tokens", config.rollout.max_response_tokens)
     if models.teachers is not None:
         models.teachers.check(training, config.rollout.max_response_tokens)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.problems import Problem
@@ -39,6 +40,7 @@ class Response(Generation):
     """A sampled response with its text, without special tokens."""
 
     text: str
+    finite: bool = True  # False: the logits after its last token but one were not, and an end token stands for the last
 
 
 def encode_prompts(
@@ -85,10 +87,7 @@ class Sequences:
 
     def token_ids(self) -> Tensor:
         """[B, T] response token ids, 0 in the padding."""
-        ids_BT = torch.zeros(len(self.responses), self.width, dtype=torch.long)
-        for row, response in enumerate(self.responses):
-            ids_BT[row, : len(response.token_ids)] = torch.tensor(response.token_ids)
-        return ids_BT
+        return pad_sequence([torch.tensor(response.token_ids) for response in self.responses], batch_first=True)
 
     @cached_property
     def mask_BT(self) -> Tensor:
@@ -121,15 +120,13 @@ class Sequences:
     def micro_batch(self, rows: Tensor) -> MicroBatch:
         """The rows as one right-padded forward pass."""
         pairs = [(self.prompts[row], self.responses[row]) for row in rows.tolist()]
-        width = max(len(prompt.token_ids) + len(response.token_ids) for prompt, response in pairs)
-        ids_bS = torch.zeros(len(pairs), width, dtype=torch.long)
-        positions, targets = [], []
-        for row, (prompt, response) in enumerate(pairs):
-            start, length = len(prompt.token_ids), len(response.token_ids)
-            ids_bS[row, : start + length] = torch.tensor(prompt.token_ids + response.token_ids)
-            positions.append(torch.arange(length) + row * width + start - 1)
-            targets.append(torch.tensor(response.token_ids))
-        return MicroBatch(ids_bS, torch.cat(positions), torch.cat(targets), self.mask_BT[rows])
+        ids = [torch.tensor(prompt.token_ids + response.token_ids) for prompt, response in pairs]
+        ids_bS = pad_sequence(ids, batch_first=True)
+        starts = [row * ids_bS.shape[1] + len(prompt.token_ids) - 1 for row, (prompt, _) in enumerate(pairs)]
+        lengths = [len(response.token_ids) for _, response in pairs]
+        positions = [start + torch.arange(length) for start, length in zip(starts, lengths, strict=True)]
+        target_N = torch.tensor([token for _, response in pairs for token in response.token_ids])
+        return MicroBatch(ids_bS, torch.cat(positions), target_N, self.mask_BT[rows])
 
 
 @dataclass(frozen=True)

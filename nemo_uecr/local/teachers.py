@@ -1,6 +1,6 @@
 """The teachers: sources of scores of the student's tokens, and which of them scores a problem's responses.
 
-A new kind of source is a subclass of `Teacher`, and a case in `TeacherLoader`.
+A new kind of source is a class with the methods of `ModelTeacher`, and a case in `_load`.
 
 Shape legend: B = responses, T = response tokens, n = responses of one teacher.
 """
@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch import Tensor
 from nemo_uecr.config.schema import (
     Config,
     DataConfig,
+    OneTeacher,
     RoutingConfig,
     SelfTeacherConfig,
     TeacherConfig,
@@ -42,45 +43,14 @@ from nemo_uecr.steps.routing import PolicyScores, TeacherScores, by_teacher, sco
 
 log = logging.getLogger(__name__)
 
-AnyTeacher = TeacherConfig | UrlTeacherConfig | SelfTeacherConfig
-
 #: Reported once, with the first scores: how student and teacher end, and means of the gap in nats.
 END_COST = "%s; its gap is %+.2f nats there, which moves the step's mean gap from %+.3f to %+.3f"
 #: In the run folder: what each server served and scored when the run began.
 PROBES = "teacher-probes.json"
 
 
-class Teacher:
-    """Scores sampled tokens; the defaults describe a remote teacher that reads the student's own prompts."""
-
-    @property
-    def members(self) -> Mapping[str, TokenModel]:
-        """What of `Placement` it computes with, by name."""
-        return {}
-
-    def view(self, prompt: Prompt) -> Prompt:
-        """What it reads in place of a prompt of the student."""
-        return prompt
-
-    def with_probe(self, probe: Probe) -> Self:
-        """Copy whose logits the probe looks at; a remote teacher shows none."""
-        return self
-
-    def check(self, views: Sequence[Prompt], response: int) -> None:
-        """Refuse, at start, prompts (as it views them) that exceed its limits with ``response`` more tokens."""
-        raise NotImplementedError
-
-    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> TeacherScores:
-        """Scores of every response token of these rows; NaN in the others."""
-        raise NotImplementedError
-
-    def provenance(self, step: int) -> dict[str, str]:
-        """Where its scores of a step come from, for the record."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
-class ModelTeacher(Teacher):
+class ModelTeacher:
     """A frozen model on the run's own device."""
 
     model: TokenModel
@@ -90,19 +60,23 @@ class ModelTeacher(Teacher):
 
     @property
     def members(self) -> Mapping[str, TokenModel]:
-        """Its own weights."""
+        """What of `Placement` it computes with, by name."""
         return {self.member: self.model}
+
+    def view(self, prompt: Prompt) -> Prompt:
+        """What it reads in place of a prompt of the student."""
+        return prompt
 
     def with_probe(self, probe: Probe) -> Self:
         """Copy whose logits the probe looks at."""
         return replace(self, model=self.model.with_probe(probe))
 
     def check(self, views: Sequence[Prompt], response: int) -> None:
-        """Refuse sequences longer than its context."""
+        """Refuse, at start, prompts (as it views them) that exceed its context with ``response`` more tokens."""
         check_context(views, self.model, "rollout.max_response_tokens", response)
 
     def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> TeacherScores:
-        """Its own forward."""
+        """Scores of every response token of these rows; NaN in the others."""
         if not self.replaced_ends:
             return score_teacher(self.model, sequences, micro_rows, entropy=entropy)
         ends = OwnEnds(sequences.ends_BT(self.replaced_ends), self.model.tokens.end_ids)
@@ -110,7 +84,7 @@ class ModelTeacher(Teacher):
         return replace(scores, logp_BT=scores.logp_BT + ends.difference_BT)
 
     def provenance(self, step: int) -> dict[str, str]:
-        """Its name."""
+        """Where its scores of a step come from, for the record."""
         return {"model": self.model.name}
 
 
@@ -135,10 +109,19 @@ class SelfTeacher(ModelTeacher):
 
 
 @dataclass(frozen=True)
-class UrlTeacher(Teacher):
-    """A teacher on a server."""
+class UrlTeacher:
+    """A teacher on a server: it has no weights here, shows no logits, and reads the student's own prompts."""
 
     server: TeacherServer
+    members: ClassVar[Mapping[str, TokenModel]] = {}
+
+    def view(self, prompt: Prompt) -> Prompt:
+        """The prompt itself."""
+        return prompt
+
+    def with_probe(self, probe: Probe) -> Self:
+        """The same teacher."""
+        return self
 
     def check(self, views: Sequence[Prompt], response: int) -> None:
         """Refuse a server that is silent, reads too little, or has other columns or another model than the run's."""
@@ -156,6 +139,9 @@ class UrlTeacher(Teacher):
     def provenance(self, step: int) -> dict[str, str]:
         """URL and reported model; its weights are verified only by the probes."""
         return self.server.provenance()
+
+
+Teacher = ModelTeacher | UrlTeacher
 
 
 @dataclass(frozen=True)
@@ -231,66 +217,66 @@ class Teachers:
         return {name: teacher.provenance(step) for name, teacher in self.by_name.items()}
 
 
-@dataclass(frozen=True)
-class TeacherLoader:
-    """Loads the teachers of a student."""
+def load_teachers(
+    config: Config, student: TokenModel, initial: Callable[[], TokenModel], device: Callable[[str], torch.device]
+) -> Teachers | None:
+    """The teachers that the method reads; None where it reads none.
 
-    config: Config
-    student: TokenModel
-    initial: Callable[[], TokenModel]  # the student as it was before training
-    device: Callable[[str], torch.device]  # where a member of `Placement` waits
-    unreported_ends: dict[str, str] = field(default_factory=dict)  # by teacher
+    ``initial`` gives the student as it was before training, ``device`` where a member of `Placement` waits.
+    """
+    loaded: dict[object, Teacher] = {}
+    by_name: dict[str, Teacher] = {}
+    left_out, unreported_ends, ends = set(), dict[str, str](), student.tokens.end_ids
+    for key, section in config.active_teachers.items():
+        name, source = key.removeprefix("teachers."), _source(section)
+        asked = None if isinstance(section, SelfTeacherConfig) else section.end_token
+        if source not in loaded:
+            loaded[source], theirs = _load(config, student, initial, device, key, section)
+            difference = difference_of_ends(student.tokenizer, ends, theirs)
+            if difference and asked is None:
+                unreported_ends[name] = f"{key}: {difference}"
+                log.warning("%s: %s; %s.end_token sets how that token is scored", key, difference, key)
+        by_name[name] = loaded[source]
+        if asked == "left_out":
+            left_out.add(name)
+    return Teachers(by_name, config.routing, ends, frozenset(left_out), unreported_ends) if by_name else None
 
-    def teachers(self) -> Teachers | None:
-        """Those that the method reads; None where it reads none."""
-        loaded: dict[object, Teacher] = {}
-        by_name: dict[str, Teacher] = {}
-        left_out = set()
-        for key, section in self.config.active_teachers.items():
-            name, source = key.removeprefix("teachers."), self._source(section)
-            if source not in loaded:
-                loaded[source] = self._load(key, section)
-            by_name[name] = loaded[source]
-            if not isinstance(section, SelfTeacherConfig) and section.end_token == "left_out":
-                left_out.add(name)
-        ends = self.student.tokens.end_ids
-        return (
-            Teachers(by_name, self.config.routing, ends, frozenset(left_out), self.unreported_ends) if by_name else None
+
+def _source(section: OneTeacher) -> object:
+    """What two names of one teacher have in common."""
+    if not isinstance(section, TeacherConfig):
+        return section
+    place = os.path.realpath(resolve_path(str(section.model_name)))
+    return section.model_copy(update={"model_name": place})
+
+
+def _load(
+    config: Config,
+    student: TokenModel,
+    initial: Callable[[], TokenModel],
+    device: Callable[[str], torch.device],
+    key: str,
+    section: OneTeacher,
+) -> tuple[Teacher, frozenset[int]]:
+    """A teacher, and the ids of the tokens that end its responses."""
+    ends, columns = student.tokens.end_ids, student.vocabulary
+    if isinstance(section, TeacherConfig):
+        name, dtype = resolve_path(str(section.model_name)), str(section.dtype)
+        model = load_model(
+            name, role=key, dtype=dtype, device=device(key), master_weights=False, quantize=section.quantize
         )
-
-    def _source(self, section: AnyTeacher) -> object:
-        """What two names of one teacher have in common."""
-        if not isinstance(section, TeacherConfig):
-            return section
-        place = os.path.realpath(resolve_path(str(section.model_name)))
-        return section.model_copy(update={"model_name": place})
-
-    def _load(self, key: str, section: AnyTeacher) -> Teacher:
-        student = self.student
-        if isinstance(section, TeacherConfig):
-            name, dtype = resolve_path(str(section.model_name)), str(section.dtype)
-            model = load_model(
-                name, role=key, dtype=dtype, device=self.device(key), master_weights=False, quantize=section.quantize
-            )
-            model.module.requires_grad_(False)
-            check_same_tokens(student, model)
-            self._compare_ends(key, model.tokens.end_ids, section.end_token)
-            replaced = student.tokens.end_ids if section.end_token == "own" else frozenset[int]()
-            return ModelTeacher(model.restrict_to_student_vocab(student.vocabulary), key, replaced_ends=replaced)
-        if isinstance(section, UrlTeacherConfig):
-            tokens, columns = load_tokens(resolve_path(section.tokenizer)), student.vocabulary
-            check_same_tokenizer(student.tokenizer, tokens.tokenizer, (columns, columns))
-            self._compare_ends(key, tokens.end_ids, section.end_token)
-            kept = Path(self.config.run.folder) / PROBES  # of a run that is continued
-            first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else {}
-            tolerance = self.config.tolerances.teacher_probe
-            return UrlTeacher(TeacherServer(section, columns, len(tokens.tokenizer), tolerance, first))
-        model = self.initial() if section.self == "initial" else student
-        member = "student" if model.module is student.module else "reference"
-        return SelfTeacher(model, member, section.prompt_template, self.config.data, section.self == "initial")
-
-    def _compare_ends(self, key: str, theirs: frozenset[int], asked: str | None) -> None:
-        difference = difference_of_ends(self.student.tokenizer, self.student.tokens.end_ids, theirs)
-        if difference and asked is None:
-            self.unreported_ends[key.removeprefix("teachers.")] = f"{key}: {difference}"
-            log.warning("%s: %s; %s.end_token sets how that token is scored", key, difference, key)
+        model.module.requires_grad_(False)
+        check_same_tokens(student, model)
+        replaced = ends if section.end_token == "own" else frozenset[int]()
+        teacher = ModelTeacher(model.restrict_to_student_vocab(columns), key, replaced_ends=replaced)
+        return teacher, model.tokens.end_ids
+    if isinstance(section, UrlTeacherConfig):
+        tokens = load_tokens(resolve_path(section.tokenizer))
+        check_same_tokenizer(student.tokenizer, tokens.tokenizer, (columns, columns))
+        kept = Path(config.run.folder) / PROBES  # of a run that is continued
+        first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else {}
+        server = TeacherServer(section, columns, len(tokens.tokenizer), config.tolerances.teacher_probe, first)
+        return UrlTeacher(server), tokens.end_ids
+    model = initial() if section.self == "initial" else student
+    member = "student" if model.module is student.module else "reference"
+    return SelfTeacher(model, member, section.prompt_template, config.data, section.self == "initial"), ends

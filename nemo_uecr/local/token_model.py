@@ -49,7 +49,6 @@ class TokenModel:
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
-        """The parameters that an optimizer may change."""
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def base(self) -> TokenModel:
@@ -69,19 +68,16 @@ class TokenModel:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The model's own."""
         tokenizer: PreTrainedTokenizerBase = self.tokens.tokenizer
         return tokenizer
 
     @property
     def device(self) -> torch.device:
-        """Where the weights live."""
         device: torch.device = self.module.device
         return device
 
     @property
     def vocabulary(self) -> int:
-        """Columns of the output layer."""
         return int(self.module.config.get_text_config().vocab_size)
 
     @property

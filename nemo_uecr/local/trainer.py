@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import statistics
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,24 +21,24 @@ from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.batch import StepBatch, samples_of
-from nemo_uecr.local.checkpoint import Checkpoints, Position
+from nemo_uecr.local.checkpoint import MANIFEST, Checkpoints, Position
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
-from nemo_uecr.local.provenance import APPEND_ONLY, checkpoint_entry, list_files
-from nemo_uecr.local.rollout import Sampler, evaluate
+from nemo_uecr.local.provenance import APPEND_ONLY, list_files
+from nemo_uecr.local.rollout import Sampler, check_drawn, evaluate
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Sequences
-from nemo_uecr.local.step_metrics import Stopwatch, step_metrics
 from nemo_uecr.local.teachers import Teachers
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.reproducible import derive
 from nemo_uecr.steps.draws import run_state, step_indices
+from nemo_uecr.steps.metrics import Stopwatch, count_metrics, ratio_metrics, scored_metrics
 from nemo_uecr.steps.step_record import StepRecord
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import StepLog
-from nemo_uecr.verifier.rewards import Outcome, Rewards
+from nemo_uecr.verifier.rewards import Outcome, Rewards, component_metrics
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,6 @@ class Rollouts:
 
     @property
     def decoding(self) -> Decoding:
-        """How training draws."""
         rollout = self.config.rollout
         return Decoding(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_response_tokens, rollout.stop)
 
@@ -85,7 +87,7 @@ class Rollouts:
         with watch.phase("rollout"):
             self.placement.move_to_device(*self._sampling)
             seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
-            responses, nonfinite = self.sample(prompts, seeds, self.decoding)
+            responses = self.sample(prompts, seeds, self.decoding)
         sequences = Sequences(prompts, responses)
         samples = samples_of(step, sequences, config, self.models.student.tokens)
         evidence.responses(samples)
@@ -93,8 +95,7 @@ class Rollouts:
             outcomes = self.rewards.judge(samples, step=step)
         with deterministic(config.train.deterministic):
             batch = self._score(step, state, sequences, outcomes, watch, evidence)
-        if nonfinite is not None:  # raised only now, so that the failure folder has the batch with its scores
-            raise nonfinite.error(self.models.student, batch.record.sample_ids[nonfinite.row])
+        check_drawn(responses, batch.record.sample_ids, self.models.student)  # now: the evidence has the scores
         batch.record.check_finite()
         return batch
 
@@ -199,7 +200,10 @@ class Trainer(Rollouts):
         watch, config, method = Stopwatch(), self.config, self.config.method
         with evidence_of_failure(self.folder, step) as evidence:
             batch = self.rollout(step, watch, self.position.method_state, evidence)
-            gap = self._rollout_gap(batch)
+            gap = {}
+            if isinstance(self.sample, VllmSampler):
+                logp_BT, most = batch.record.student.logp_BT, config.tolerances.rollout_gap
+                gap = {"policy/rollout_gap": self.sample.gap(logp_BT, tolerance=most)}
             with watch.phase("advantage"):
                 advantages = compute(method, batch.record.scored)
                 residuals = check_identities(method, batch.record.scored, advantages, config.tolerances.model_dump())
@@ -214,12 +218,6 @@ class Trainer(Rollouts):
         self._save_batch(step, batch, advantages)
         self._advance(step, outcome, advantages.state or {}, watch)
         return metrics | watch.metrics(int(batch.record.mask_BT.sum()))
-
-    def _rollout_gap(self, batch: StepBatch) -> dict[str, float]:
-        if not isinstance(self.sample, VllmSampler):
-            return {}
-        tolerance = self.config.tolerances.rollout_gap
-        return {"policy/rollout_gap": self.sample.gap(batch.record.student.logp_BT, tolerance=tolerance)}
 
     def _update(self, batch: StepBatch, advantages: Advantages) -> UpdateOutcome:
         config, record = self.config, batch.record
@@ -270,8 +268,43 @@ class Trainer(Rollouts):
         best_now = self.config.checkpoint.keep_best and self.position.best_step == step
         if asked or best_now or self._due(step, self.config.checkpoint.every):
             self.checkpoints.save(self.models.student, self.optimizer, self.position)
-            list_files(self.folder, step, checkpoint_entry(step), *APPEND_ONLY)
+            hashes = f"checkpoints/step-{step:06d}/{MANIFEST}"  # it stands for the checkpoint's files
+            list_files(self.folder, step, hashes, *APPEND_ONLY)
 
     def _due(self, step: int, every: int) -> bool:
         """Whether something that is done every so often, and at the end, is done now."""
         return step == self.config.train.steps or (every > 0 and step % every == 0)
+
+
+def step_metrics(
+    batch: StepBatch, advantages: Advantages, residuals: dict[str, float], outcome: UpdateOutcome, config: Config
+) -> dict[str, float]:
+    """Every metric of the step but the times."""
+    record, clip = batch.record, {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
+    kibi = 1 / 1024 if sys.platform == "darwin" else 1  # macOS reports bytes, Linux kibibytes
+    metrics = {
+        **scored_metrics(record, advantages, config.method, residuals),
+        **component_metrics(batch.outcomes),
+        **ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, far=config.tolerances.first_ratio_p99, **clip),
+        "policy/loss": statistics.fmean(outcome.loss),
+        "policy/pg_loss": statistics.fmean(outcome.surrogate),
+        "policy/grad_norm": statistics.fmean(outcome.grad_norm),
+        "policy/learning_rate": outcome.learning_rate,
+        **count_metrics(
+            record,
+            trained=int(torch.unique(outcome.place_N2[:, 0]).numel()),
+            tokens=outcome.ratio_N.numel(),
+            optimizer_steps=outcome.optimizer_steps,
+        ),
+        "memory/peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * kibi / 1024,
+    }
+    if record.teacher is not None and batch.inputs is not None:
+        ends_BT = batch.inputs.ends_BT & advantages.trained(record.mask_BT)
+        if ends_BT.any():
+            metrics["teacher/end_gap_mean"] = float(record.scored.gap_BT[ends_BT].mean())
+    if config.loss.reference_kl > 0:
+        metrics["policy/ref_kl"] = statistics.fmean(outcome.reference_kl)
+    if torch.cuda.is_available():
+        metrics["memory/peak_gpu_mb"] = torch.cuda.max_memory_allocated() / 1024**2
+        torch.cuda.reset_peak_memory_stats()
+    return metrics

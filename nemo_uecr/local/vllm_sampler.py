@@ -50,9 +50,7 @@ class VllmSampler:
         self._logp: list[list[float]] = []
         self._sleep()
 
-    def __call__(
-        self, prompts: Sequence[Prompt], seeds: Sequence[int], decoding: Decoding
-    ) -> tuple[list[Response], None]:
+    def __call__(self, prompts: Sequence[Prompt], seeds: Sequence[int], decoding: Decoding) -> list[Response]:
         """One response for each prompt; arguments as those of `rollout.draw`."""
         if self._sleeps:
             self._engine.wake_up(tags=["weights"])
@@ -74,7 +72,7 @@ class VllmSampler:
             tokens = zip(kept.token_ids, drawn.logprobs, strict=False)
             self._logp.append([logprobs[token].logprob for token, logprobs in tokens])
             responses.append(Response(kept.token_ids, kept.truncated, self._student.tokens.text(kept.token_ids)))
-        return responses, None
+        return responses
 
     def _hand_over(self, folder: Path) -> object:
         """Give the engine the student as it is now; what it had cached was another model's."""

@@ -52,13 +52,15 @@ class UecrEstimator:
         if context.routes and [context.routes.by_problem[problem] for problem in problems] != list(scores.teachers):
             raise ContractError("rows were scored by the wrong teachers; expected those that routing.key gives")
         place_of = {problem: place for place, problem in enumerate(dict.fromkeys(problems))}
-        by_problem = config.conventions.grouping == "paper"
+        group_B = torch.tensor([place_of[problem] for problem in problems])
+        if config.conventions.grouping == "nemo_rl":  # two equal prompts become one group
+            group_B = torch.unique(prompt_ids, dim=0, return_inverse=True)[1]
         mask_BS = scores.token_mask_BS.bool()
         record = StepRecord(
             step=context.step,
             problems=problems,
             task_reward_B=rewards.float(),
-            group_B=torch.tensor([place_of[problem] for problem in problems]) if by_problem else equal_rows(prompt_ids),
+            group_B=group_B,
             mask_BT=mask_BS,
             token_ids_BT=scores.token_ids_BS,
             correct_B=rewards.float() >= config.correct_at,
@@ -74,9 +76,3 @@ class UecrEstimator:
         residuals = check_identities(config.method, record.scored, advantages, tolerances)
         context.outcome = StepOutcome(record, advantages, residuals, advantages.advantage_BT.clone())
         return advantages.advantage_BT
-
-
-def equal_rows(prompt_ids: Tensor) -> Tensor:
-    """[B] groups of equal prompt token rows, NeMo-RL's own rule: two equal prompts become one group."""
-    group_B: Tensor = torch.unique(prompt_ids, dim=0, return_inverse=True)[1]
-    return group_B

@@ -14,10 +14,10 @@ from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.problems import problems_of
-from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.runner import PendingSample, judge_generations, pending_samples
-from nemo_uecr.evaluation.samples import summarise, write_samples
-from nemo_uecr.generation.engines import ChatSettings, Decoding, Generation, Request, Tokens, generate_with, load_tokens
+from nemo_uecr.evaluation.runner import judge_generations, pending_samples
+from nemo_uecr.evaluation.samples import write_samples
+from nemo_uecr.generation.engines import Decoding, Generation, Request, generate_with, load_tokens
+from nemo_uecr.generation.models import fitting_prompts
 from nemo_uecr.nemo import upstream
 from nemo_uecr.telemetry.sinks import EVALUATIONS, append_record
 from nemo_uecr.verifier.pool import comparison_pool
@@ -30,8 +30,12 @@ def training_evaluation(config: NemoConfig) -> upstream.Evaluate | None:
     settings, folder = config.evaluation, Path(config.run.folder)
     if not settings.benchmarks:
         return None
-    tokens = load_tokens(config.student.model_name)
-    pending = _pending(config, tokens)
+    tokens, encoded = load_tokens(config.student.model_name), {}
+    for name, given in settings.benchmarks.items():
+        problems = problems_of(config.data, given, f"evaluation.benchmarks.{name}")
+        prompts = fitting_prompts(tokens.tokenizer, problems, config.data, name)
+        encoded[name] = [(problems[place], tuple(ids)) for place, ids in prompts.items()]
+    pending = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
     decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, settings.stop)
 
     def evaluate(generation: Any, step: int) -> tuple[dict[str, float], dict[str, float]]:
@@ -40,13 +44,11 @@ def training_evaluation(config: NemoConfig) -> upstream.Evaluate | None:
         answers = answers_of(workers, requests, decoding, tokens.end_ids, seconds=config.scoring.timeout_s)
         with comparison_pool(config.data.verifier_workers) as pool:
             samples = judge_generations(pending, answers, tokens, pool)
-        seconds = round(time.perf_counter() - started, 3)
-        write_samples(folder, step, samples)
-        made = {"step": step} | summarise(samples) | {"seconds": seconds}
+        made = write_samples(folder, step, samples, started=started)
         append_record(folder / EVALUATIONS, made)
         log.info("step %d: avg@%d %.2f%%", step, settings.samples, 100 * made["average"]["avg"])
         truncated = sum(sample.truncated for sample in samples) / len(samples)
-        return _metrics(made) | {"truncated_share": truncated}, {"total_validation_time": seconds}
+        return _metrics(made) | {"truncated_share": truncated}, {"total_validation_time": made["seconds"]}
 
     return evaluate
 
@@ -76,22 +78,6 @@ def _answer_in_worker(
     worker: Any, requests: Sequence[Request], decoding: Decoding, end_ids: frozenset[int]
 ) -> list[Generation]:
     return generate_with(worker.llm, requests, decoding, end_ids, lora=None)
-
-
-def _pending(config: NemoConfig, tokens: Tokens) -> list[PendingSample]:
-    settings, data = config.evaluation, config.data
-    chat = ChatSettings(data.prompt_template, None, data.enable_thinking)
-    named = settings.benchmarks.items()
-    problems = {name: problems_of(data, given, f"evaluation.benchmarks.{name}") for name, given in named}
-    encoded = {name: tokens.prompts(each, chat) for name, each in problems.items()}
-    pending = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
-    for name, problem, length in ((each.key[0], each.problem.id, len(each.request.prompt_ids)) for each in pending):
-        if length > data.max_prompt_tokens:
-            raise DataError(
-                f"evaluation.benchmarks.{name}: problem {problem} has {length} prompt tokens; expected at most "
-                f"data.max_prompt_tokens={data.max_prompt_tokens}. Raise it, or leave the problem out"
-            )
-    return pending
 
 
 def _metrics(made: dict[str, Any]) -> dict[str, float]:

@@ -5,10 +5,8 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +22,7 @@ from nemo_uecr.nemo.teacher import RayTeacher, score_by_teachers
 from nemo_uecr.nemo.telemetry import check_step_counts, save_state, save_step, training_metrics
 from nemo_uecr.nemo.worker_scoring import ScoreRequest, spot_checked_token
 from nemo_uecr.steps.metrics import scored_metrics
-from nemo_uecr.steps.routing import PolicyScores, TeacherScores
+from nemo_uecr.steps.routing import PolicyScores
 from nemo_uecr.steps.step_record import ComparedTokens
 
 
@@ -57,9 +55,12 @@ class PolicyMethods:
         self.assert_room(waking=False)
         teacher = None
         if self._teachers:
-            with self._timed("score_teacher"):
-                teacher, teacher_BK = self._teacher_scores(data, names or list(self._teachers) * rows)
-        with self._timed("score_student"):
+            with context.watch.phase("score_teacher"):
+                if {each.columns for each in self._teachers.values()} != {context.config.student.vocabulary}:
+                    check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
+                of_rows = names or list(self._teachers) * rows
+                teacher, teacher_BK = score_by_teachers(self._teachers, of_rows, data, context.teacher_request)
+        with context.watch.phase("score_student"):
             self._bring_student()
             columns = score(self, data, context.student_request, name="student")
             rollout_logp_BS = columns["rollout_logp"]
@@ -76,13 +77,6 @@ class PolicyMethods:
         )
         return type(data)({"logprobs": rollout_logp_BS})
 
-    def _teacher_scores(self, data: Any, names: Sequence[str]) -> tuple[TeacherScores, Tensor]:
-        """Scores and most likely ids of each row by its own teacher, with a look at the ids where columns differ."""
-        context = self._context
-        if {each.columns for each in self._teachers.values()} != {context.config.student.vocabulary}:
-            check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
-        return score_by_teachers(self._teachers, names, data, context.teacher_request)
-
     def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
         """Columns of the request."""
         return upstream.score_on_workers(self, data, request, seconds=self._seconds)
@@ -90,7 +84,7 @@ class PolicyMethods:
     def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:
         """NeMo-RL's own, with masked rows where the batch does not divide."""
         self._bring_student()
-        with self._timed("score_reference"):
+        with self._context.watch.phase("score_reference"):
             answer = super().get_reference_policy_logprobs(  # type: ignore[misc]
                 self._padded(data), micro_batch_size=micro_batch_size, timer=timer
             )
@@ -141,7 +135,7 @@ class PolicyMethods:
         batch, padded = padded_minibatches(columns, context.config.train.minibatch_responses, rounding)
         with ThreadPoolExecutor(1) as aside:  # the workers update meanwhile
             scored = aside.submit(scored_metrics, outcome.record, advantages, context.config.method, outcome.residuals)
-            with self._timed("update"):
+            with context.watch.phase("update"):
                 result = super().train(type(data)(batch), loss_fn, *args, gbs=padded, timer=timer, **kwargs)  # type: ignore[misc]
         check_step_counts(context, data, result)
         metrics = scored.result() | training_metrics(context, data, result)
@@ -173,13 +167,6 @@ class PolicyMethods:
         check_same(data["advantages"], outcome.handed_out_BS, what="advantages")
         check_same(data["token_mask"], scores.token_mask_BS, what="token_mask")
         check_same(data["sample_mask"], scores.sample_mask_B, what="sample_mask")
-
-    @contextlib.contextmanager
-    def _timed(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        seconds = self._context.seconds
-        seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 def check_sampled_inside(logp_BS: Tensor, mask_BS: Tensor) -> None:

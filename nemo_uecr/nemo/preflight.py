@@ -11,7 +11,7 @@ from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoDataConfig, NemoStudentConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import CallReward, teacher_models
-from nemo_uecr.data.manifest import check_answers, training_file
+from nemo_uecr.data.manifest import check_answers, training_problems
 from nemo_uecr.data.problems import Problem, check_routing, kind_of, level_of, problems_of, teacher_name, value_at
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, read_object, replace_file
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
     """Problems in the file's order, those of the wanted difficulty, and a seeded draw of ``data.subset`` of them."""
-    problems = problems_of(data, training_file(Path(data.train), "data.train"), "data.train")
+    problems = training_problems(data)
     if talked := next((problem for problem in problems if problem.context), None):
         raise DataError(
             f"{data.train}: problem {talked.id!r} has turns before its question, and NeMo-RL's processor reads one; "
@@ -215,7 +215,6 @@ def _shape(config: NemoConfig, model: NemoStudentConfig | NemoTeacherConfig, rol
 
 
 def _loaded(auto: Any, name: str) -> Any:
-    """What transformers loads under a name."""
     check_model_place(name)
     loaded = models.load_pretrained(auto, name, local_files_only=models.only_here(name))
     if code := getattr(loaded, "init_kwargs", vars(loaded)).get("auto_map"):

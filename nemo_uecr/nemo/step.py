@@ -16,6 +16,7 @@ from nemo_uecr.core.methods import Advantages, RunState
 from nemo_uecr.nemo.score_checks import ContractError
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
 from nemo_uecr.steps.draws import run_state
+from nemo_uecr.steps.metrics import Stopwatch
 from nemo_uecr.steps.routing import PolicyScores, TeacherScores
 from nemo_uecr.steps.step_record import ComparedTokens, StepRecord
 
@@ -71,29 +72,25 @@ class StepContext:
     completed_steps: int  # those of the checkpoint included
     components: Callable[[], dict[str, float]] = dict  # metrics of the rewards that the environment has summed
     routes: Routes | None = None  # where there are several teachers
-    seconds: dict[str, float] = field(default_factory=dict)
+    watch: Stopwatch = field(default_factory=Stopwatch)
     state: Mapping[str, float] = field(default_factory=dict)  # what the method carried over
     scores: StepScores = field(init=False)
     outcome: StepOutcome = field(init=False)
 
     @property
     def step(self) -> int:
-        """Number of the step under way, from 1."""
         return self.completed_steps + 1
 
     @property
     def run_state(self) -> RunState:
-        """What the run gives the method in this step."""
         return run_state(self.config, step=self.step, state=self.state)
 
     @property
     def responses(self) -> int:
-        """B."""
         return self.config.rollout.prompts_per_step * self.config.rollout.responses_per_prompt
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps per batch."""
         return self.responses // self.config.train.minibatch_responses
 
     @property
@@ -111,5 +108,5 @@ class StepContext:
     def finish(self) -> None:
         """End the step; its tensors are released."""
         self.completed_steps += 1
-        self.seconds, self.state = {}, self.outcome.advantages.state or {}
+        self.watch, self.state = Stopwatch(), self.outcome.advantages.state or {}
         del self.scores, self.outcome

@@ -58,7 +58,6 @@ class RayTeacher:
 
     @property
     def data_parallel_size(self) -> int:
-        """Into how many equal parts it cuts a batch."""
         return int(self._policy.data_parallel_size)
 
     def load(self) -> None:

@@ -63,7 +63,7 @@ def training_metrics(context: StepContext, data: Mapping[str, Tensor], result: A
             tokens=_trained_tokens(data),
             optimizer_steps=context.step * context.optimizer_steps,
         ),
-        **{f"time/{name}_s": seconds for name, seconds in context.seconds.items()},
+        **context.watch.phases(),
     }
 
 
@@ -129,5 +129,4 @@ def _trained_rows(data: Mapping[str, Tensor]) -> int:
 
 
 def _trained_tokens(data: Mapping[str, Tensor]) -> int:
-    """Tokens in the loss."""
     return int((data["token_mask"] * data["sample_mask"].unsqueeze(1)).sum())

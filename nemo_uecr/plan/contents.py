@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -117,7 +117,6 @@ class Phase:
 
     @property
     def size(self) -> int:
-        """Bytes on each working device."""
         return sum(item.size for item in self.device)
 
 
@@ -155,7 +154,6 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step."""
         return sum(phase.seconds for phase in self.phases)
 
     @property
@@ -165,12 +163,10 @@ class Plan:
 
     @property
     def fullest(self) -> Phase:
-        """The phase that needs the most memory per device."""
         return max(self.phases, key=lambda phase: phase.size)
 
     @property
     def host_bytes(self) -> int:
-        """Host memory of the fullest node."""
         return sum(item.size for item in self.host)
 
 
@@ -203,19 +199,6 @@ def plan_text(plan: Plan) -> str:
     lines += ["", f"disk: {_size(plan.checkpoint.size)} per checkpoint ({plan.checkpoint.how})"]
     lines += ["", "assumed", *_indented(plan.assumptions)]
     return "\n".join(lines) + "\n"
-
-
-def side_by_side(plans: Mapping[str, Plan]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a table that compares several plans."""
-    rows = []
-    for name in dict.fromkeys(phase.name for plan in plans.values() for phase in plan.phases):
-        phases = [next((phase for phase in plan.phases if phase.name == name), None) for plan in plans.values()]
-        words = (f"{one.seconds:,.1f} s, {_size(one.size)} on {one.where}" if one else "-" for one in phases)
-        rows.append([name, *words])
-    rows.append(["whole step", *(f"{plan.seconds:,.1f} s" for plan in plans.values())])
-    rows.append(["host memory per node", *(_size(plan.host_bytes) for plan in plans.values())])
-    rows.append(["fits", *(f"no, {len(plan.faults)} fault(s)" if plan.faults else "yes" for plan in plans.values())])
-    return ["", *plans], rows
 
 
 def _items(items: Iterable[Item]) -> list[str]:

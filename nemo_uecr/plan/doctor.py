@@ -30,8 +30,8 @@ from nemo_uecr.config.schema import (
     url_teachers,
 )
 from nemo_uecr.conversion.reading import MEGATRON, find_source, read_weights
-from nemo_uecr.data.manifest import check_local_problems, training_file
-from nemo_uecr.data.problems import Problem, filled, problems_of, teacher_name
+from nemo_uecr.data.manifest import check_local_problems, training_problems
+from nemo_uecr.data.problems import filled, problems_of, teacher_name
 from nemo_uecr.errors import DataError, UecrError, require_extra
 from nemo_uecr.files import check_writable, existing, read_object
 from nemo_uecr.generation import adapter, models
@@ -360,10 +360,6 @@ def extras_finding(run: Config) -> Finding:
     return ok("extras", ", ".join([run.rollout.engine, *run.extras]))
 
 
-def _training_problems(run: Config) -> list[Problem]:
-    return problems_of(run.data, training_file(Path(run.data.train), "data.train"), "data.train")
-
-
 def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
     """Whether a folder or the hub's cache has all of a model's weights, and no code of its own."""
     folder, check = Path(name).expanduser(), f"{role} model"
@@ -408,7 +404,7 @@ def server_finding(run: Config, key: str, asked: UrlTeacherConfig, sizes: Sizes)
     name = run.student.model_name
     tokenizer, columns = _tokenizer(name), sizes(name, "student").vocabulary
     server = TeacherServer(asked, columns, len(tokenizer), run.tolerances.teacher_probe, {})
-    prompts = encode_prompts(_training_problems(run), tokenizer, run.data)
+    prompts = encode_prompts(training_problems(run.data), tokenizer, run.data)
     server.check(longest=max(len(prompt.token_ids) for prompt in prompts) + run.rollout.max_response_tokens)
     return ok(f"{key} server", f"{asked.url} serves {server.first['root']}, entropy: {asked.entropy}")
 
@@ -458,7 +454,7 @@ def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
     if isinstance(run, NemoConfig):
         dropped = len(preflight.long_prompts(run, tokenizer))
     else:
-        problems = _training_problems(run)
+        problems = training_problems(run.data)
         kept = [prompt.problem for prompt in encode_prompts(problems, tokenizer, run.data)]
         dropped = len(problems) - len(kept)
         teachers = {key.removeprefix("teachers."): teacher for key, teacher in run.active_teachers.items()}

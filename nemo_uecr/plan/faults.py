@@ -10,12 +10,11 @@ import math
 from collections.abc import Mapping, Sequence
 
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig, ParallelConfig
+from nemo_uecr.conversion.reading import PADDING
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.plan.shapes import ModelShape
 
 VLLM_PADDING = 64  # vLLM pads a vocabulary to a multiple of this before it splits it
-#: Releases pad vocabularies to multiples of up to 128 on each of up to 64 ranks; a larger difference is no padding.
-MOST_PADDING = 8192
 
 
 def refuse(faults: Sequence[str]) -> None:
@@ -136,9 +135,9 @@ def vocabulary_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[
         )
     return faults + [
         f"the student has {student.vocabulary} output columns, the {key} {teacher.vocabulary}; take a teacher "
-        f"with the student's tokenizer: they then differ by padding alone, less than {MOST_PADDING}"
+        f"with the student's tokenizer: they then differ by padding alone, less than {PADDING}"
         for key, teacher in teachers.items()
-        if teacher is not None and abs(teacher.vocabulary - student.vocabulary) >= MOST_PADDING
+        if teacher is not None and abs(teacher.vocabulary - student.vocabulary) >= PADDING
     ]
 
 

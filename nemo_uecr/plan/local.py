@@ -64,8 +64,6 @@ def logits_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool, gpu: bool) -
 
 
 class _Run:
-    """Quantities that the phases share."""
-
     def __init__(self, config: Config, device: Device, lengths: Lengths, sizes: Sizes) -> None:
         self.config, self.device, self.lengths = config, device, lengths
         self.student = sizes(config.student.model_name, "student")

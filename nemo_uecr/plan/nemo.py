@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache, reduce
+from functools import cache
 from heapq import heapreplace
 from itertools import islice
 from statistics import NormalDist
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
 from nemo_uecr.config.schema import longest_generated, teacher_models
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.nemo.translate import changed
 from nemo_uecr.plan import contents, shapes
 from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
@@ -271,12 +272,10 @@ def _in_parallel(
 
 
 def _flops(setting: Setting, model: Sharded) -> float:
-    """FLOPs of a forward pass over all prompts and responses of a step."""
     return shapes.forward_flops(model.shape, setting.lengths.whole) * setting.responses * setting.lengths.whole
 
 
 def _train_items(setting: Setting, stage: int) -> list[Item]:
-    """Memory of a rank of a pipeline stage in training."""
     student, grid, config = setting.student, setting.student.grid, setting.config
     tokens, held = config.train.tokens_per_microbatch // grid.context, student.parameters(stage)
     layer, last = student.kept_bytes(tokens), stage == grid.pipeline - 1
@@ -448,37 +447,20 @@ def cache_faults(config: AnyConfig, tokens: int) -> Iterator[str]:
 # -- the same run laid out otherwise ---------------------------------------------------------------------------------
 
 
-def other_placements(config: NemoConfig, device: Device, lengths: Lengths) -> dict[str, Plan | str]:
-    """Plans with the teacher on the student's GPUs and on its own, by placement, or why one is refused."""
-    gpus, cluster = config.gpus, config.cluster
-    own = config.teacher.dedicated_gpus or (1 if cluster.nodes == 1 else cluster.gpus_per_node)
-    if own >= gpus or not config.method.needs_teacher():
-        return {}
-    places = {f"colocated, {gpus} GPUs": 0, f"{gpus - own} + {own} GPUs": own}
-    key = "teacher.dedicated_gpus"
-    return {name: _changed(config, {key: count}, device, lengths) for name, count in places.items()}
-
-
 def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]:
     """Single changes with which the run fits, as typed, gentlest first."""
-    tried = ((changes, _changed(config, changes, device, lengths)) for changes in _single_changes(config))
-    fitting = (changes for changes, plan in tried if isinstance(plan, Plan) and not plan.misfits)
+    fitting = (changes for changes in _single_changes(config) if _fits(config, changes, device, lengths))
     typed = (" ".join(f"{key}={str(value).lower()}" for key, value in changes.items()) for changes in fitting)
     return list(islice(typed, SUGGESTIONS))
 
 
-def _changed(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> Plan | str:
-    """The plan with some dotted keys changed, or why it is refused."""
-    tree = config.model_dump()
-    for name, value in changes.items():
-        *sections, key = name.split(".")
-        reduce(dict.__getitem__, sections, tree)[key] = value
+def _fits(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> bool:
+    """Whether the run fits with some dotted keys changed."""
     try:
-        return nemo_plan(NemoConfig.model_validate(tree), device, lengths)
-    except ValidationError as error:
-        return error.errors()[0]["msg"].removeprefix("Value error, ")
-    except ConfigError as error:
-        return str(error)
+        changed_config = NemoConfig.model_validate(changed(config.model_dump(), changes))
+        return not nemo_plan(changed_config, device, lengths).misfits
+    except (ValidationError, ConfigError):
+        return False
 
 
 def _single_changes(config: NemoConfig) -> Iterator[dict[str, Any]]:

@@ -114,7 +114,6 @@ class Grid:
 
     @property
     def ranks(self) -> int:
-        """GPUs of the model."""
         return self.tensor * self.context * self.data * self.pipeline
 
     def place(self, rank: int) -> Grid:

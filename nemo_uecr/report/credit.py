@@ -7,12 +7,12 @@ Shape legend: B = responses, T = tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import pvariance
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
-from nemo_uecr.files import read_object
-from nemo_uecr.telemetry.run_folder import BatchFiles, RunFolder
+from nemo_uecr.data.batch_file import compute_again, load_batch, saved_texts, scored_batch
+from nemo_uecr.telemetry.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,20 +43,19 @@ def credit_data(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
 
 def credit_maps(run: RunFolder, *, token_budget: int) -> list[dict[str, Any]]:
     """The maps of a run's first, middle and last saved batch, each with an equal share of the tokens."""
-    saved = run.batches
+    saved = list(run.batches.items())
     if len(saved) > SHOWN_STEPS:
         saved = [saved[round(index * (len(saved) - 1) / (SHOWN_STEPS - 1))] for index in range(SHOWN_STEPS)]
-    return [step_map(files, token_budget=token_budget // len(saved)) for files in saved]
+    return [step_map(step, path, token_budget=token_budget // len(saved)) for step, path in saved]
 
 
-def step_map(files: BatchFiles, *, token_budget: int) -> dict[str, Any]:
+def step_map(step: int, path: Path, *, token_budget: int) -> dict[str, Any]:
     """One saved batch for the page's script."""
-    saved = load_batch(files.tensors)
-    batch, method = scored_batch(saved, files.tensors), saved.configured(files.tensors)
-    advantages = compute_again(saved, batch, files.tensors)
-    texts = read_object(files.texts)["responses"]
+    saved, texts = load_batch(path), saved_texts(path)
+    batch, method = scored_batch(saved, path), saved.configured(path)
+    advantages = compute_again(saved, batch, path)
     return {
-        "step": files.step,
+        "step": step,
         "method": saved.method,
         "equation": method.equation(),
         "conserving": "budget" in method.identities and method.opd_coef is None,

@@ -105,7 +105,6 @@ def _panel(runs: Sequence[RunFolder], entry: Entry, most: int) -> Panel | None:
 
 
 def _caption(name: str) -> str:
-    """Meaning and unit of a metric."""
     metric = metric_of(name)
     if metric is None:
         return ""

@@ -81,9 +81,9 @@ def number(value: float | None, digits: int = 4) -> str:
     return (shown.rstrip("0").rstrip(".") if "." in shown else shown).replace("-", MINUS)
 
 
-def points(share: float, digits: int = 1) -> str:
+def points(share: float) -> str:
     """A share as percent with one decimal: 0.4114 is ``41.1``."""
-    return f"{100 * share:.{digits}f}".replace("-", MINUS)
+    return f"{100 * share:.1f}".replace("-", MINUS)
 
 
 def signed_points(difference: float, digits: int = 1) -> str:

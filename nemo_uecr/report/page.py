@@ -101,7 +101,6 @@ def _card(run: RunFolder, outcome: outcomes.Outcome) -> dict[str, Any]:
 
 
 def _audits(run: RunFolder) -> list[dict[str, Any]]:
-    """The sections of a run's audits, without unfinished ones."""
     sections = []
     for path in sorted(run.path.glob("audits/*/section.json")):
         if not path.parent.name.startswith("."):

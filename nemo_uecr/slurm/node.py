@@ -75,7 +75,6 @@ class Job:
 
     @property
     def driver_log(self) -> Path:
-        """The driver's output."""
         return self.folder / "driver.log"
 
     @property

@@ -8,7 +8,9 @@ Shape legend: B = responses, P = groups, T = tokens, N = sampled tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -34,6 +36,35 @@ STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
     "abs_mean": lambda value: value.abs().mean(),
     "abs_max": lambda value: value.abs().max(),
 }
+
+
+class Stopwatch:
+    """Seconds of a step and of each of its phases."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase."""
+        started = time.perf_counter()
+        yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def phases(self) -> dict[str, float]:
+        """The metric of each phase."""
+        return {f"time/{name}_s": seconds for name, seconds in self._seconds.items()}
+
+    def metrics(self, tokens: int) -> dict[str, float]:
+        """The step's metrics of time; ``tokens`` are those it sampled."""
+        total = time.perf_counter() - self._started
+        return {
+            **self.phases(),
+            "time/step_s": total,
+            "throughput/rollout_tokens_per_s": tokens / self._seconds["rollout"],
+            "throughput/tokens_per_s": tokens / total,
+        }
 
 
 def scored_metrics(

@@ -6,7 +6,7 @@ Shape legend: B = responses, T = tokens of the batch's layout (NeMo-RL's has the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TypeVar
 
 import torch
@@ -50,19 +50,15 @@ def score_by_turns(
     """
     turns = [(rows_n, score(teacher, rows_n)) for teacher, rows_n in by_teacher(teachers, names)]
 
-    def joined(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        out_BT = torch.full((len(names), parts[0][1].shape[1]), torch.nan)
-        for rows_n, part_nT in parts:
-            out_BT[rows_n] = part_nT
+    def joined(name: str) -> Tensor | None:
+        out_BT = None
+        for rows_n, own in turns:
+            if (part_nT := getattr(own, name)) is not None:
+                out_BT = torch.full((len(names), part_nT.shape[1]), torch.nan) if out_BT is None else out_BT
+                out_BT[rows_n] = part_nT
         return out_BT
 
-    entropies = [(rows_n, own.entropy_BT) for rows_n, own in turns if own.entropy_BT is not None]
-    dropped = [(rows_n, own.dropped_BT) for rows_n, own in turns if own.dropped_BT is not None]
-    return TeacherScores(
-        joined([(rows_n, own.logp_BT) for rows_n, own in turns]),
-        joined(entropies) if entropies else None,
-        joined(dropped) if dropped else None,
-    )
+    return TeacherScores(*(joined(each.name) for each in fields(TeacherScores)))  # type: ignore[arg-type]
 
 
 def by_teacher(teachers: Mapping[str, Source], names: Sequence[str]) -> Iterator[tuple[Source, Tensor]]:

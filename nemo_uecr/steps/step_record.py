@@ -57,12 +57,10 @@ class StepRecord:
 
     @cached_property
     def sample_ids(self) -> tuple[str, ...]:
-        """Names of the responses."""
         return sample_ids(self.step, self.problems)
 
     @cached_property
     def scored(self) -> ScoredBatch:
-        """The `ScoredBatch` that the methods read."""
         tensors = self._inputs()
         # The fields of `ScoredBatch` carry their shape in the name.
         named: dict[str, Any] = {field: tensors.get(name) for name, field in (REQUIRED | OPTIONAL).items()}

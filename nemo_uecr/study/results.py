@@ -159,7 +159,10 @@ def tables(study: StudyConfig, results: Sequence[RunResult]) -> list[Comparison]
     comparisons = []
     for variant in study.variants:
         for name, table in study.tables.items():
-            arms = _finished_arms(study, results, variant, table.arms)
+            if any(variant not in study.variants_of(study.arms[arm]) for arm in table.arms):
+                continue
+            by_arm = runs_by_arm(results, variant)
+            arms = {arm: by_arm[arm] for arm in table.arms if len(by_arm.get(arm, ())) >= LEAST_PAIRS}
             if table.reference in arms:
                 comparisons.append(_compared(study, name, table, variant, arms))
     return comparisons
@@ -172,14 +175,6 @@ def runs_by_arm(results: Iterable[RunResult], variant: str) -> dict[str, dict[in
         if result.cell.variant == variant:
             runs.setdefault(result.cell.arm, {})[result.cell.pair] = result
     return runs
-
-
-def _finished_arms(study: StudyConfig, results: Sequence[RunResult], variant: str, arms: Sequence[str]) -> ByArm:
-    """The arms with at least two pairs; none if one of them does not run in the variant."""
-    if any(variant not in study.variants_of(study.arms[arm]) for arm in arms):
-        return {}
-    by_arm = runs_by_arm(results, variant)
-    return {arm: by_arm[arm] for arm in arms if len(by_arm.get(arm, ())) >= LEAST_PAIRS}
 
 
 def _compared(study: StudyConfig, name: str, table: TableConfig, variant: str, arms: ByArm) -> Comparison:

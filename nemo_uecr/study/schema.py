@@ -168,7 +168,6 @@ class StudyConfig(Section):
 
     @property
     def pair_count(self) -> int:
-        """Number of pairs of the study."""
         return max(arm.pairs for arm in self.arms.values())
 
 

@@ -9,9 +9,9 @@ from math import isnan
 from pathlib import Path
 from typing import NamedTuple
 
-from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Entry, Row, Score, Table, build_table, rounded
+from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Entry, Row, Table, build_table, rounded
 from nemo_uecr.files import replace_file
-from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Mean
+from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Interval, Mean
 from nemo_uecr.study import figures, results
 from nemo_uecr.study.grid import GridCell
 from nemo_uecr.study.map import BEST, MapCell, map_cells
@@ -157,7 +157,7 @@ def sets_table(summary: Comparison, *, layout: str, samples: int) -> Table | Non
     means = {"initial": (summary.initial_sets, summary.initial)}
     means |= {line.arm: (line.sets, line.common) for line in summary.lines}
     rows = [
-        Row(arm, {name: Score(mean.mean, mean.low, mean.high) for name, mean in (sets | {"average": average}).items()})
+        Row(arm, {name: Interval(m.mean, m.low, m.high) for name, m in (sets | {"average": average}).items()})
         for arm, (sets, average) in means.items()
         if average is not None
     ]

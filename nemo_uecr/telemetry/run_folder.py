@@ -18,16 +18,7 @@ from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, Record, read_records
 
-FIRST_FILES = ("config.yaml", "origins.json", "provenance.json", "tolerances.json")
-
-
-@dataclass(frozen=True)
-class BatchFiles:
-    """One saved batch: its tensors and the texts of its tokens."""
-
-    step: int
-    tensors: Path
-    texts: Path
+FIRST_FILES = ("config.yaml", "origins.json", "provenance.json")
 
 
 @dataclass(frozen=True)
@@ -39,21 +30,22 @@ class RunFolder:
     config: Any  # resolved, nested
     origins: dict[str, str]  # where each dotted key came from
     provenance: Record
-    tolerances: dict[str, float]
     steps: list[Record]  # each with ``step`` and its metrics
     evaluations: list[Record]
-    batches: list[BatchFiles]
+    batches: dict[int, Path]  # the saved tensors of a step; their texts are beside them
     failure: Record | None  # what stopped the run, if an error did
     notes: tuple[str, ...]  # warnings at the start, and what is missing or incomplete
 
     @property
     def method(self) -> str:
-        """Name of the method."""
         return str(self.config["method"]["name"])
 
     @property
+    def tolerances(self) -> dict[str, float]:
+        return dict(self.config["tolerances"])
+
+    @property
     def planned_steps(self) -> int:
-        """Training steps that the configuration asks for."""
         return int(self.config["train"]["steps"])
 
     @property
@@ -83,8 +75,7 @@ def write_first_files(
     folder: Path, config: Config | NemoConfig, origins: Mapping[str, str], provenance: Mapping[str, Any]
 ) -> None:
     """What is written before the first step; the configuration last, because a folder that has it holds a run."""
-    records = {"tolerances": config.tolerances.model_dump(), "origins": origins, "provenance": provenance}
-    for name, record in records.items():
+    for name, record in {"origins": origins, "provenance": provenance}.items():
         replace_file(folder / f"{name}.json", json.dumps(record, indent=1).encode())
     replace_file(folder / "config.yaml", dump_config(config).encode())
 
@@ -114,10 +105,9 @@ def read_run(path: Path) -> RunFolder:
         config=read_written(path / "config.yaml"),
         origins=read_object(path / "origins.json"),
         provenance=provenance,
-        tolerances=read_object(path / "tolerances.json"),
         steps=_by_step(path / STEPS, notes),
         evaluations=_by_step(path / EVALUATIONS, notes),
-        batches=list(_find_batches(path / "batches", notes)),
+        batches=dict(_find_batches(path / "batches", notes)),
         failure=read_object(failure) if failure.is_file() else None,
         notes=tuple(notes),
     )
@@ -131,11 +121,11 @@ def _by_step(path: Path, notes: list[str]) -> list[Record]:
     return [by_step[step] for step in sorted(by_step)]
 
 
-def _find_batches(folder: Path, notes: list[str]) -> Iterator[BatchFiles]:
+def _find_batches(folder: Path, notes: list[str]) -> Iterator[tuple[int, Path]]:
     for tensors in sorted(folder.glob("step-*.safetensors")):
         texts = tensors.with_suffix(".json")
         if texts.is_file():
-            yield BatchFiles(int(tensors.stem.removeprefix("step-")), tensors, texts)
+            yield int(tensors.stem.removeprefix("step-")), tensors
         else:
             notes.append(f"Batch {tensors.name} has no {texts.name} beside it and is left out of the credit map.")
 

@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -199,6 +200,10 @@ class _Service:
     _run: Any
     _alive = True
 
+    def _begin(self, init: Callable[..., Any], folder: Path, project: str, **own: Any) -> None:
+        """Begin or continue a run of W&B, Trackio or SwanLab, whose arguments have the same names."""
+        self._run = init(project=project, name=folder.resolve().name, resume="allow", **own)
+
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log the step, unless an earlier request failed."""
         if self._alive:
@@ -220,7 +225,7 @@ class _Service:
         self._run.log(dict(metrics), step=step)
 
     def _finish(self, *, failed: bool) -> None:
-        raise NotImplementedError
+        self._run.finish()
 
 
 class Wandb(_Service):
@@ -232,16 +237,9 @@ class Wandb(_Service):
         import wandb
 
         self._errors = wandb.errors.Error
-        self._run = wandb.init(
-            project=wanted.project,
-            name=folder.resolve().name,
-            id=run_key(folder),
-            resume="allow",
-            mode=wanted.wandb,
-            dir=str(folder),
-            config=dict(parameters),
-            settings=wandb.Settings(console="off", silent=True),
-        )
+        own = {"id": run_key(folder), "mode": wanted.wandb, "dir": str(folder)}
+        quiet = wandb.Settings(console="off", silent=True)
+        self._begin(wandb.init, folder, wanted.project, config=dict(parameters), settings=quiet, **own)
 
     def _finish(self, *, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
@@ -303,18 +301,8 @@ class Trackio(_Service):
         os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").resolve()))  # read when it is imported
         import trackio
 
-        self._run = trackio.init(
-            project=wanted.project,
-            name=folder.resolve().name,
-            config=dict(parameters),
-            resume="allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-
-    def _finish(self, *, failed: bool) -> None:
-        self._run.finish()
+        quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        self._begin(trackio.init, folder, wanted.project, config=dict(parameters), **quiet)
 
 
 class Swanlab(_Service):
@@ -328,16 +316,9 @@ class Swanlab(_Service):
 
         self._errors = (ApiError, AuthenticationError)
         (folder / "swanlab").mkdir(exist_ok=True)
-        self._run = swanlab.init(
-            project=wanted.project,
-            name=folder.resolve().name,
-            id=run_key(folder),
-            resume="allow",
-            mode=wanted.swanlab,
-            log_dir=str(folder / "swanlab"),
-            config=dict(parameters),
-            settings=swanlab.Settings(terminal={"proxy_type": "none"}),
-        )
+        own = {"id": run_key(folder), "mode": wanted.swanlab, "log_dir": str(folder / "swanlab")}
+        quiet = swanlab.Settings(terminal={"proxy_type": "none"})
+        self._begin(swanlab.init, folder, wanted.project, config=dict(parameters), settings=quiet, **own)
 
     def _finish(self, *, failed: bool) -> None:
         self._run.finish(state="crashed" if failed else "success")
@@ -350,34 +331,34 @@ Client = TensorBoard | Wandb | Mlflow | Trackio | Swanlab
 # All of them
 
 
+@dataclass(frozen=True)
 class StepLog:
     """Writes a run's steps under the names of `telemetry.metric_table`, as a context manager."""
 
-    def __init__(self, folder: Path, clients: Sequence[Client], progress: Progress) -> None:
-        self._folder = folder
-        self._clients = clients
-        self._progress = progress
+    folder: Path
+    clients: Sequence[Client]
+    progress: Progress
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._progress.close()
-        for client in self._clients:
+        self.progress.close()
+        for client in self.clients:
             client.close(failed=kind is not None)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write a step's metrics into ``metrics.jsonl``."""
         finite = finite_metrics(step, metrics)
-        append_record(self._folder / STEPS, {"step": step, **finite})
-        for client in self._clients:
+        append_record(self.folder / STEPS, {"step": step, **finite})
+        for client in self.clients:
             client.write(step, finite)
-        self._progress.step(step, metrics)
+        self.progress.step(step, metrics)
 
     def evaluation(self, record: Mapping[str, Any]) -> None:
         """Write an evaluation's record into ``evaluation.jsonl``; the clients get the average."""
-        append_record(self._folder / EVALUATIONS, record)
+        append_record(self.folder / EVALUATIONS, record)
         average = {f"evaluation/{name}": record["average"][name] for name in ("avg", "low", "high")}
-        for client in self._clients:
+        for client in self.clients:
             client.write(record["step"], average)
-        self._progress.evaluation(record)
+        self.progress.evaluation(record)

@@ -27,7 +27,7 @@ def share(value: float, margin: float = 0.04) -> Share:
 FACTS = Facts(
     shares={
         "student": share(0.3), "teacher": share(0.6), "lead": share(0.3), "order": share(0.8), "kappa": share(0.5),
-        "degenerate": share(0.4),
+        "equal": share(0.4),
     },
     problems=32,
     mixed=20,

@@ -153,7 +153,7 @@ GRPO = [step(1, rollout=2, update=1, step=4), step(2, rollout=2, update=1, step=
 
 def costed(label: str, steps: Steps) -> RunFolder:
     config = {"method": {"name": "grpo" if label == "b" else "uecr"}}
-    return RunFolder(Path(label), label, config, {}, {}, {}, steps, [], [], None, ())
+    return RunFolder(Path(label), label, config, {}, {}, steps, [], {}, None, ())
 
 
 def test_hand_values() -> None:

@@ -24,7 +24,6 @@ def test_the_file_of_a_plan_has_bytes_and_seconds(tmp_path: Path) -> None:
     assert train["size"] == sum(one["size"] for one in train["device"])
     assert plan["seconds"] == pytest.approx(sum(phase["seconds"] for phase in plan["phases"]))
     assert plan["fits"] is True
-    assert set(plan["placements"]) == {"colocated, 8 GPUs", "7 + 1 GPUs"}
     assert len(plan["layout"]) == 8
 
 

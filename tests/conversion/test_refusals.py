@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from nemo_uecr.conversion.convert import ConversionRequest, convert, prepare
+from nemo_uecr.conversion.convert import prepare
 from nemo_uecr.conversion.reading import find_source, read_qwen3
 from nemo_uecr.errors import CheckpointError, DataError, UecrError
 from tests.conversion.folders import megatron_weights, model_folder, nemo_rl_step
 from tests.nemo.tiny_qwen3 import LAYERS, ROPE, hf_config
 
 
-def request(ckpt: Path, out: Path, **changes: object) -> ConversionRequest:
-    plain = ConversionRequest(ckpt=ckpt, out=out, model=None, tokenizer=None, tolerance=1e-4, shard_bytes=10**9)
-    return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+def request(ckpt: Path, out: Path, **changes: Any) -> dict[str, Any]:
+    plain = {"model": None, "tokenizer": None, "tolerance": 1e-4, "shard_bytes": 10**9}
+    return {"ckpt": ckpt, "out": out, **plain, **changes}
 
 
 @pytest.fixture
@@ -42,24 +42,24 @@ def huggingface(tmp_path: Path, model: Path) -> Path:
     return folder
 
 
-def refusal(asked: ConversionRequest) -> str:
+def refusal(asked: dict[str, Any]) -> str:
     """The message of a conversion, which leaves every folder as it was."""
-    folder = next(path for path in asked.out.parents if path.is_dir())
+    folder = next(path for path in asked["out"].parents if path.is_dir())
     before = sorted(folder.rglob("*"))
     with pytest.raises(UecrError) as error:
-        convert(asked)
+        prepare(**asked)
     assert sorted(folder.rglob("*")) == before
     return str(error.value)
 
 
 def test_what_is_whole_is_accepted(tmp_path: Path, model: Path, weights: Path, huggingface: Path) -> None:
     for ckpt in (weights, weights.parent):
-        job = prepare(request(ckpt, tmp_path / "out", model=str(model)))
+        job = prepare(**request(ckpt, tmp_path / "out", model=str(model)))
         assert (job.weights.kind, job.weights.folder, job.weights.dtype) == ("megatron", weights, "float32")
     step = nemo_rl_step(tmp_path, weights, model)
-    job = prepare(request(step, tmp_path / "out"))
+    job = prepare(**request(step, tmp_path / "out"))
     assert (job.config, job.tokenizer) == (model, step / "policy" / "tokenizer")
-    assert prepare(request(huggingface, tmp_path / "out")).weights.kind == "huggingface"
+    assert prepare(**request(huggingface, tmp_path / "out")).weights.kind == "huggingface"
 
 
 @pytest.mark.parametrize("lost", [None, 1])

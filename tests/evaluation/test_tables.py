@@ -10,12 +10,13 @@ import pytest
 
 from nemo_uecr.config.load import SHIPPED, dump_config, load_config
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.tables import FORMATS, Row, Score, build_table, read_rows, rounded
+from nemo_uecr.evaluation.tables import FORMATS, Row, build_table, read_rows, rounded
+from nemo_uecr.stats import Interval
 
 
 def row(method: str, *values: float) -> Row:
     names = ("aime24", "average")
-    return Row(method, {name: Score(v, v - 1, v + 1) for name, v in zip(names, values, strict=True)})
+    return Row(method, {name: Interval(v, v - 1, v + 1) for name, v in zip(names, values, strict=True)})
 
 
 ROWS = [row("initial", 90.0, 90.0), row("grpo", 7.78, 11.45), row("puu", 7.781, 12.0), row("uecr", 15.24, 11.0)]
@@ -73,7 +74,7 @@ def test_rows_of_an_evaluation_and_of_a_training_run(tmp_path: Path) -> None:
     rows, k = read_rows([place, f"grpo={place}", str(run)])
     assert [each.method for each in rows] == ["mine", "grpo", "puu"]
     assert k == 4
-    assert rows[2].scores["aime24"].value == pytest.approx(40.0)
+    assert rows[2].scores["aime24"].avg == pytest.approx(40.0)
     (run / "evaluation.jsonl").write_text(json.dumps(lines[0] | {"samples": 12}) + "\n")
     with pytest.raises(DataError, match="same k"):
         read_rows([place, str(run)])

@@ -41,8 +41,8 @@ def sample(
 ) -> list[Response]:
     """What a healthy model draws."""
     seeds = range(100 * seed, 100 * seed + len(prompts))
-    responses, nonfinite = draw(model, prompts, seeds, decoding, microbatch=microbatch)
-    assert nonfinite is None
+    responses = draw(model, prompts, seeds, decoding, microbatch=microbatch)
+    assert all(response.finite for response in responses)
     return responses
 
 

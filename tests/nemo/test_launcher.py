@@ -64,10 +64,8 @@ def test_checkpoints_of_another_hand_are_not_continued(tmp_path: Path) -> None:
 def test_the_folder_says_what_the_run_is(tmp_path: Path) -> None:
     begin(tmp_path)
     assert load_nemo_config(tmp_path / "config.yaml", []) == configuration(tmp_path)
-    origins, tolerances, record = (
-        json.loads((tmp_path / f"{name}.json").read_text()) for name in ("origins", "tolerances", "provenance")
-    )
-    assert (origins["run.folder"], tolerances["first_ratio"]) == ("override", 0.05)
+    origins, record = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("origins", "provenance"))
+    assert origins["run.folder"] == "override"
     assert record["objective"].startswith("loss = PG(A; ")
     assert record["versions"]["nemo_rl"] == "0.7.0"
 

@@ -69,6 +69,8 @@ def _write_head(folder: Path, story: Story) -> None:
         f"run:\n  folder: runs/{folder.name}\n  seed: {story.seed}\nevaluation:\n  samples: 12\n"
         "  temperature: 0.6\n  top_p: 0.95\n  top_k: 20\n  max_tokens: 64\n  stop: []\n  seed: 42\n"
         f"  benchmarks:\n{sets}\n"
+        "tolerances: {budget: 1.0e-6, decomposition: 1.0e-6, residual_bound: 1.0e-6, log_weight: 1.0e-6, "
+        "first_ratio: 1.0e-5}\n"
     )
     origins = {"method.name": "override", "train.steps": "demo.yaml", "evaluation": "base.yaml"}
     (folder / "origins.json").write_text(json.dumps(origins))
@@ -77,11 +79,6 @@ def _write_head(folder: Path, story: Story) -> None:
             "objective": "loss = PG(A^U + 0.5 A^task|U q; clip 0.2/0.2) + 0.001 KL3(ref)",
             "versions": {"nemo_uecr": "0.1.0", "torch": "2.13.0"},
             "argv": ["nemo-uecr", "train", "demo.yaml"],
-        })
-    )  # fmt: skip
-    (folder / "tolerances.json").write_text(
-        json.dumps({
-            "budget": 1e-6, "decomposition": 1e-6, "residual_bound": 1e-6, "log_weight": 1e-6, "first_ratio": 1e-5,
         })
     )  # fmt: skip
 

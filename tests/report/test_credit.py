@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
-from nemo_uecr.files import read_object
+from nemo_uecr.data.batch_file import compute_again, load_batch, saved_texts, scored_batch
 from nemo_uecr.report.credit import chosen_rows, credit_maps, step_map
 from nemo_uecr.telemetry.run_folder import read_run
 from tests.report.stories import RunMaker
@@ -15,16 +14,15 @@ PLENTY = 100_000
 
 
 def test_numbers_are_those_of_core(make_run: RunMaker) -> None:
-    files = read_run(make_run("uecr")).batches[0]
-    saved = load_batch(files.tensors)
-    batch = scored_batch(saved, files.tensors)
-    texts = read_object(files.texts)["responses"]
-    expected = compute_again(saved, batch, files.tensors)
+    path = read_run(make_run("uecr")).batches[1]
+    saved, texts = load_batch(path), saved_texts(path)
+    batch = scored_batch(saved, path)
+    expected = compute_again(saved, batch, path)
     assert batch.teacher_logp_BT is not None
     gap_BT = batch.teacher_logp_BT - batch.old_logp_BT
     rows = chosen_rows(batch, texts, token_budget=PLENTY)
     assert len(rows) == 24
-    for row, response in zip(rows, step_map(files, token_budget=PLENTY)["responses"], strict=True):
+    for row, response in zip(rows, step_map(1, path, token_budget=PLENTY)["responses"], strict=True):
         valid = batch.mask_BT[row]
         assert response["text"] == texts[row]["tokens"]
         assert response["before"] == pytest.approx(float(expected.advantage_unified_B[row]), rel=1e-4)
@@ -64,9 +62,9 @@ def test_method_without_teacher_shows_what_there_is(make_run: RunMaker) -> None:
 
 
 def test_chosen_rows_are_whole_groups_with_a_degenerate_one(make_run: RunMaker) -> None:
-    files = read_run(make_run("uecr", before=0.85)).batches[0]
-    batch = scored_batch(load_batch(files.tensors), files.tensors)
-    labels = batch.group_B[chosen_rows(batch, read_object(files.texts)["responses"], token_budget=PLENTY)].tolist()
+    path = read_run(make_run("uecr", before=0.85)).batches[1]
+    batch = scored_batch(load_batch(path), path)
+    labels = batch.group_B[chosen_rows(batch, saved_texts(path), token_budget=PLENTY)].tolist()
     assert [labels.count(label) for label in dict.fromkeys(labels)] == [8, 8, 8]
     spreads = [len(set(batch.task_reward_B[batch.group_B == label].tolist())) for label in set(labels)]
     assert sorted(spreads) == [1, 2, 2]

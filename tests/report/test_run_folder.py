@@ -12,7 +12,7 @@ def test_finished_run(make_run: RunMaker) -> None:
     assert [record["step"] for record in run.steps] == list(range(1, 41))
     assert run.complete
     assert run.notes == ()
-    assert [batch.step for batch in run.batches] == [1, 20, 40]
+    assert list(run.batches) == [1, 20, 40]
 
 
 def test_run_without_benchmarks_is_complete_after_its_last_step_only(make_run: RunMaker) -> None:
