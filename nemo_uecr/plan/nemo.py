@@ -19,7 +19,6 @@ from pydantic import ValidationError
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
 from nemo_uecr.config.schema import longest_generated, teacher_models
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.nemo.translate import changed
 from nemo_uecr.plan import contents, shapes
 from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
@@ -456,6 +455,8 @@ def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]
 
 def _fits(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> bool:
     """Whether the run fits with some dotted keys changed."""
+    from nemo_uecr.nemo.translate import changed  # loads torch
+
     try:
         changed_config = NemoConfig.model_validate(changed(config.model_dump(), changes))
         return not nemo_plan(changed_config, device, lengths).misfits
