@@ -80,9 +80,9 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
     except KeyboardInterrupt:
         folder = Path(loaded.config.run.folder)
         if (folder / "config.yaml").exists():
-            saved = any((folder / "checkpoints").glob("step-*"))
+            saved = sorted((folder / "checkpoints").glob("step-*"))
             command = shlex.join(["nemo-uecr", "train", str(folder / "config.yaml"), "--resume"])
-            hint = "to continue from the newest checkpoint" if saved else "no checkpoint yet; to begin again"
+            hint = f"to continue from {saved[-1].name}" if saved else "no checkpoint yet; to begin again"
             sys.stderr.write(f"{hint}: {command}\n")
         raise
 

@@ -149,6 +149,8 @@ def _chosen(splits: Mapping[str, list[Path]], choice: str, role: Role, name: str
     only = exact[:1] or [label for label in found if label.endswith(f"/{role}")] or found
     held_out = role == "train" and not choice and all(label.split("/")[-1] in ("test", "validation") for label in only)
     if len(only) == 1 and not held_out:
+        if len(splits) > 1:
+            log.info("%s: reads %s, of %s", name, only[0], ", ".join(sorted(splits)))
         return splits[only[0]]
     unclear = "only splits that are held out" if held_out else f"{len(only)} splits, and none is chosen"
     what = unclear if found else f"no split {choice!r}"
