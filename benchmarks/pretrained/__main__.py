@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import benchmarks.pretrained
-from benchmarks.pretrained.figures import tables
+from benchmarks.pretrained.figures import draw, tables
 from benchmarks.pretrained.models import prepare
 from benchmarks.pretrained.plan import ARMS, PLANS, Study
 from benchmarks.pretrained.runs import run
@@ -37,10 +37,15 @@ def main() -> int:
     ran.add_argument("--arms", nargs="+", default=[arm for arm in ARMS if arm in METHODS], choices=sorted(METHODS))
     for key in ("pairs", "steps", "teacher_steps"):
         ran.add_argument(f"--{key.replace('_', '-')}", type=int, help="in place of the plan's")
-    commands.add_parser("table").add_argument("curves", type=Path)
+    table = commands.add_parser("table")
+    table.add_argument("curves", type=Path)
+    table.add_argument("--figure", type=Path, help="PNG file of the curves")
     args = parser.parse_args()
     if args.command == "table":
-        sys.stdout.write(tables(read_object(args.curves)))
+        found = read_object(args.curves)
+        sys.stdout.write(tables(found))
+        if args.figure is not None:
+            draw(found, args.figure)
         return 0
     if args.command == "prepare":
         prepare(args.work.resolve(), args.pieces.resolve())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.pretrained.arithmetic import Problem, problems, right
-from benchmarks.pretrained.plan import HELD_OUT, TEACHERS, TRAINED
+from benchmarks.pretrained.plan import ARMS, HELD_OUT, TEACHERS, TRAINED
 from nemo_uecr.core import GAP_CLIP
 from nemo_uecr.stats import mean_interval
 from nemo_uecr.telemetry.sinks import STEPS, read_records
@@ -239,3 +239,44 @@ def _series(one: Mapping[str, Any], metric: str) -> list[float]:
 
 def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+# -- the figure -------------------------------------------------------------------------------------------------------
+
+
+def draw(found: Mapping[str, Any], path: Path) -> None:
+    """Means over pairs by step: a row per teacher, held-out problems and what the steps measured, a line per arm."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    shown = ("gap, nats", "AUC", "z", "kappa")
+    with matplotlib.rc_context({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25}):
+        figure = Figure(figsize=(15, 5.4))
+        rows = figure.subplots(len(TEACHERS), 1 + len(shown), sharex=True, sharey="col", squeeze=False)
+        for axes, teacher in zip(rows, TEACHERS, strict=True):
+            for place, arm in enumerate(ARMS):
+                runs = _runs(found, teacher).get(arm, {})
+                steps = sorted({int(step) for one in runs.values() for step in one["held_out"]})
+                right = {step: [*_right(runs, step).values()] for step in steps}
+                values = [right, *(_by_number(runs.values(), METRICS[name]) for name in shown)]
+                for one, by_step in zip(axes, values, strict=True):
+                    points = {step: fmean(each) for step, each in by_step.items() if each}
+                    one.plot([*points], [*points.values()], color=f"C{place}", label=arm, linewidth=1.4)
+            axes[0].set_ylabel(f"{teacher} teacher")
+        for one, title in zip(rows[0], ("held-out problems, % right", *shown), strict=True):
+            one.set_title(title, fontsize=10)
+        for one in rows[-1]:
+            one.set_xlabel("step")
+        figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside right center")
+        figure.savefig(path, dpi=110)
+
+
+def _by_number(runs: Iterable[Mapping[str, Any]], metric: str) -> dict[int, list[float]]:
+    """A metric by step, of every run that has it."""
+    values: dict[int, list[float]] = {}
+    for one in runs:
+        separated = [{"step": int(step), **each} for step, each in one["separated"].items()]
+        for each in (*one["steps"], *separated):
+            if each.get(metric) is not None:
+                values.setdefault(int(each["step"]), []).append(each[metric])
+    return dict(sorted(values.items()))
