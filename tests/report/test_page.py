@@ -77,6 +77,7 @@ def test_page_nests_fetches_nothing_and_runs_its_own_script_alone(make_run: RunM
     assert seen.handlers == []
     assert len(seen.ids) == len(set(seen.ids))
     assert {"curves", "accuracy", "groups", "identities", "credit", "configuration"} <= set(seen.ids)
+    assert "complete</span>" in page
     assert "@import" not in page
     assert "url(" not in page
     digest = base64.b64encode(hashlib.sha256(seen.blocks["page"].encode()).digest()).decode()

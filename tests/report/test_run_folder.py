@@ -1,18 +1,9 @@
-"""Reading a run folder: finished, in progress, stopped, damaged."""
+"""Reading a run folder: whether it is complete, and a step that was written twice."""
 
 from __future__ import annotations
 
 from nemo_uecr.telemetry.run_folder import read_run
 from tests.report.stories import RunMaker
-
-
-def test_finished_run(make_run: RunMaker) -> None:
-    run = read_run(make_run("finished"))
-    assert run.method == "uecr"
-    assert [record["step"] for record in run.steps] == list(range(1, 41))
-    assert run.complete
-    assert run.notes == ()
-    assert [batch.step for batch in run.batches] == [1, 20, 40]
 
 
 def test_run_without_benchmarks_is_complete_after_its_last_step_only(make_run: RunMaker) -> None:
@@ -21,15 +12,6 @@ def test_run_without_benchmarks_is_complete_after_its_last_step_only(make_run: R
         head = (folder / "config.yaml").read_text().split("  benchmarks:")[0]
         (folder / "config.yaml").write_text(head + "  benchmarks: {}\n")
         assert read_run(folder).complete is complete
-
-
-def test_half_written_last_line_is_left_out_and_noted(make_run: RunMaker) -> None:
-    folder = make_run("writing", steps=5)
-    with (folder / "metrics.jsonl").open("a") as lines:
-        lines.write('{"step": 6, "reward/ta')
-    run = read_run(folder)
-    assert run.last_step == 5
-    assert run.notes == ("The last line of metrics.jsonl is half-written and was left out.",)
 
 
 def test_a_step_written_twice_counts_as_written_last(make_run: RunMaker) -> None:
