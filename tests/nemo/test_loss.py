@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.nemo.loss import OPD_COLUMN, PREFIX, MaxReducedMetric
 from nemo_uecr.nemo.score_checks import ContractError
 from tests.nemo.losses import call, data_of, loss_of
@@ -26,18 +25,6 @@ def test_one_token_by_hand() -> None:
     assert metrics[f"{PREFIX}first_ratio_error_max"] == pytest.approx(math.exp(0.1) - 1, abs=1e-6)
     assert metrics[f"{PREFIX}first_ratio_mean"] == metrics[f"{PREFIX}first_ratio_error_max"]
     assert metrics[f"{PREFIX}first_ratio_far_share"] == 1.0  # 0.105 is beyond 0.1
-
-
-def test_it_is_cores_loss() -> None:
-    data = data_of()
-    logp = (data["prev_logprobs"][:, 1:] + 0.3).requires_grad_()
-    total, _ = call(loss_of(kl_coef=0.1), data, logp)
-    mask = data["token_mask"][:, 1:].bool()
-    expected = policy_loss(
-        logp, data["prev_logprobs"][:, 1:], data["advantages"][:, 1:], mask, denominator=float(mask.sum()),
-        ref_logp=data["reference_policy_logprobs"][:, 1:], kl_coef=0.1,
-    )  # fmt: skip
-    assert torch.equal(total, expected.total)
 
 
 def test_two_clipped_surrogates_are_not_one_of_the_sum() -> None:

@@ -11,7 +11,7 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.translate import master_config, teacher_policy
 from nemo_uecr.reproducible import derive
-from tests.config.shipped import CONFIGS, GIVEN, OTHERS, given
+from tests.config.shipped import CONFIGS, GIVEN
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
 #: Every number another, so that none can stand in another's place.
@@ -50,26 +50,6 @@ def test_stop_strings_arrive_and_leave_vllm_its_tokenizer() -> None:
     assert (plain["stop_strings"], "skip_tokenizer_init" in plain["vllm_cfg"]) == (None, False)
     assert rollout["stop_strings"] == ["###", "\n\n"]
     assert (evaluation["stop_strings"], evaluation["vllm_cfg"]["skip_tokenizer_init"]) == (None, False)
-
-
-def test_what_would_change_the_method_is_off() -> None:
-    """A baseline of the others of a group, prompts drawn again, scoring that is skipped, a second clip of the ratio."""
-    native = master_config(configuration())
-    grpo, loss = native["grpo"], native["loss_fn"]
-    assert grpo["use_leave_one_out_baseline"] is False
-    assert grpo["adv_estimator"]["use_leave_one_out_baseline"] is False
-    assert grpo["use_dynamic_sampling"] is False
-    assert loss["force_on_policy_ratio"] is False
-    assert loss["token_level_loss"] is True
-    assert loss["ratio_clip_c"] is None
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_every_configuration_has_what_its_method_needs(name: str) -> None:
-    context = StepContext(load_nemo_config(BASE, given("1p7b", name)), None, completed_steps=3)
-    assert (context.responses, context.optimizer_steps) == (1008, 1)
-    assert context.teacher_request(152_064).temperatures == {"logp": 1.0}
-    assert context.student_request.temperatures == {"rollout_logp": 0.7, "logp": 1.0}
 
 
 def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> None:
