@@ -73,7 +73,14 @@ class PackedAttention(torch.nn.Module):
 
 
 def make_model(
-    tensor: int, pipeline: int, *, tied: bool = False, padded: int = VOCABULARY, sequence: bool = False
+    tensor: int,
+    pipeline: int,
+    *,
+    tied: bool = False,
+    padded: int = VOCABULARY,
+    sequence: bool = False,
+    layers: int = LAYERS,
+    dtype: torch.dtype = torch.float32,
 ) -> Any:
     """This rank's part, initialised by Megatron itself, without optimizer and without a data-parallel wrapper."""
     from megatron.core import parallel_state as state
@@ -82,12 +89,13 @@ def make_model(
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     config = TransformerConfig(
-        num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=KV_HEADS,
+        num_layers=layers, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=KV_HEADS,
         kv_channels=HEAD, ffn_hidden_size=FEED, normalization="RMSNorm", layernorm_epsilon=1e-6,
         gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_bias_linear=False,
         add_qkv_bias=False, qk_layernorm=True, hidden_dropout=0.0, attention_dropout=0.0, init_method_std=0.2,
         use_cpu_initialization=True, tensor_model_parallel_size=tensor, sequence_parallel=sequence,
-        pipeline_model_parallel_size=pipeline, pipeline_dtype=torch.float32, params_dtype=torch.float32,
+        pipeline_model_parallel_size=pipeline, pipeline_dtype=dtype, params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
         bias_activation_fusion=False, masked_softmax_fusion=False, bias_dropout_fusion=False,
         apply_rope_fusion=False, gradient_accumulation_fusion=False, persist_layer_norm=False,
         batch_p2p_comm=True, batch_p2p_sync=False, variable_seq_lengths=True,

@@ -206,19 +206,6 @@ def test_a_benchmark_with_a_long_prompt_fails(tmp_path: Path) -> None:
         assert (found[0], message in found[1]) == (status, True)
 
 
-def test_a_problem_that_its_teacher_cannot_read(tmp_path: Path) -> None:
-    student, rows = save_tokenizer(tmp_path / "s"), tmp_path / "p.jsonl"
-    rows.write_text('{"id": "one", "question": "1+1", "answer": "2", "hint": "even"}\n')
-    given = [f"data.train={rows}", f"student.model_name={student}"]
-
-    def found(template: str) -> tuple[str, str]:
-        teacher = f'teacher={{self: initial, prompt_template: "{template}"}}'
-        return made(lambda: doctor.tokenizer_findings(local(*given, teacher)))["prompt length"]
-
-    assert found("{question} {hint}")[0] == "ok"
-    assert "problem 'one' has no text under 'solution'" in found("{question} {solution}")[1]
-
-
 @pytest.mark.parametrize(
     ("template", "statuses", "fault"),
     [
