@@ -156,15 +156,6 @@ def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
     assert_close(again, whole, atol=1e-6)
 
 
-def test_more_responses_are_added_and_nothing_is_scored_twice(tmp_path: Path) -> None:
-    scored(tmp_path / "s", rollouts(tmp_path / "four", rows=4))
-    before = {path.name: path.read_bytes() for path in (tmp_path / "s").glob("part-*")}
-    scores = scored(tmp_path / "s", rollouts(tmp_path / "ten", rows=10))
-    assert sorted(scores.responses.ids) == sorted(each.id for each in rollouts(tmp_path / "ten").rollouts)
-    assert {name: (tmp_path / "s" / name).read_bytes() for name in before} == before
-    assert len(scores.plan["sources"]) == 2
-
-
 def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path) -> None:
     source = rollouts(tmp_path)
     whole = by_response(scored(tmp_path / "whole", source), "student")

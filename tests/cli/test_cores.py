@@ -25,26 +25,25 @@ def test_a_busy_machine_makes_threads_sleep_while_they_wait() -> None:
             other.wait()
 
 
-@pytest.mark.parametrize("share", [1.0, 0.9])
-def test_an_idle_machine_keeps_the_default(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("share", "words", "chosen"),
+    [
+        (1.0, ["train"], {}),
+        (0.9, ["train"], {}),
+        (0.1, ["train"], {"OMP_WAIT_POLICY": "active"}),
+        (0.1, ["train"], {"GOMP_SPINCOUNT": "9"}),
+        (0.1, ["train"], {"OMP_NUM_THREADS": "1"}),
+        *((0.1, words, {}) for words in ([], ["--help"], ["train", "--help"], ["plan", "run.yaml"])),  # no computing
+    ],
+)
+def test_an_idle_machine_a_users_choice_and_other_commands_stay(
+    share: float, words: list[str], chosen: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cores, "core_share", lambda: share)
-    environment: dict[str, str] = {}
-    cores.choose_wait_policy(["train"], environment)
-    assert environment == {}
-
-
-@pytest.mark.parametrize("chosen", [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "9"}, {"OMP_NUM_THREADS": "1"}])
-def test_what_the_user_chose_stays(chosen: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "core_share", lambda: 0.1)
     environment = dict(chosen)
-    cores.choose_wait_policy(["train"], environment)
+    cores.choose_wait_policy(words, environment)
     assert environment == chosen
 
 
-def test_only_commands_that_compute_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "core_share", lambda: 0.1)
-    environment: dict[str, str] = {}
-    for words in ([], ["--help"], ["train", "--help"], ["plan", "run.yaml"]):
-        cores.choose_wait_policy(words, environment)
-    assert environment == {}
+def test_commands_that_compute_exist() -> None:
     assert set(cores.COMPUTING) <= {name for name in main.app if not name.startswith("-")}

@@ -103,12 +103,6 @@ def test_what_a_method_does_not_use_is_reported() -> None:
     assert "method.extrapolation" not in unused("method.name=g_opd", "method.extrapolation=2")
 
 
-def test_the_objective_of_uecr() -> None:
-    text = text_of("loss.reference_kl=0.001", "loss.clip_high=0.28", "method.rho=0.25")
-    assert text.startswith("loss = PG(A; clip 0.2/0.28) + 0.001 KL3(ref); A = A^U + rho A^task|U q; ")
-    assert text.endswith("; alpha = 1, rho = 0.25, tau_delta = 1, tau_entropy = 1")
-
-
 def test_the_second_surrogate_is_described_by_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss knows two advantages; only the method knows what they are."""
     monkeypatch.setattr(GrpoPlusOpd, "__doc__", "A = A^GRPO, A_opd = the mean gap of the turn.")

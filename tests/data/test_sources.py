@@ -310,12 +310,6 @@ def test_a_source_that_cannot_be_read_ends_with_the_reasons(
         load(path)
 
 
-def test_a_filter_that_leaves_nothing_ends_with_the_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = lines(tmp_path / "set.jsonl", ROWS)
-    said = refused(capsys, "data", "prepare", "--source", path, "--keep-answers", "matrix", "--out", tmp_path / "out")
-    assert "4 answer_integer" in said
-
-
 def test_fields_are_named_where_they_have_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"input": {"text": row["question"]}, "target": row["answer"], "hardness": 3} for row in ROWS]
     words = ["data", "prepare", "--source", str(lines(tmp_path / "set.jsonl", rows)), "--out", str(tmp_path / "out")]
