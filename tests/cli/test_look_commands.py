@@ -15,18 +15,6 @@ FOUR = [str(CONFIGS / "uecr_qwen3_4b.yaml"), "teacher.model_name=Qwen/Qwen3-8B",
 DEMO = [str(CONFIGS / "local" / "demo.yaml")]
 
 
-def test_the_file_of_a_plan_has_bytes_and_seconds(tmp_path: Path) -> None:
-    out = tmp_path / "plan.json"
-    assert entry_point(["plan", *FOUR, "--response-tokens", "5000", "--json", str(out)]) == 0
-    plan = json.loads(out.read_text())
-    train = next(phase for phase in plan["phases"] if phase["name"] == "train")
-    assert train["size"] == sum(one["size"] for one in train["device"])
-    assert plan["seconds"] == pytest.approx(sum(phase["seconds"] for phase in plan["phases"]))
-    assert plan["fits"] is True
-    assert set(plan["placements"]) == {"colocated, 8 GPUs", "7 + 1 GPUs"}
-    assert len(plan["layout"]) == 8
-
-
 def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plan.json"
     models = ["student.model_name=Qwen/Qwen3-14B", "--device", "h100", "--json", str(out)]

@@ -87,14 +87,6 @@ def unused(*overrides: str) -> list[str]:
     return (unused_line(loaded.config, loaded.origins) or "").partition(": ")[2].split(", ")
 
 
-def test_a_methods_own_settings_are_completed_and_can_be_set() -> None:
-    loaded = load_config(DEMO, ["method.name=rlsd", "method.mix=1"])
-    assert (loaded.config.method.mix, loaded.config.method.bound) == (1.0, 0.2)
-    assert loaded.origins["method.mix"] == "override"
-    assert loaded.origins["method.bound"] == "default"
-    assert text_of("method.name=rlsd", "method.mix=0.25").endswith("; mix = 0.25, bound = 0.2")
-
-
 def test_what_a_method_does_not_use_is_reported() -> None:
     assert unused("method.name=grpo") == [
         "teacher.model_name", "method.alpha", "method.rho", "method.tau_delta", "method.tau_entropy",

@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from nemo_uecr.nemo.loss import OPD_COLUMN, PREFIX, MaxReducedMetric
+from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, MaxReducedMetric, UecrLoss
 from nemo_uecr.nemo.score_checks import ContractError
-from tests.nemo.losses import call, data_of, loss_of
+
+
+def loss_of(*, kl_coef: float = 0.0, opd_coef: float | None = None) -> UecrLoss:
+    """Of ``grpo``, or with a coefficient of ``grpo_plus_opd``."""
+    loss: Any = SimpleNamespace(clip_low=0.2, clip_high=0.2, reference_kl=kl_coef)
+    return UecrLoss(loss, opd_coef=opd_coef, far=0.1, loss_type=None, input_type=None, native=None)
+
+
+def data_of(rows: int = 2, width: int = 5, **changes: Tensor) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def noise() -> Tensor:
+        return torch.randn(rows, width, generator=generator)
+
+    mask = torch.ones(rows, width, dtype=torch.long)
+    mask[:, :2] = 0
+    mask[0, 4:] = 0
+    values = {
+        "token_mask": mask, "sample_mask": torch.ones(rows), "advantages": noise(), "prev_logprobs": -noise().abs(),
+        "generation_logprobs": -noise().abs(), "reference_policy_logprobs": -noise().abs(),
+        FIRST_STEP_COLUMN: torch.ones(rows),
+    }  # fmt: skip
+    return values | changes
+
+
+def call(loss: UecrLoss, data: dict[str, Tensor], logp: Tensor) -> tuple[Tensor, dict[str, float]]:
+    tokens = (data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum()
+    return loss(logp, data, data["sample_mask"].sum(), tokens)
 
 
 def test_one_token_by_hand() -> None:

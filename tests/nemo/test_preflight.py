@@ -16,6 +16,7 @@ from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.evaluation import training_evaluation
 from nemo_uecr.nemo.preflight import (
     check_conversion,
     check_models,
@@ -26,6 +27,7 @@ from nemo_uecr.nemo.preflight import (
 )
 from nemo_uecr.nemo.step import Routes
 from tests.config.shipped import GRPO
+from tests.nemo.inside.launched import make_benchmarks, make_tokenizer
 from tests.nemo.worlds import BASE, FITS, SIZES, world, write_rows
 
 BAD = {
@@ -163,6 +165,15 @@ def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     write_rows(tmp_path / "p.jsonl", rows[:127])
     with pytest.raises(DataError, match="125 problems are left to train on"):
         long_prompts(dropping, tokenizer)
+
+
+def test_a_long_prompt_of_a_benchmark_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    make_tokenizer(tmp_path / "student")
+    given = [f"student.model_name={tmp_path / 'student'}", "data.max_prompt_tokens=20", *make_benchmarks(tmp_path)]
+    config = load_nemo_config(BASE, [*GRPO, *given])
+    with pytest.raises(DataError, match=r"evaluation\.benchmarks\.easy: problem 3 has \d+ prompt tokens; expected at"):
+        training_evaluation(config)
 
 
 def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> None:

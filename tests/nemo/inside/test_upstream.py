@@ -120,12 +120,3 @@ def test_the_workers_table_is_that_of_the_source(nemo_rl: str) -> None:
         found = [one for one in found if f"{one}?" not in parameters]
         wanted = [parameter for parameter in parameters if parameter != "..." and not parameter.endswith("?")]
         assert (found[: len(wanted)] if "..." in parameters else found) == wanted, name
-
-
-def test_training_divides_by_the_temperature_and_filters_nothing(nemo_rl: str) -> None:
-    """By NeMo-RL's own question before it filters, and its own answer for a filter."""
-    module = importlib.import_module("nemo_rl.algorithms.logits_sampling_utils")
-    found = upstream.temperature_only(0.7)
-    assert found.temperature == 0.7
-    assert not module.need_top_k_or_top_p_filtering(found)
-    assert module.need_top_k_or_top_p_filtering(module.TrainingSamplingParams(top_p=0.95, temperature=0.7))
