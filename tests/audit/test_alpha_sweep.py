@@ -18,8 +18,6 @@ from nemo_uecr.audit.groups import group_table, teacher_rewards
 from nemo_uecr.audit.store import ScoreFolder
 from tests.audit.made import Made, random_responses, write_scores
 
-pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
-
 rewards = st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=5).map(np.asarray)
 
 

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("pyarrow", reason="scores are written with pyarrow (extra 'data')")
-
 from nemo_uecr.audit import store
 from nemo_uecr.audit.score import Scoring, score_rollouts
 from nemo_uecr.audit.sources import Source, evaluation_source, jsonl_source, run_source, students_of

@@ -16,9 +16,6 @@ from tests.config.shipped import DEMO
 from tests.reliability.commands import refused
 from tests.report.stories import Story, write_run
 
-pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
-pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
-
 SETTINGS = ("--set", "alpha=1", "rho=.5", "tau_delta=1", "tau_entropy=1")
 
 

@@ -10,17 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.cli.train import demo_config_path, with_free_folder
 from tests.local.tiny import SMALL, assets
 from tests.reliability.commands import refused
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def steps_in(folder: Path) -> list[int]:

@@ -20,10 +20,8 @@ from nemo_uecr.nemo.launcher import SAVING_S, begun_by_a_step, limit_time, repor
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.upstream import UpstreamError
 from nemo_uecr.stopping import JOB_END, RunStopped, StopRequest
-from tests.config.shipped import CONFIGS, GRPO
-from tests.nemo.worlds import world
-
-BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
+from tests.config.shipped import GRPO
+from tests.nemo.worlds import BASE, world
 
 
 def configuration(folder: Path, *changes: str) -> Any:

@@ -1,4 +1,4 @@
-"""The loss that NeMo-RL's workers call against hand values and against `core`."""
+"""The loss that NeMo-RL's workers call; inside/test_batches.py compares it with `core`."""
 
 from __future__ import annotations
 
@@ -42,34 +42,6 @@ def call(loss: UecrLoss, data: dict[str, Tensor], logp: Tensor) -> tuple[Tensor,
     return loss(logp, data, data["sample_mask"].sum(), tokens)
 
 
-def test_one_token_by_hand() -> None:
-    """Ratio e^0.1, advantage 2, clip 1.2: -min(2 e^0.1, 2 * 1.105...) = -2 e^0.1 = -2.21034."""
-    data = data_of(
-        1, 3, token_mask=torch.tensor([[0, 0, 1]]), advantages=torch.tensor([[0.0, 0.0, 2.0]]),
-        prev_logprobs=torch.tensor([[0.0, 0.0, -1.0]]),
-    )  # fmt: skip
-    total, metrics = call(loss_of(), data, torch.tensor([[0.0, -0.9]]))
-    assert float(total) == pytest.approx(-2.21034, abs=1e-5)
-    assert metrics["probs_ratio_max"] == pytest.approx(math.exp(0.1), abs=1e-6)
-    assert metrics[f"{PREFIX}first_ratio_error_max"] == pytest.approx(math.exp(0.1) - 1, abs=1e-6)
-    assert metrics[f"{PREFIX}first_ratio_mean"] == metrics[f"{PREFIX}first_ratio_error_max"]
-    assert metrics[f"{PREFIX}first_ratio_far_share"] == 1.0  # 0.105 is beyond 0.1
-
-
-def test_two_clipped_surrogates_are_not_one_of_the_sum() -> None:
-    """A = 1 and B = -1 at ratio 1.5: -min(1.5, 1.2) + 1.5 = 0.3, while the surrogate of the sum 0 is 0."""
-    ones = torch.tensor([[0.0, 0.0, 1.0]])
-    data = data_of(
-        1, 3, token_mask=torch.tensor([[0, 0, 1]]), advantages=ones, prev_logprobs=torch.zeros(1, 3),
-        **{OPD_COLUMN: -ones},
-    )  # fmt: skip
-    total, _ = call(loss_of(opd_coef=1.0), data, torch.tensor([[0.0, math.log(1.5)]]))
-    assert float(total) == pytest.approx(0.3, abs=1e-6)
-    del data[OPD_COLUMN]  # lost on the way: no method without a second surrogate
-    with pytest.raises(ContractError, match=OPD_COLUMN):
-        call(loss_of(opd_coef=1.0), data, torch.zeros(1, 2))
-
-
 def test_masked_rows_do_not_count() -> None:
     data = data_of()
     logp = data["prev_logprobs"][:, 1:] + 0.2
@@ -110,6 +82,9 @@ def test_the_second_surrogate_joins_nemo_rls_own_loss() -> None:
     assert float(total) == pytest.approx(13.0, abs=1e-5)
     assert (metrics["loss"], metrics["probs_ratio"]) == (pytest.approx(13.0, abs=1e-5), 7.0)
     assert metrics[f"{PREFIX}ref_kl"] == 0.0
+    del data[OPD_COLUMN]  # lost on the way: no method without a second surrogate
+    with pytest.raises(ContractError, match=OPD_COLUMN):
+        call(loss, data, torch.zeros(1, 2))
 
 
 @pytest.mark.parametrize("values", [(0.1, math.nan, 0.1), (math.nan, 0.1), (0.1, math.nan)])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN
@@ -20,7 +19,7 @@ from nemo_uecr.nemo.score_checks import BatchFactsError, ContractError
 from nemo_uecr.nemo.step import Routes, StepContext, StepScores
 from nemo_uecr.nemo.telemetry import resumed_state, save_state
 from nemo_uecr.steps.routing import PolicyScores, TeacherScores
-from tests.config.shipped import CONFIGS, GIVEN
+from tests.config.shipped import nemo_run
 from tests.core import sparse
 from tests.nemo.inside.loop import OurTinyPolicy
 from tests.nemo.inside.tiny_world import TinyModel, TinyPolicy, TinyTeacher
@@ -46,7 +45,7 @@ def scored_step(*changes: str) -> tuple[StepContext, dict[str, torch.Tensor]]:
         "rollout.prompts_per_step=2", "rollout.responses_per_prompt=3", "train.minibatch_responses=6",
         "cluster.gpus_per_node=1", "rollout.temperature=0.61", f"student.vocabulary={VOCABULARY}",
     ]  # fmt: skip
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *given, *changes])
+    config = nemo_run(*given, *changes)
     student, teacher = PolicyScores(column(), column(), -column()), TeacherScores(column(), -column())
     context = StepContext(config, completed_steps=0, tokenizer=None)
     context.scores = StepScores(student, teacher, mask, data["sample_mask"], ids)

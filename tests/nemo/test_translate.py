@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.translate import master_config, teacher_policy
 from nemo_uecr.reproducible import derive
-from tests.config.shipped import CONFIGS, GIVEN
+from tests.config.shipped import nemo_run
 
-BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
 #: Every number another, so that none can stand in another's place.
 VALUES = [
     "rollout.temperature=0.61", "rollout.top_p=0.83", "rollout.top_k=17", "train.learning_rate=3e-6",
@@ -22,12 +20,8 @@ VALUES = [
 ]  # fmt: skip
 
 
-def configuration(*changes: str) -> Any:
-    return load_nemo_config(BASE, [*GIVEN["1p7b"], *changes])
-
-
 def test_every_number_arrives() -> None:
-    native = master_config(configuration(*VALUES))
+    native = master_config(nemo_run(*VALUES))
     generation, megatron = native["policy"]["generation"], native["policy"]["megatron_cfg"]
     for prefix in ("", "val_"):
         assert [generation[f"{prefix}{name}"] for name in ("temperature", "top_p", "top_k")] == [0.61, 0.83, 17]
@@ -44,7 +38,7 @@ def test_every_number_arrives() -> None:
 def test_stop_strings_arrive_and_leave_vllm_its_tokenizer() -> None:
     """NeMo-RL loads it where the rollout has stop strings; an evaluation's alone are our own call of the engine."""
     plain, rollout, evaluation = (
-        master_config(configuration(*changes))["policy"]["generation"]
+        master_config(nemo_run(*changes))["policy"]["generation"]
         for changes in ([], ['rollout.stop=["###","\\n\\n"]'], ['evaluation.stop=["###"]'])
     )
     assert (plain["stop_strings"], "skip_tokenizer_init" in plain["vllm_cfg"]) == (None, False)
@@ -53,7 +47,7 @@ def test_stop_strings_arrive_and_leave_vllm_its_tokenizer() -> None:
 
 
 def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> None:
-    config = configuration("method.name=rlsd", "method.mix=0.25")
+    config = nemo_run("method.name=rlsd", "method.mix=0.25")
     first, second = (StepContext(config, None, completed_steps=step).run_state for step in (0, 1))
     assert (first.step, second.step) == (0, 1)
     as_local = [derive(config.run.seed, "shuffle", step) % 2**31 for step in (1, 2)]
@@ -64,7 +58,7 @@ def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> No
     ("changes", "gpus"), [(["teacher.dedicated_gpus=1"], 7), (["teacher.dedicated_gpus=8", "cluster.nodes=2"], 8)]
 )
 def test_a_dedicated_teacher_leaves_the_other_gpus(changes: list[str], gpus: int) -> None:
-    cluster = master_config(configuration(*changes))["cluster"]
+    cluster = master_config(nemo_run(*changes))["cluster"]
     assert (cluster["num_nodes"], cluster["gpus_per_node"]) == (1, gpus)
 
 
@@ -72,7 +66,7 @@ def test_lengths_fit_student_teacher_and_evaluation() -> None:
     """Student TP2 with sequence parallel needs a multiple of 2, a teacher with CP2 of 4; evaluation is longer."""
     layout = ["student.parallel.tensor=2", "student.parallel.sequence=true", "teacher.parallel.context=2"]
     long = ["evaluation.max_tokens=30000", "evaluation.benchmarks.easy=easy.jsonl"]
-    policy = master_config(configuration(*layout, *long))["policy"]
+    policy = master_config(nemo_run(*layout, *long))["policy"]
     assert policy["make_sequence_length_divisible_by"] == 4
     assert policy["generation"]["vllm_cfg"]["max_model_len"] == 2048 + 30000
     assert policy["generation"]["max_new_tokens"] == 16384
@@ -81,7 +75,7 @@ def test_lengths_fit_student_teacher_and_evaluation() -> None:
 def test_the_teacher_is_the_raw_model_in_its_own_layout() -> None:
     """Whatever the student samples at, and whatever checkpoint it starts from."""
     changes = ["teacher.fp8=true", "teacher.parallel.tensor=4", "teacher.megatron_checkpoint=there", *VALUES]
-    config = configuration(*changes)
+    config = nemo_run(*changes)
     student = master_config(config)["policy"] | {"pretrained_checkpoint": "the student's", "quant_cfg": "int4"}
     teacher = teacher_policy(config, student, 152_064)
     sampling, megatron = teacher["generation"], teacher["megatron_cfg"]
@@ -98,7 +92,7 @@ def schedule(steps: int, **changes: Any) -> Any:
     """Megatron's schedule as Megatron-Bridge builds it from our section, a global batch of 1008."""
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-    ours = master_config(configuration(f"train.steps={steps}"))["policy"]["megatron_cfg"]
+    ours = master_config(nemo_run(f"train.steps={steps}"))["policy"]["megatron_cfg"]
     given = ours["scheduler"] | changes
     group: dict[str, Any] = {"lr": 0.0, "weight_decay": 0.0, "params": []}
     return OptimizerParamScheduler(

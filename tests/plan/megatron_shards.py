@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.nemo.tiny_qwen3 import make_model
+from tests.nemo.tiny_qwen3 import allow_cpu, make_model
 from tests.plan.subjects import TINY
 
 
@@ -64,7 +64,5 @@ def measure(tensor: int, pipeline: int, data: int, *, tied: bool, optimizer: boo
 
 
 if __name__ == "__main__":
-    from tests.nemo.cpu import allow_cpu
-
     allow_cpu()
     sys.stdout.write(json.dumps([measure(**case) for case in json.loads(sys.argv[1])]))

@@ -14,8 +14,6 @@ from nemo_uecr.study import demo
 from nemo_uecr.study.schema import RecipeConfig
 from tests.study.small import tiny_model
 
-pytest.importorskip("transformers")
-
 MODEL = tiny_model(steps=2, tokens_per_batch=100)
 RECIPE = RecipeConfig(student=MODEL, teacher=MODEL, train_problems=30, bench_problems=4)
 

@@ -108,7 +108,6 @@ def test_files_share_no_question(tmp_path: Path) -> None:
 
 
 def test_tokens() -> None:
-    pytest.importorskip("transformers")
     tokenizer = build_tokenizer()
     messages = [{"role": "user", "content": QUESTION}]
     prompt = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"

@@ -15,7 +15,7 @@ from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.translate import master_config
 from nemo_uecr.nemo.upstream import UpstreamError, expected_signatures
-from tests.config.shipped import CONFIGS, GIVEN, SCALES
+from tests.config.shipped import CONFIGS, GIVEN, SCALES, nemo_run
 
 SOURCE = Path(os.environ.get("NEMO_RL_SOURCE", ""))
 
@@ -43,7 +43,7 @@ def shipped(nemo_rl: str) -> list[str]:
 
 @pytest.fixture
 def translated() -> list[str]:
-    return list(flattened(master_config(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", GIVEN["1p7b"]))))
+    return list(flattened(master_config(nemo_run())))
 
 
 def lacking(names: list[str], known: list[str]) -> set[str]:
