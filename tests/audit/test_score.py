@@ -179,7 +179,6 @@ def test_a_run_of_the_training_loop(tmp_path: Path) -> None:
     )  # fmt: skip
     source = run_source(folder, take="evaluations", steps=frozenset({0, 2}))
     assert source.teacher == str(own.teacher)
-    assert source.student_of is not None
     scores = scored(tmp_path / "s", source, student_of=source.student_of)
     assert scores.responses.checkpoints == [0, 2]
     assert not scores.responses.from_text_B.any()
@@ -228,7 +227,6 @@ def test_an_evaluation_folder(tmp_path: Path) -> None:
     benchmarks = load_benchmarks([f"tiny={own.problems}"])
     evaluate("student", str(own.student), benchmarks, settings, tmp_path / "e")
     source = evaluation_source(tmp_path / "e", step=0)
-    assert source.student_of is not None
     assert source.student_of(0) == str(own.student)
     scores = scored(tmp_path / "s", source)
     assert len(scores.responses.ids) == 12

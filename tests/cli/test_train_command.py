@@ -50,7 +50,6 @@ def test_ctrl_c_leaves_the_command_that_continues(tmp_path: Path) -> None:
         # A shell that runs the tests in the background has them ignore it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    assert process.stderr is not None
     next(line for line in process.stderr if line.startswith("step 2/500"))
     process.send_signal(signal.SIGINT)
     told, last = process.stderr.read().splitlines()[-2:]

@@ -64,7 +64,6 @@ def test_answers_agree_with_the_question_and_every_line_of_a_solution_is_right(
     rng = random.Random(1)
     for number, problem in enumerate(problems):
         match = re.fullmatch(r"Start with (\d+): (.*) = \?", problem.question)
-        assert match is not None
         values = left_to_right(int(match[1]), match[2])
         assert str(values[-1]) == problem.answer
         assert all(0 <= value <= 99 for value in values)

@@ -146,8 +146,7 @@ def native_rewards(responses: list[str], answer: str) -> list[float]:
     """What NeMo-RL's own math verifier gives."""
     worker = importlib.import_module("nemo_rl.environments.math_environment").HFVerifyWorker
     verify = worker.__ray_metadata__.modified_class().verify
-    found: list[float] = verify(responses, [answer] * len(responses), math_verify_impl="hf_math_verify")
-    return found
+    return verify(responses, [answer] * len(responses), math_verify_impl="hf_math_verify")
 
 
 @pytest.mark.usefixtures("ray_cluster")

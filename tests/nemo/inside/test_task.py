@@ -35,8 +35,7 @@ def prepared(tmp_path: Path) -> Path:
 def data_section(prepared: Path, *overrides: str, dropped: tuple[int, ...] = ()) -> dict[str, Any]:
     """The data section that the launcher hands to NeMo-RL."""
     config = nemo_run(f"data.train={prepared}", "data.answer_key=answer", *overrides)
-    section: dict[str, Any] = master_config(config, dropped=dropped)["data"]
-    return section
+    return master_config(config, dropped=dropped)["data"]
 
 
 def test_a_prepared_folder_reaches_nemo_rls_loading(prepared: Path, tmp_path: Path) -> None:

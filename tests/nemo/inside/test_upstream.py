@@ -116,7 +116,6 @@ def test_the_workers_table_is_that_of_the_source(nemo_rl: str) -> None:
         for part in name.split("."):
             body = next(node for node in body.body if getattr(node, "name", None) == part)
         found = [argument.arg for argument in body.args.args]
-        assert parameters is not None
         found = [one for one in found if f"{one}?" not in parameters]
         wanted = [parameter for parameter in parameters if parameter != "..." and not parameter.endswith("?")]
         assert (found[: len(wanted)] if "..." in parameters else found) == wanted, name
