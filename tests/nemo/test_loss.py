@@ -1,4 +1,4 @@
-"""The loss that NeMo-RL's workers call; inside/test_batches.py compares it with `core`."""
+"""The loss that NeMo-RL's workers call, against `core`; inside/test_batches.py has every back end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, MaxReducedMetric, UecrLoss
 from nemo_uecr.nemo.score_checks import ContractError
 
@@ -40,6 +41,18 @@ def data_of(rows: int = 2, width: int = 5, **changes: Tensor) -> dict[str, Tenso
 def call(loss: UecrLoss, data: dict[str, Tensor], logp: Tensor) -> tuple[Tensor, dict[str, float]]:
     tokens = (data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum()
     return loss(logp, data, data["sample_mask"].sum(), tokens)
+
+
+def test_it_is_cores_loss() -> None:
+    data = data_of()
+    logp = (data["prev_logprobs"][:, 1:] + 0.3).requires_grad_()
+    total, _ = call(loss_of(kl_coef=0.1), data, logp)
+    mask = data["token_mask"][:, 1:].bool()
+    expected = policy_loss(
+        logp, data["prev_logprobs"][:, 1:], data["advantages"][:, 1:], mask, denominator=float(mask.sum()),
+        ref_logp=data["reference_policy_logprobs"][:, 1:], kl_coef=0.1,
+    )  # fmt: skip
+    assert torch.equal(total, expected.total)
 
 
 def test_masked_rows_do_not_count() -> None:

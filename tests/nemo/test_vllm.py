@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from tests.nemo.local_ray import local_ray
 
 pytestmark = pytest.mark.real
 
-#: vLLM in this process on a CPU, without compilation.
+#: vLLM in a worker on a CPU, without compilation.
 ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -43,11 +42,9 @@ def make_workers(folder: str) -> list[Any]:
     return [Worker.remote() for _ in range(2)]
 
 
-def test_two_workers_answer_as_one_engine_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_workers_answer_as_one_engine_does(tmp_path: Path) -> None:
     ray = pytest.importorskip("ray")
     pytest.importorskip("vllm")
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setitem(os.environ, name, value)
     tokenizer = build_tokenizer()
     tiny.save_model(tiny.new_model(tokenizer, seed=0, head_dim=32), tokenizer, tmp_path)
     with local_ray(ENVIRONMENT):
