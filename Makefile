@@ -163,7 +163,7 @@ test-nemo: nemo-source $(NEMO)/.installed ## the tests inside NeMo-RL, on each s
 	@set -e; for tree in $(abspath $(NEMO_TREES)); do echo "test-nemo: $$tree"; \
 		NEMO_RL_SOURCE=$$tree $(ONE_THREAD) PYTHONPYCACHEPREFIX=$(CURDIR)/$(NEMO)/bytecode $(NEMO)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
 		--disable-warnings -m nemo \
-		tests/nemo/inside tests/config/test_nemo_rl.py tests/plan/test_memory.py $(ARGS); done
+		tests/nemo/inside tests/plan/test_memory.py $(ARGS); done
 
 lint: $(STAMP) ## style, format, spelling, the layers that imports may cross, and the workflows
 	$(BIN)/ruff check .

@@ -12,8 +12,6 @@ from nemo_uecr.audit.group_signal import group_signal_audit, pseudo_groups
 from nemo_uecr.audit.groups import teacher_rewards
 from tests.audit.made import random_responses, write_scores
 
-pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
-
 
 def test_the_seed_alone_decides_the_partition(tmp_path: Path) -> None:
     """A group of eight and one of four of each twelve responses, the same at every checkpoint."""

@@ -17,8 +17,6 @@ from nemo_uecr.audit.judging import NO_STEP, Labels, read_labels, segment, token
 from nemo_uecr.errors import DataError
 from tests.audit.made import TOKENIZER, Made, encoded, write_scores
 
-pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
-
 MADE = [Made(f"p{i}", 0.0, [0.1], question=f"question {i}", response=f"one {i}\ntwo {i}") for i in range(20)]
 
 

@@ -16,8 +16,6 @@ from nemo_uecr.audit.store import ScoreFolder
 from nemo_uecr.core.methods.uecr import Uecr
 from tests.audit.made import FAILED, TOKENIZER, Made, failed_groups, write_scores
 
-pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
-
 UECR = Uecr(alpha=1.0, rho=0.5, tau_delta=2.0, tau_entropy=0.7)
 LABELS = Labels(item="item", labels=("valid", "invalid", "valid", "not_reasoning"), first_error=2)
 STEP = [0] * 6 + [1] * 6 + [2] * 6 + [3] * 3 + [-1]

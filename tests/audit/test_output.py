@@ -15,7 +15,6 @@ from nemo_uecr.errors import DataError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
 
 AUDIT = Audit(
     name="made",

@@ -15,8 +15,6 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.stats import ClusterBootstrap
 from tests.audit.made import Made, write_scores
 
-pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
-
 #: Checkpoint 0: "a" mixed, "b" all wrong and apart, "c" all right and together. Checkpoint 5: "a" all right.
 HAND = [
     Made("a", 1.0, [0.2]), Made("a", 1.0, [0.4]), Made("a", 0.0, [0.4]), Made("a", 0.0, [0.0]),

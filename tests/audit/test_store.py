@@ -13,8 +13,6 @@ from nemo_uecr.audit.store import joined_plan, part_paths, read_scores, write_pl
 from nemo_uecr.errors import DataError, RunFolderError
 from tests.audit.made import MODEL, PLAN, Made, write_scores
 
-pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
-
 FOUR = [
     Made("a", 1.0, [0.5, -0.5, 7.0], checkpoint=10),
     Made("a", 0.0, [1.0], checkpoint=10),

@@ -24,7 +24,6 @@ PAIRS = (((5, 6, 7), (20, 21, 3)), ((9,), (4, 8, 15, 16, 23)), ((11, 12), (2,)))
 
 
 def reference_of(scores: EngineScores, student: list[float], response: list[int], group: list[int]) -> Reference:
-    assert scores.entropy is not None
     return Reference(scores.logp, scores.entropy, torch.tensor(student), np.array(response), np.array(group))
 
 
@@ -136,7 +135,6 @@ def batch(teacher_logp: list[float], entropy: list[float]) -> ScoredBatch:
 
 
 def gaps(one: ScoredBatch) -> Tensor:
-    assert one.teacher_logp_BT is not None
     return 2 * (one.teacher_logp_BT - one.old_logp_BT)
 
 

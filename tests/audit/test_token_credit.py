@@ -16,8 +16,6 @@ from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.errors import DataError
 from tests.audit.made import Made, random_responses, write_scores
 
-pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
-
 UECR = Uecr(alpha=1.0, rho=0.5, tau_delta=0.8, tau_entropy=1.5)
 
 

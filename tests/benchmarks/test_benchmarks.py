@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks.measure import outputs_of
-from benchmarks.scoring import cases, run_case, table
+from benchmarks.scoring import cases, run_case
 from benchmarks.step_vs_trl import table as trl_table
 from benchmarks.steps import cost_lines, ratios, step_cost
 from tests.local.tiny import SMALL, assets
@@ -31,18 +29,6 @@ def test_a_scoring_case_measures_itself() -> None:
     assert dense["peak_extra_mb"] <= 4.0
     assert max(dense["error_logp"], dense["error_entropy"]) <= 5e-6
     assert (dense["collectives"], sharded["collectives"]) == (0, 1)
-
-
-def test_a_fault_of_our_own_is_no_absence() -> None:
-    with pytest.raises(subprocess.CalledProcessError):
-        run_case(replace(TINY[0], dtype="float99"))
-
-
-def test_rivals_are_compared_with_our_case() -> None:
-    ours, plain_case = TINY[0], next(case for case in TINY if case.name == "dense/plain/float32")
-    figures = {"wall_s": 1.0, "peak_extra_mb": 0.5, "collectives": 0}
-    rows = table({ours: {"cpu_s": 2.0, **figures}, plain_case: {"cpu_s": 12.0, **figures}})
-    assert "| dense/plain/float32 | 12 | 1 | 0.5 |  |  | 0 | 6 |" in rows
 
 
 def test_figures_of_a_small_batch_of_advantages(tmp_path: Path) -> None:
@@ -92,15 +78,3 @@ def test_steps_beside_trl_are_compared_per_token_and_pair_by_pair() -> None:
 
     *_, row = trl_table({64: {"this package": steps(10, 20, 1), "TRL": steps(30, 40, 2)}})
     assert row == "| 64 | 100 | 15 | 35 | 2.50 [2.00, 3.00] | 5.00 [4.00, 6.00] |"
-
-
-def test_the_decode_benchmark_finds_hugging_faces_tokens_in_every_mode() -> None:
-    from benchmarks.decode import measure
-    from nemo_uecr.local.token_model import load_model
-    from tests.local.tiny import STUDENT
-
-    device = torch.device("cpu")
-    model = load_model(str(STUDENT), role="student", dtype="float32", device=device, master_weights=True)
-    rows = measure(model, batch=2, width=9, count=5)
-    assert {row["mode"] for row in rows} == {"generate", "eager", "fixed"}
-    assert {row["equal"] for row in rows if row["mode"] != "generate" and row["draw"] == "greedy"} == {2}

@@ -6,30 +6,17 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from benchmarks.gpu_quarter import (
-    CALL_BYTES,
-    MEBI,
-    SPARE_BYTES,
     Keeper,
     Part,
-    divide,
-    first_parts,
     run_parts,
-    second_parts,
-    size_of,
     tables,
 )
-from benchmarks.gpu_quarter import main as quarter
 
 WRITES = "import json, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(json.dumps({'copy': {'GB/s': 2.5}}));"
-BACK = 8  # files that come back
 
 
 def part(work: Path, name: str, code: str, limit: float = 30.0, **more: object) -> Part:
@@ -84,60 +71,3 @@ def test_the_results_are_on_disk_after_each_part_and_no_part_outlives_the_whole_
     assert found["endless"]["status"] == "FAILED"
     assert found["last"]["reason"] == "no time left"
     assert Keeper(parts, work, tmp_path / "second").unfinished() == ["endless", "last"]
-
-
-def test_the_second_call_repeats_what_the_first_left_and_prints_its_table_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    work, carried = tmp_path / "work", tmp_path / "carried"
-    carried.mkdir()
-    (work / "parts").mkdir(parents=True)
-    sums, kernels, decode = (part(work, name, WRITES.replace("copy", name)) for name in ("sums", "kernels", "decode"))
-    monkeypatch.setattr("benchmarks.gpu_quarter.first_parts", lambda work, device: [kernels, decode])
-    monkeypatch.setattr("benchmarks.gpu_quarter.second_parts", lambda work, device: [sums])
-    left = {"kernels": {"status": "FAILED", "reason": "x", "seconds": 1.0}, "decode": {"status": "OK", "seconds": 1.0}}
-    (work / "results.json").write_text(json.dumps(left))
-
-    def called(*more: str) -> str:
-        words = [
-            "second",
-            str(tmp_path / "out"),
-            str(carried),
-            "--work",
-            str(work),
-            "--device",
-            "cpu",
-            "--seconds",
-            "60",
-        ]
-        monkeypatch.setattr(sys, "argv", ["gpu_quarter", *words, *more])
-        assert quarter() == 0
-        return capsys.readouterr().out
-
-    printed = called()
-    assert re.findall(r"^OK +(\w+)", printed, re.MULTILINE) == ["sums", "kernels"]
-    assert printed.endswith((tmp_path / "out" / "table.md").read_text())
-    assert "| kernels | 2.5 |" in printed
-    assert re.findall(r"^OK +(\w+)", called("--only", "decode"), re.MULTILINE) == ["decode"]
-    assert len(list((tmp_path / "out").iterdir())) <= BACK
-
-
-def test_names_of_results_come_back_from_the_machine(tmp_path: Path) -> None:
-    for device in ("cuda", "cpu"):
-        for one in (*first_parts(tmp_path, device), *second_parts(tmp_path, device)):
-            assert re.fullmatch(r"[A-Za-z0-9._-]+", one.name)
-            assert one.limit <= 120
-
-
-def test_the_weights_are_cut_so_that_both_calls_have_one_size_or_are_refused(tmp_path: Path) -> None:
-    gguf, folders = tmp_path / "model.gguf", [tmp_path / "first", tmp_path / "second"]
-    content = bytes(range(256)) * 4000
-    gguf.write_bytes(content)
-    for folder, wheels in zip(folders, (30_000, 10_000), strict=True):
-        folder.mkdir()
-        (folder / "wheels").write_bytes(b"0" * wheels)
-    divide(gguf, folders, tree=5 * MEBI)
-    assert b"".join(next(folder.glob("smollm2.gguf.*")).read_bytes() for folder in folders) == content
-    assert abs(size_of(folders[0]) - size_of(folders[1])) <= 1
-    with pytest.raises(SystemExit, match="MiB in a call"):
-        divide(gguf, folders, tree=CALL_BYTES - SPARE_BYTES - 500_000)

@@ -16,9 +16,6 @@ from tests.config.shipped import DEMO
 from tests.reliability.commands import refused
 from tests.report.stories import Story, write_run
 
-pytest.importorskip("pyarrow", reason="scores are read with pyarrow (extra 'data')")
-pytest.importorskip("matplotlib", reason="figures are drawn with matplotlib (extra 'plots')")
-
 SETTINGS = ("--set", "alpha=1", "rho=.5", "tau_delta=1", "tau_entropy=1")
 
 
@@ -27,8 +24,7 @@ def numbers_of(name: str, scores: Path, *words: object) -> dict[str, Any]:
     assert entry_point(["audit", name, str(scores), *map(str, words)]) == 0
     out = scores.parent / "audits" / name
     assert sorted(path.name for path in out.iterdir()) == ["figure.png", "figure.svg", "numbers.json", "section.json"]
-    found: dict[str, Any] = json.loads((out / "numbers.json").read_text())["numbers"]
-    return found
+    return json.loads((out / "numbers.json").read_text())["numbers"]
 
 
 def test_audits_of_scores_and_the_report_with_them(tmp_path: Path) -> None:

@@ -38,8 +38,6 @@ def test_evaluate_knows_the_demos_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A demo that is already prepared, its student a tiny model."""
-    pytest.importorskip("transformers")
-    pytest.importorskip("math_verify")
     from nemo_uecr.study.demo import RECIPE, SEED, cache_root, demo_folder
     from tests.evaluation.tiny import save_model
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from nemo_uecr.cli.main import entry_point
 from tests.config.shipped import CONFIGS
@@ -14,17 +13,6 @@ from tests.reliability.commands import refused
 
 FOUR = [str(CONFIGS / "uecr_qwen3_4b.yaml"), "teacher.model_name=Qwen/Qwen3-8B", "data.subset=null"]
 DEMO = [str(CONFIGS / "local" / "demo.yaml")]
-
-
-def test_the_file_of_a_plan_has_bytes_and_seconds(tmp_path: Path) -> None:
-    out = tmp_path / "plan.json"
-    assert entry_point(["plan", *FOUR, "--response-tokens", "5000", "--json", str(out)]) == 0
-    plan = json.loads(out.read_text())
-    train = next(phase for phase in plan["phases"] if phase["name"] == "train")
-    assert train["size"] == sum(one["size"] for one in train["device"])
-    assert plan["seconds"] == pytest.approx(sum(phase["seconds"] for phase in plan["phases"]))
-    assert plan["fits"] is True
-    assert len(plan["layout"]) == 8
 
 
 def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,12 +57,6 @@ def test_doctor_on_a_run_that_is_ready_and_on_one_that_is_not(
     assert "choose another folder" in printed
 
 
-def test_a_configuration_is_checked_with_its_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry_point(["config", "check", *DEMO]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"ok: {DEMO[0]}: keys, values and problems"
-    assert "ok: " not in refused(capsys, "config", "check", *DEMO, "data.train=nowhere.jsonl")
-
-
 def test_config_check_counts_problems(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -84,27 +66,3 @@ def test_config_check_counts_problems(
     assert "problems: data.train 1, level1 of the demo, " in (said := capsys.readouterr().out)
     assert "level5 of the demo, held 1\n" in said
     assert "held: 1 of 1 questions are also in data.train; it is not held out" in caplog.text
-
-
-def test_an_assumed_gpu_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
-    ready = str(CONFIGS / "one_gpu" / "qwen3_0p6b_4b.yaml")
-    for words, shown in (
-        ([], "one H200 (assumed: plan --device names another), "),
-        (["--device", "h100"], "one H100 "),
-    ):
-        assert entry_point(["plan", ready, *words]) == 0
-        assert capsys.readouterr().out.splitlines()[1].startswith(shown)
-
-
-def test_show_has_the_origin_of_every_value(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "student.parallel={tensor: 2, pipeline: 1}", "method.name=grpo", "teacher.model_name=null", "data.subset=null",
-    ]  # fmt: skip
-    assert entry_point(["config", "show", FOUR[0], *words]) == 0
-    shown = capsys.readouterr().out
-    lines = [line for line in shown.splitlines() if not line.startswith("#")]
-    origins = {line.partition(":")[0].strip(): line.rpartition("# ")[2].rpartition("/")[2] for line in lines[::-1]}
-    assert (origins["tensor"], origins["context"]) == ("override", "nemo_rl_base.yaml")
-    assert (origins["difficulty_low"], origins["sample_std"]) == ("uecr_qwen3_4b.yaml", "default")
-    assert "# not used by method grpo: method.alpha, method.rho" in shown
-    assert yaml.safe_load(shown)["student"]["parallel"]["tensor"] == 2

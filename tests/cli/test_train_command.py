@@ -10,17 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.cli.train import demo_config_path, with_free_folder
 from tests.local.tiny import SMALL, assets
 from tests.reliability.commands import refused
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -56,7 +50,6 @@ def test_ctrl_c_leaves_the_command_that_continues(tmp_path: Path) -> None:
         # A shell that runs the tests in the background has them ignore it.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    assert process.stderr is not None
     next(line for line in process.stderr if line.startswith("step 2/500"))
     process.send_signal(signal.SIGINT)
     told, last = process.stderr.read().splitlines()[-2:]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.config.load import load_config
+from nemo_uecr.config.load import load_config, load_nemo_config
+from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods import METHODS, ablations, baselines, uecr
 from nemo_uecr.errors import ConfigError
 
@@ -26,6 +27,11 @@ OTHERS = [name for name, method in METHODS.items() if method.__module__ in PAPER
 def given(scale: str, name: str) -> list[str]:
     """What a user types for a method other than UECR."""
     return [*GIVEN[scale], *(GRPO if name == "grpo" else [f"method.name={name}"])]
+
+
+def nemo_run(*overrides: str) -> NemoConfig:
+    """The smaller shipped run inside NeMo-RL, with its teacher named."""
+    return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *overrides])
 
 
 def refusal(*overrides: str, path: Path = DEMO) -> str:

@@ -87,26 +87,12 @@ def unused(*overrides: str) -> list[str]:
     return (unused_line(loaded.config, loaded.origins) or "").partition(": ")[2].split(", ")
 
 
-def test_a_methods_own_settings_are_completed_and_can_be_set() -> None:
-    loaded = load_config(DEMO, ["method.name=rlsd", "method.mix=1"])
-    assert (loaded.config.method.mix, loaded.config.method.bound) == (1.0, 0.2)
-    assert loaded.origins["method.mix"] == "override"
-    assert loaded.origins["method.bound"] == "default"
-    assert text_of("method.name=rlsd", "method.mix=0.25").endswith("; mix = 0.25, bound = 0.2")
-
-
 def test_what_a_method_does_not_use_is_reported() -> None:
     assert unused("method.name=grpo") == [
         "teacher.model_name", "method.alpha", "method.rho", "method.tau_delta", "method.tau_entropy",
     ]  # fmt: skip
     assert unused("method.name=g_opd", "method.mix=0.3")[-1] == "method.mix"
     assert "method.extrapolation" not in unused("method.name=g_opd", "method.extrapolation=2")
-
-
-def test_the_objective_of_uecr() -> None:
-    text = text_of("loss.reference_kl=0.001", "loss.clip_high=0.28", "method.rho=0.25")
-    assert text.startswith("loss = PG(A; clip 0.2/0.28) + 0.001 KL3(ref); A = A^U + rho A^task|U q; ")
-    assert text.endswith("; alpha = 1, rho = 0.25, tau_delta = 1, tau_entropy = 1")
 
 
 def test_the_second_surrogate_is_described_by_the_method(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def load_and_score(rank: int, *, folder: str, tensor: int, pipeline: int, tied: 
 
 
 def _logp(model: Any, tensor: int) -> Tensor | None:
-    scored = score_batch(model.eval(), tensor, packed=False, temperatures={"logp": 1.0})
+    scored = score_batch(model.eval(), tensor, temperatures={"logp": 1.0})
     return None if scored is None else scored["logp"]
 
 

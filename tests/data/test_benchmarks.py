@@ -5,6 +5,8 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import huggingface_hub as hub
+import huggingface_hub.constants  # the package loads it only where it is asked for
 import pytest
 
 from nemo_uecr.data.benchmarks import BENCHMARKS, load_benchmark
@@ -13,10 +15,6 @@ from nemo_uecr.data.prepare import PrepareSettings, prepare
 from nemo_uecr.data.sources import locate
 from nemo_uecr.errors import DataError
 from tests.data.made import COMMIT, cache_data_set, clean_rows
-
-pytest.importorskip("pyarrow")
-hub = pytest.importorskip("huggingface_hub")
-pytest.importorskip("huggingface_hub.constants")  # the package loads it only where it is asked for
 
 SHARD = "data/train-00000-of-00001.parquet"
 DATA_SETS: dict[str, list[dict[str, object]]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.filters import NAMES
+from nemo_uecr.data.filters import NAMES, answer_type
 from nemo_uecr.data.manifest import (
     COLUMNS,
     KEPT,
@@ -214,3 +214,19 @@ def test_anything_else_is_one_clear_line(content: str | bytes, tmp_path: Path) -
 def test_a_row_with_two_findings_is_dropped_if_one_line_says_so(tmp_path: Path) -> None:
     path = written(tmp_path, "row,verdict\n3,keep\n3,drop\n8,keep\n")
     assert read_verdicts(path, [{"row": 3, "findings": [{}, {}]}, HELD[1]]) == {3: "drop", 8: "keep"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "name"),
+    [
+        ("42", "integer"), ("-1{,}000", "integer"), ("3.5", "decimal"), (r"\frac{3}{4}", "fraction"),
+        ("3/4", "fraction"),
+        ("Yes", "yes_no"), (r"\text{No}", "yes_no"), ("B", "choice"),
+        (r"\text{(C)}", "choice"), (r"\infty", "infinite"),
+        (r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", "matrix"), ("(0, 1]", "interval"), (r"\{1, 2\}", "set"),
+        ("y = 2x + 1", "equation"), (r"\text{ellipse}", "text"), ("hyperbola", "text"), (r"2\sqrt{3}", "expression"),
+        ("x^2 - 1", "expression"),
+    ],
+)  # fmt: skip
+def test_answer_types(answer: str, name: str) -> None:
+    assert answer_type(answer) == name

@@ -46,11 +46,6 @@ def test_bad_row_is_refused_by_file_and_line(tmp_path: Path, bad: str) -> None:
         load(path)
 
 
-def test_no_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="missing"):
-        load(tmp_path / "missing.jsonl")
-
-
 @needs_real_files
 @pytest.mark.parametrize(("name", "rows"), [("aime24", 30), ("amc23", 40), ("math500", 500), ("gsm8k_test", 1319)])
 def test_real_files(name: str, rows: int) -> None:

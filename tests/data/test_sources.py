@@ -10,7 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from huggingface_hub import constants as hub
+from pyarrow import parquet
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.data.problems import USUAL, Keys, Problem, problems_of, read_problems
@@ -18,9 +21,6 @@ from nemo_uecr.data.sources import find_source
 from nemo_uecr.errors import DataError
 from tests.data.made import COMMIT, cache_data_set
 from tests.reliability.commands import refused
-
-pyarrow = pytest.importorskip("pyarrow")
-parquet = pytest.importorskip("pyarrow.parquet")
 
 Row = dict[str, Any]
 ROWS: list[Row] = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(4)]
@@ -148,7 +148,6 @@ def test_a_hub_name_is_read_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`data prepare`, `config check` of training and benchmark, and `selftest`, on a folder laid out as the cache."""
-    hub = pytest.importorskip("huggingface_hub.constants")
     marked = [row | {"answer": f"We add.\n#### {row['answer']}"} for row in ROWS]
     splits = {"test": marked[:1], "train": marked[1:]}
     files = {f"{part}/{split}-{SHARD}": rows for part in ("main", "socratic") for split, rows in splits.items()}
@@ -162,7 +161,6 @@ def test_a_hub_name_is_read_from_the_cache(
     kept = [json.loads(line) for line in (tmp_path / "out/train.jsonl").open()]
     assert [row["answer"] for row in kept] == ["2", "3", "4"]
     assert json.loads((tmp_path / "out/manifest.json").read_text())["source"]["revision"] == COMMIT
-    pytest.importorskip("math_verify")
     assert entry_point(["data", "selftest", "openai/gsm8k:main"]) == 0
     assert "gsm8k: " in capsys.readouterr().out
 
@@ -308,12 +306,6 @@ def test_a_source_that_cannot_be_read_ends_with_the_reasons(
     assert not (tmp_path / "out").exists()
     with pytest.raises(DataError, match=f"{count} answer_sentinel"):
         load(path)
-
-
-def test_a_filter_that_leaves_nothing_ends_with_the_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = lines(tmp_path / "set.jsonl", ROWS)
-    said = refused(capsys, "data", "prepare", "--source", path, "--keep-answers", "matrix", "--out", tmp_path / "out")
-    assert "4 answer_integer" in said
 
 
 def test_fields_are_named_where_they_have_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-pytest.importorskip("math_verify")
-
 from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DependencyError, RunFolderError

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 TEMPLATE = (
     "{% for m in messages %}<|turn|>{{ m['role'] }}\n{{ m['content'] }}<|end|>{% endfor %}"
@@ -10,8 +14,8 @@ TEMPLATE = (
 )
 
 
-def save_tokenizer(folder: Path) -> int:
-    """Write the tokenizer and return its size."""
+def save_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Write the tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -24,33 +28,16 @@ def save_tokenizer(folder: Path) -> int:
         tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", chat_template=TEMPLATE
     )
     fast.save_pretrained(folder)
-    return len(fast)
+    return fast
 
 
 def save_model(folder: Path, *, seed: int, scale: float = 1.0) -> None:
     """Write a model with random weights; a larger scale makes its choices sharper."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from tests.local import tiny
 
-    size = save_tokenizer(folder)
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        eos_token_id=257,
-        pad_token_id=256,
-        bos_token_id=None,
-    )
-    model = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(scale)
+    tokenizer = save_tokenizer(folder)
+    model = tiny.new_model(tokenizer, seed=seed, head_dim=32, max_position_embeddings=4096, tie_word_embeddings=False)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.data.mul_(scale)
     model.save_pretrained(folder)

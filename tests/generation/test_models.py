@@ -72,7 +72,7 @@ def test_a_model_in_the_cache_is_read_without_waiting(tmp_path: Path) -> None:
 
     place = tmp_path / "cache" / "models--owner--small"
     snapshot = place / "snapshots" / COMMIT
-    size = save_tokenizer(snapshot)
+    size = len(save_tokenizer(snapshot))
     config = BertConfig(
         vocab_size=size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
     )  # fmt: skip

@@ -31,11 +31,28 @@ def batch() -> dict[str, Tensor]:
     return {"input_ids": torch.randint(0, 48, (ROWS, WIDTH), generator=generator), "input_lengths": lengths}
 
 
-class MegatronMicroBatches:
-    """megatron-core's own schedule over a model, padded or packed."""
+def reference() -> dict[str, Tensor]:
+    """Scores of the whole model by the definition."""
+    data = batch()
+    with torch.no_grad():
+        logits = tiny_qwen3.whole_model()(input_ids=data["input_ids"]).logits
+    micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
+    return score_columns(
+        logits, micro, ScoreRequest(TEMPERATURES, True, tiny_qwen3.VOCABULARY, 100), ModelParallel(None, None)
+    )
 
-    def __init__(self, model: Any, *, packed: bool) -> None:
-        self.model, self.packed = model, packed
+
+def assert_same(answer: dict[str, Any], expected: dict[str, Tensor], *, tolerance: float) -> None:
+    for name, value in expected.items():
+        torch.testing.assert_close(answer[name], value, atol=tolerance, rtol=0)
+    assert float(expected["entropy"].max()) > 0.5, "a flat zero would agree with anything"
+
+
+class MegatronMicroBatches:
+    """megatron-core's own schedule over a model and padded rows; the packed ones of NeMo-RL are in nemo/inside."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
 
     def __call__(self, data: Mapping[str, Any], columns: Columns) -> list[dict[str, Tensor]]:
         from megatron.core import parallel_state
@@ -47,60 +64,36 @@ class MegatronMicroBatches:
 
         def step(iterator: Iterator[dict[str, Tensor]], model: Any) -> Any:
             part = next(iterator)
-            micro, inputs = _laid_out(part, packed=self.packed)
+            micro = MicroBatch(part["input_ids"], part["input_lengths"], None)
 
             def finish(logits: Tensor) -> Any:
                 return torch.zeros(()), columns(logits, micro)
 
-            return model(**inputs), finish
+            positions = torch.arange(WIDTH).expand_as(micro.ids_BS)
+            mask = torch.triu(torch.ones(1, 1, WIDTH, WIDTH, dtype=torch.bool), 1)
+            return model(input_ids=micro.ids_BS, position_ids=positions, attention_mask=mask), finish
 
-        width = max(_laid_out(part, packed=self.packed)[1]["input_ids"].shape[1] for part in parts)
         found: list[Any] = get_forward_backward_func()(
             forward_step_func=step, data_iterator=iter(parts), model=[self.model], num_microbatches=len(parts),
-            seq_length=width, micro_batch_size=1 if self.packed else MICRO, decoder_seq_length=width, forward_only=True,
+            seq_length=WIDTH, micro_batch_size=MICRO, decoder_seq_length=WIDTH, forward_only=True,
         )  # fmt: skip
         return found if parallel_state.is_pipeline_last_stage() else []
 
 
-def _laid_out(part: dict[str, Tensor], *, packed: bool) -> tuple[MicroBatch, dict[str, Any]]:
-    ids, lengths = part["input_ids"], part["input_lengths"]
-    if not packed:
-        positions = torch.arange(ids.shape[1]).expand_as(ids)
-        mask = torch.triu(torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool), 1)
-        return MicroBatch(ids, lengths, None), {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
-    from megatron.core.packed_seq_params import PackedSeqParams
-
-    whole = lengths + (-lengths % 4)
-    starts = torch.cat((torch.zeros(1, dtype=torch.long), whole.cumsum(0))).int()
-    flat = torch.zeros(int(starts[-1]), dtype=torch.long)
-    positions = torch.zeros_like(flat)
-    for row, length in enumerate(lengths.tolist()):
-        flat[starts[row] : starts[row] + length] = ids[row, :length]
-        positions[starts[row] : starts[row + 1]] = torch.arange(int(whole[row]))
-    params = PackedSeqParams(
-        qkv_format="thd", cu_seqlens_q=starts, cu_seqlens_kv=starts, cu_seqlens_q_padded=starts,
-        cu_seqlens_kv_padded=starts, max_seqlen_q=int(whole.max()), max_seqlen_kv=int(whole.max()),
-    )  # fmt: skip
-    inputs = {
-        "input_ids": flat[None], "position_ids": positions[None], "attention_mask": None, "packed_seq_params": params,
-    }  # fmt: skip
-    return MicroBatch(ids, lengths, starts), inputs
-
-
-def score_batch(model: Any, tensor: int, *, packed: bool, temperatures: Mapping[str, float]) -> Any:
+def score_batch(model: Any, tensor: int, *, temperatures: Mapping[str, float]) -> Any:
     """One scoring pass of a model that is cut over the ranks; None on all stages but the last."""
     from megatron.core import parallel_state
 
     group = parallel_state.get_tensor_model_parallel_group() if tensor > 1 else None
     request = ScoreRequest(temperatures, True, tiny_qwen3.VOCABULARY, 5)
-    return score_tokens(MegatronMicroBatches(model, packed=packed), batch(), request, ModelParallel(group, None))
+    return score_tokens(MegatronMicroBatches(model), batch(), request, ModelParallel(group, None))
 
 
-def score_with_megatron(rank: int, *, tensor: int, pipeline: int, packed: bool, padded: int) -> Any:
+def score_with_megatron(rank: int, *, tensor: int, pipeline: int, padded: int) -> Any:
     """The scores of the tiny Qwen3."""
     tiny_qwen3.start(tensor, pipeline)
     model = tiny_qwen3.parallel_model(tensor, pipeline, padded=padded)
-    return score_batch(model, tensor, packed=packed, temperatures=TEMPERATURES)
+    return score_batch(model, tensor, temperatures=TEMPERATURES)
 
 
 def score_wider_teacher(rank: int, *, columns: int) -> Any:
@@ -112,7 +105,7 @@ def score_wider_teacher(rank: int, *, columns: int) -> Any:
     data = batch()
     data["input_ids"] %= columns
     group = parallel_state.get_tensor_model_parallel_group()
-    forward = MegatronMicroBatches(tiny_qwen3.parallel_model(2, 1), packed=False)
+    forward = MegatronMicroBatches(tiny_qwen3.parallel_model(2, 1))
     return score_tokens(forward, data, request, ModelParallel(group, None))
 
 

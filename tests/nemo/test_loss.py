@@ -1,31 +1,46 @@
-"""The loss that NeMo-RL's workers call against hand values and against `core`."""
+"""The loss that NeMo-RL's workers call, against `core`; inside/test_batches.py has every back end."""
 
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from nemo_uecr.core.loss import policy_loss
-from nemo_uecr.nemo.loss import OPD_COLUMN, PREFIX, MaxReducedMetric
+from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, MaxReducedMetric, UecrLoss
 from nemo_uecr.nemo.score_checks import ContractError
-from tests.nemo.losses import call, data_of, loss_of
 
 
-def test_one_token_by_hand() -> None:
-    """Ratio e^0.1, advantage 2, clip 1.2: -min(2 e^0.1, 2 * 1.105...) = -2 e^0.1 = -2.21034."""
-    data = data_of(
-        1, 3, token_mask=torch.tensor([[0, 0, 1]]), advantages=torch.tensor([[0.0, 0.0, 2.0]]),
-        prev_logprobs=torch.tensor([[0.0, 0.0, -1.0]]),
-    )  # fmt: skip
-    total, metrics = call(loss_of(), data, torch.tensor([[0.0, -0.9]]))
-    assert float(total) == pytest.approx(-2.21034, abs=1e-5)
-    assert metrics["probs_ratio_max"] == pytest.approx(math.exp(0.1), abs=1e-6)
-    assert metrics[f"{PREFIX}first_ratio_error_max"] == pytest.approx(math.exp(0.1) - 1, abs=1e-6)
-    assert metrics[f"{PREFIX}first_ratio_mean"] == metrics[f"{PREFIX}first_ratio_error_max"]
-    assert metrics[f"{PREFIX}first_ratio_far_share"] == 1.0  # 0.105 is beyond 0.1
+def loss_of(*, kl_coef: float = 0.0, opd_coef: float | None = None) -> UecrLoss:
+    """Of ``grpo``, or with a coefficient of ``grpo_plus_opd``."""
+    loss: Any = SimpleNamespace(clip_low=0.2, clip_high=0.2, reference_kl=kl_coef)
+    return UecrLoss(loss, opd_coef=opd_coef, far=0.1, loss_type=None, input_type=None, native=None)
+
+
+def data_of(rows: int = 2, width: int = 5, **changes: Tensor) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+
+    def noise() -> Tensor:
+        return torch.randn(rows, width, generator=generator)
+
+    mask = torch.ones(rows, width, dtype=torch.long)
+    mask[:, :2] = 0
+    mask[0, 4:] = 0
+    values = {
+        "token_mask": mask, "sample_mask": torch.ones(rows), "advantages": noise(), "prev_logprobs": -noise().abs(),
+        "generation_logprobs": -noise().abs(), "reference_policy_logprobs": -noise().abs(),
+        FIRST_STEP_COLUMN: torch.ones(rows),
+    }  # fmt: skip
+    return values | changes
+
+
+def call(loss: UecrLoss, data: dict[str, Tensor], logp: Tensor) -> tuple[Tensor, dict[str, float]]:
+    tokens = (data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum()
+    return loss(logp, data, data["sample_mask"].sum(), tokens)
 
 
 def test_it_is_cores_loss() -> None:
@@ -38,20 +53,6 @@ def test_it_is_cores_loss() -> None:
         ref_logp=data["reference_policy_logprobs"][:, 1:], kl_coef=0.1,
     )  # fmt: skip
     assert torch.equal(total, expected.total)
-
-
-def test_two_clipped_surrogates_are_not_one_of_the_sum() -> None:
-    """A = 1 and B = -1 at ratio 1.5: -min(1.5, 1.2) + 1.5 = 0.3, while the surrogate of the sum 0 is 0."""
-    ones = torch.tensor([[0.0, 0.0, 1.0]])
-    data = data_of(
-        1, 3, token_mask=torch.tensor([[0, 0, 1]]), advantages=ones, prev_logprobs=torch.zeros(1, 3),
-        **{OPD_COLUMN: -ones},
-    )  # fmt: skip
-    total, _ = call(loss_of(opd_coef=1.0), data, torch.tensor([[0.0, math.log(1.5)]]))
-    assert float(total) == pytest.approx(0.3, abs=1e-6)
-    del data[OPD_COLUMN]  # lost on the way: no method without a second surrogate
-    with pytest.raises(ContractError, match=OPD_COLUMN):
-        call(loss_of(opd_coef=1.0), data, torch.zeros(1, 2))
 
 
 def test_masked_rows_do_not_count() -> None:
@@ -94,6 +95,9 @@ def test_the_second_surrogate_joins_nemo_rls_own_loss() -> None:
     assert float(total) == pytest.approx(13.0, abs=1e-5)
     assert (metrics["loss"], metrics["probs_ratio"]) == (pytest.approx(13.0, abs=1e-5), 7.0)
     assert metrics[f"{PREFIX}ref_kl"] == 0.0
+    del data[OPD_COLUMN]  # lost on the way: no method without a second surrogate
+    with pytest.raises(ContractError, match=OPD_COLUMN):
+        call(loss, data, torch.zeros(1, 2))
 
 
 @pytest.mark.parametrize("values", [(0.1, math.nan, 0.1), (math.nan, 0.1), (0.1, math.nan)])

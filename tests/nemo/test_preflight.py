@@ -16,6 +16,7 @@ from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.evaluation import training_evaluation
 from nemo_uecr.nemo.preflight import (
     check_conversion,
     check_models,
@@ -26,7 +27,9 @@ from nemo_uecr.nemo.preflight import (
 )
 from nemo_uecr.nemo.step import Routes
 from tests.config.shipped import GRPO
-from tests.nemo.worlds import BASE, FITS, SIZES, world, write_rows
+from tests.data.made import write_jsonl
+from tests.nemo.inside.launched import make_benchmarks, make_tokenizer
+from tests.nemo.worlds import BASE, FITS, SIZES, world
 
 BAD = {
     "teacher.parallel.pipeline=8": "teacher.parallel.pipeline: got 8, expected a divisor of the model's 4 layers",
@@ -62,7 +65,6 @@ def test_what_cannot_work_is_refused_by_both_commands(
     ],
 )
 def test_models_that_are_not_there(change: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     config = load_nemo_config(BASE, [*world(tmp_path), change.format(tmp_path)])
     with pytest.raises(DataError, match=rf"^{message}.*$"):
@@ -86,7 +88,7 @@ def test_equal_prompts_have_one_teacher(tmp_path: Path) -> None:
 
     def found(*pairs: tuple[str, str]) -> Routes | None:
         rows = [{"question": question, "final_answer": "2", "kind": kind} for question, kind in pairs]
-        write_rows(tmp_path / "kinds.jsonl", rows)
+        write_jsonl(tmp_path / "kinds.jsonl", rows)
         return routes(config, Letters(), [1])
 
     pairs = [("1", "a"), ("2", "a"), ("3", "b"), ("1", "a")]
@@ -127,7 +129,6 @@ def test_a_teacher_alone_that_cannot_work_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """A batch of one response of all but the first token; nothing is written."""
-    pytest.importorskip("transformers")
     monkeypatch.setattr(upstream, "check", lambda: "0.7.0")
     mask, ids = torch.ones(1, tokens, dtype=torch.bool), torch.full((1, tokens), 5)
     mask[0, 0], ids[0, -1] = False, largest
@@ -148,26 +149,33 @@ def test_a_teacher_alone_that_cannot_work_is_refused(
 
 def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     """With the tokenizer and template of the run, as the local back end counts them."""
-    pytest.importorskip("transformers")
     from nemo_uecr.study.task import build_tokenizer
 
     sums = {place: "1+1" * (40 if place in (3, 70) else 1) for place in range(128)}
     rows = [{"id": f"p{place}", "question": text, "final_answer": "2", "difficulty": 6} for place, text in sums.items()]
     tokenizer = build_tokenizer()
     changes = [*world(tmp_path), "data.prompt_template={question}", "data.max_prompt_tokens=100"]
-    write_rows(tmp_path / "p.jsonl", rows)
+    write_jsonl(tmp_path / "p.jsonl", rows)
     with pytest.raises(DataError, match=r"^2 of 128 prompts .* is problem '4' with 1\d\d\. Raise the limit"):
         long_prompts(load_nemo_config(BASE, changes), tokenizer)
     dropping = load_nemo_config(BASE, [*changes, "data.long_prompts=drop"])
     assert long_prompts(dropping, tokenizer) == [3, 70]
-    write_rows(tmp_path / "p.jsonl", rows[:127])
+    write_jsonl(tmp_path / "p.jsonl", rows[:127])
     with pytest.raises(DataError, match="125 problems are left to train on"):
         long_prompts(dropping, tokenizer)
 
 
+def test_a_long_prompt_of_a_benchmark_is_refused(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "student")
+    given = [f"student.model_name={tmp_path / 'student'}", "data.max_prompt_tokens=20", *make_benchmarks(tmp_path)]
+    config = load_nemo_config(BASE, [*GRPO, *given])
+    with pytest.raises(DataError, match=r"benchmark easy: .*; the first is problem '3'"):
+        training_evaluation(config)
+
+
 def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> None:
     rows = [{"question": f"q{place}", "final_answer": 1, "difficulty": place % 10} for place in range(50)]
-    write_rows(tmp_path / "p.jsonl", rows)
+    write_jsonl(tmp_path / "p.jsonl", rows)
     data = load_nemo_config(BASE, [*GRPO, f"data.train={tmp_path}/p.jsonl"]).data
     kept = chosen_problems(data, 0)
     assert [problem.question for problem in kept] == [f"q{place}" for place in range(50) if place % 10 in (5, 6, 7)]
@@ -175,10 +183,10 @@ def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> No
     drawn = [chosen_problems(few, seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert all(problem in kept for problem in drawn[0])
-    write_rows(tmp_path / "p.jsonl", [row | {"difficulty": f"Level {row['difficulty']}"} for row in rows])
+    write_jsonl(tmp_path / "p.jsonl", [row | {"difficulty": f"Level {row['difficulty']}"} for row in rows])
     assert chosen_problems(data, 0) == kept
     talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}]
-    write_rows(tmp_path / "p.jsonl", [row | {"question": talk} for row in rows])
+    write_jsonl(tmp_path / "p.jsonl", [row | {"question": talk} for row in rows])
     with pytest.raises(DataError, match=r"problem '1' has turns before its question"):
         chosen_problems(data, 0)
 

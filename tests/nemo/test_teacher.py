@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo import teacher, upstream
 from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
-from tests.config.shipped import CONFIGS, GIVEN
+from tests.config.shipped import nemo_run
 
 REQUEST = ScoreRequest({"logp": 1.0}, False, 8, 8)
 
@@ -33,7 +32,7 @@ class UecrPolicy(PolicyMethods, Policy):
 
 @pytest.fixture
 def config() -> Any:
-    return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], "scoring.timeout_s=7"])
+    return nemo_run("scoring.timeout_s=7")
 
 
 @pytest.fixture

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
-from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.translate import master_config, teacher_policy
 from nemo_uecr.reproducible import derive
-from tests.config.shipped import CONFIGS, GIVEN, OTHERS, given
+from tests.config.shipped import nemo_run
 
-BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
 #: Every number another, so that none can stand in another's place.
 VALUES = [
     "rollout.temperature=0.61", "rollout.top_p=0.83", "rollout.top_k=17", "train.learning_rate=3e-6",
@@ -22,12 +17,8 @@ VALUES = [
 ]  # fmt: skip
 
 
-def configuration(*changes: str) -> Any:
-    return load_nemo_config(BASE, [*GIVEN["1p7b"], *changes])
-
-
 def test_every_number_arrives() -> None:
-    native = master_config(configuration(*VALUES))
+    native = master_config(nemo_run(*VALUES))
     generation, megatron = native["policy"]["generation"], native["policy"]["megatron_cfg"]
     for prefix in ("", "val_"):
         assert [generation[f"{prefix}{name}"] for name in ("temperature", "top_p", "top_k")] == [0.61, 0.83, 17]
@@ -36,6 +27,7 @@ def test_every_number_arrives() -> None:
     assert (optimizer["adam_beta1"], optimizer["adam_beta2"], optimizer["adam_eps"]) == (0.8, 0.97, 1e-8)
     assert (optimizer["clip_grad"], native["policy"]["max_grad_norm"]) == (0.7, 0.7)
     assert (schedule["start_weight_decay"], schedule["end_weight_decay"]) == (0.03, 0.03)
+    assert schedule["override_opt_param_scheduler"] is True  # or Megatron refuses to continue a run to more steps
     assert native["policy"]["uecr"]["temperature"] == 0.61
     loss = native["loss_fn"]
     assert (loss["ratio_clip_min"], loss["ratio_clip_max"], loss["reference_policy_kl_penalty"]) == (0.11, 0.29, 0.007)
@@ -44,7 +36,7 @@ def test_every_number_arrives() -> None:
 def test_stop_strings_arrive_and_leave_vllm_its_tokenizer() -> None:
     """NeMo-RL loads it where the rollout has stop strings; an evaluation's alone are our own call of the engine."""
     plain, rollout, evaluation = (
-        master_config(configuration(*changes))["policy"]["generation"]
+        master_config(nemo_run(*changes))["policy"]["generation"]
         for changes in ([], ['rollout.stop=["###","\\n\\n"]'], ['evaluation.stop=["###"]'])
     )
     assert (plain["stop_strings"], "skip_tokenizer_init" in plain["vllm_cfg"]) == (None, False)
@@ -52,28 +44,8 @@ def test_stop_strings_arrive_and_leave_vllm_its_tokenizer() -> None:
     assert (evaluation["stop_strings"], evaluation["vllm_cfg"]["skip_tokenizer_init"]) == (None, False)
 
 
-def test_what_would_change_the_method_is_off() -> None:
-    """A baseline of the others of a group, prompts drawn again, scoring that is skipped, a second clip of the ratio."""
-    native = master_config(configuration())
-    grpo, loss = native["grpo"], native["loss_fn"]
-    assert grpo["use_leave_one_out_baseline"] is False
-    assert grpo["adv_estimator"]["use_leave_one_out_baseline"] is False
-    assert grpo["use_dynamic_sampling"] is False
-    assert loss["force_on_policy_ratio"] is False
-    assert loss["token_level_loss"] is True
-    assert loss["ratio_clip_c"] is None
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_every_configuration_has_what_its_method_needs(name: str) -> None:
-    context = StepContext(load_nemo_config(BASE, given("1p7b", name)), None, completed_steps=3)
-    assert (context.responses, context.optimizer_steps) == (1008, 1)
-    assert context.teacher_request(152_064).temperatures == {"logp": 1.0}
-    assert context.student_request.temperatures == {"rollout_logp": 0.7, "logp": 1.0}
-
-
 def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> None:
-    config = configuration("method.name=rlsd", "method.mix=0.25")
+    config = nemo_run("method.name=rlsd", "method.mix=0.25")
     first, second = (StepContext(config, None, completed_steps=step).run_state for step in (0, 1))
     assert (first.step, second.step) == (0, 1)
     as_local = [derive(config.run.seed, "shuffle", step) % 2**31 for step in (1, 2)]
@@ -84,7 +56,7 @@ def test_the_schedule_counts_completed_steps_and_shuffles_differ_by_step() -> No
     ("changes", "gpus"), [(["teacher.dedicated_gpus=1"], 7), (["teacher.dedicated_gpus=8", "cluster.nodes=2"], 8)]
 )
 def test_a_dedicated_teacher_leaves_the_other_gpus(changes: list[str], gpus: int) -> None:
-    cluster = master_config(configuration(*changes))["cluster"]
+    cluster = master_config(nemo_run(*changes))["cluster"]
     assert (cluster["num_nodes"], cluster["gpus_per_node"]) == (1, gpus)
 
 
@@ -92,7 +64,7 @@ def test_lengths_fit_student_teacher_and_evaluation() -> None:
     """Student TP2 with sequence parallel needs a multiple of 2, a teacher with CP2 of 4; evaluation is longer."""
     layout = ["student.parallel.tensor=2", "student.parallel.sequence=true", "teacher.parallel.context=2"]
     long = ["evaluation.max_tokens=30000", "evaluation.benchmarks.easy=easy.jsonl"]
-    policy = master_config(configuration(*layout, *long))["policy"]
+    policy = master_config(nemo_run(*layout, *long))["policy"]
     assert policy["make_sequence_length_divisible_by"] == 4
     assert policy["generation"]["vllm_cfg"]["max_model_len"] == 2048 + 30000
     assert policy["generation"]["max_new_tokens"] == 16384
@@ -101,7 +73,7 @@ def test_lengths_fit_student_teacher_and_evaluation() -> None:
 def test_the_teacher_is_the_raw_model_in_its_own_layout() -> None:
     """Whatever the student samples at, and whatever checkpoint it starts from."""
     changes = ["teacher.fp8=true", "teacher.parallel.tensor=4", "teacher.megatron_checkpoint=there", *VALUES]
-    config = configuration(*changes)
+    config = nemo_run(*changes)
     student = master_config(config)["policy"] | {"pretrained_checkpoint": "the student's", "quant_cfg": "int4"}
     teacher = teacher_policy(config, student, 152_064)
     sampling, megatron = teacher["generation"], teacher["megatron_cfg"]
@@ -112,32 +84,3 @@ def test_the_teacher_is_the_raw_model_in_its_own_layout() -> None:
     assert teacher["pretrained_checkpoint"] == {"path": "there", "format": "megatron_bridge"}
     assert "quant_cfg" not in teacher
     assert (student["generation"]["temperature"], student["model_name"]) == (0.61, config.student.model_name)
-
-
-def schedule(steps: int, **changes: Any) -> Any:
-    """Megatron's schedule as Megatron-Bridge builds it from our section, a global batch of 1008."""
-    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-
-    ours = master_config(configuration(f"train.steps={steps}"))["policy"]["megatron_cfg"]
-    given = ours["scheduler"] | changes
-    group: dict[str, Any] = {"lr": 0.0, "weight_decay": 0.0, "params": []}
-    return OptimizerParamScheduler(
-        SimpleNamespace(param_groups=[group]),  # type: ignore[arg-type]
-        init_lr=given["lr_warmup_init"], max_lr=ours["optimizer"]["lr"], min_lr=ours["optimizer"]["min_lr"],
-        lr_warmup_steps=given["lr_warmup_iters"] * 1008, lr_decay_steps=given["lr_decay_iters"] * 1008,
-        lr_decay_style=given["lr_decay_style"], start_wd=given["start_weight_decay"],
-        end_wd=given["end_weight_decay"], wd_incr_steps=steps * 1008, wd_incr_style=given["weight_decay_incr_style"],
-        use_checkpoint_opt_param_scheduler=False, override_opt_param_scheduler=given["override_opt_param_scheduler"],
-    )  # fmt: skip
-
-
-def test_a_run_that_is_continued_to_more_steps_keeps_megatrons_schedule() -> None:
-    pytest.importorskip("megatron.core")
-    first = schedule(40)
-    first.step(40 * 1008)
-    saved, later = first.state_dict(), schedule(900)
-    later.load_state_dict(saved)
-    assert (later.num_steps, later.lr_decay_steps) == (40 * 1008, 900 * 1008)
-    assert later.get_lr(later.optimizer.param_groups[0]) == first.get_lr(first.optimizer.param_groups[0])
-    with pytest.raises(AssertionError):
-        schedule(900, override_opt_param_scheduler=False).load_state_dict(saved)

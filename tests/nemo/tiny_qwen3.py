@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from nemo_uecr.conversion import on_cpu
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, FEED, ROPE = 48, 32, 2, 4, 2, 16, 40, 1_000_000
 
@@ -36,13 +40,50 @@ def whole_model() -> Any:
 
 def start(tensor: int, pipeline: int) -> None:
     """Megatron on CPU in this rank's process."""
-    from tests.nemo.cpu import allow_cpu
-
     allow_cpu()
     from megatron.core import parallel_state, tensor_parallel
 
     parallel_state.initialize_model_parallel(tensor, pipeline)
     tensor_parallel.model_parallel_cuda_manual_seed(1)
+
+
+#: Never left.
+KEPT = contextlib.ExitStack()
+
+
+class Moves(TorchFunctionMode):
+    """``tensor.to("cuda")`` and ``tensor.type()``, which a conversion never calls: as on a GPU."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.to:
+            args = (args[0], *("cpu" if str(value).startswith("cuda") else value for value in args[1:]))
+        found = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.type and isinstance(found, str):
+            found = found.replace("torch.", "torch.cuda.")  # Megatron's optimizer asks for it
+        return found
+
+
+def plain_norm(cls: type, config: Any, hidden_size: int, eps: float = 1e-5, **options: Any) -> torch.nn.Module:
+    """An RMSNorm whose weight is marked for the reduction over sequence-parallel ranks; Megatron's refuses these."""
+    norm = torch.nn.RMSNorm(hidden_size, eps=eps)
+    norm.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+    return norm
+
+
+def allow_cpu() -> None:
+    """Patch torch and megatron-core in this process; call it in a process of its own."""
+    replaced = on_cpu._replacements()
+    del replaced["set_device"]  # torch's compiler refuses two names for one function
+    for name, value in replaced.items():
+        setattr(torch.nn.Module if name == "Module.cuda" else torch.cuda, name.rpartition(".")[2], value)
+    cuda: Any = torch.cuda
+    cuda.memory_allocated = lambda *args, **kwargs: 0
+    KEPT.enter_context(on_cpu._cpu_mode())
+    KEPT.enter_context(Moves())
+    KEPT.enter_context(on_cpu._random_states())
+    from megatron.core.transformer import torch_norm
+
+    torch_norm.WrappedTorchNorm.__new__ = plain_norm
 
 
 class PackedAttention(torch.nn.Module):
@@ -73,7 +114,14 @@ class PackedAttention(torch.nn.Module):
 
 
 def make_model(
-    tensor: int, pipeline: int, *, tied: bool = False, padded: int = VOCABULARY, sequence: bool = False
+    tensor: int,
+    pipeline: int,
+    *,
+    tied: bool = False,
+    padded: int = VOCABULARY,
+    sequence: bool = False,
+    layers: int = LAYERS,
+    dtype: torch.dtype = torch.float32,
 ) -> Any:
     """This rank's part, initialised by Megatron itself, without optimizer and without a data-parallel wrapper."""
     from megatron.core import parallel_state as state
@@ -82,12 +130,13 @@ def make_model(
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     config = TransformerConfig(
-        num_layers=LAYERS, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=KV_HEADS,
+        num_layers=layers, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=KV_HEADS,
         kv_channels=HEAD, ffn_hidden_size=FEED, normalization="RMSNorm", layernorm_epsilon=1e-6,
         gated_linear_unit=True, activation_func=torch.nn.functional.silu, add_bias_linear=False,
         add_qkv_bias=False, qk_layernorm=True, hidden_dropout=0.0, attention_dropout=0.0, init_method_std=0.2,
         use_cpu_initialization=True, tensor_model_parallel_size=tensor, sequence_parallel=sequence,
-        pipeline_model_parallel_size=pipeline, pipeline_dtype=torch.float32, params_dtype=torch.float32,
+        pipeline_model_parallel_size=pipeline, pipeline_dtype=dtype, params_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
         bias_activation_fusion=False, masked_softmax_fusion=False, bias_dropout_fusion=False,
         apply_rope_fusion=False, gradient_accumulation_fusion=False, persist_layer_norm=False,
         batch_p2p_comm=True, batch_p2p_sync=False, variable_seq_lengths=True,

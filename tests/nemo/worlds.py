@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tests.config.shipped import CONFIGS
+from tests.data.made import write_jsonl
 
 BASE = CONFIGS / "uecr_qwen3_1p7b.yaml"
 
@@ -22,18 +22,14 @@ SIZES = {
 FITS = ["train.tokens_per_microbatch=4096", "scoring.tokens_per_microbatch=4096", "rollout.max_response_tokens=2048"]
 
 
-def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def world(folder: Path) -> list[str]:
     """Two models, a problem file and the keys that name them."""
     for role in ("student", "teacher"):
         (folder / role).mkdir()
         (folder / role / "config.json").write_text(json.dumps(SIZES))
     rows = [{"question": f"{n}+1", "final_answer": str(n + 1), "difficulty": 6} for n in range(200)]
-    write_rows(folder / "p.jsonl", rows)
-    write_rows(folder / "keys.jsonl", [{"problem": "1+1", "final_answer": "2", "difficulty": 6}] * 200)
+    write_jsonl(folder / "p.jsonl", rows)
+    write_jsonl(folder / "keys.jsonl", [{"problem": "1+1", "final_answer": "2", "difficulty": 6}] * 200)
     return [
         f"student.model_name={folder}/student", f"teacher.model_name={folder}/teacher", "student.vocabulary=98",
         f"data.train={folder}/p.jsonl", f"run.folder={folder}/run", *FITS,

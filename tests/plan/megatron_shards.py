@@ -13,31 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.nemo.tiny_qwen3 import allow_cpu, make_model
 from tests.plan.subjects import TINY
-
-
-def build(tensor: int, pipeline: int, *, tied: bool) -> Any:
-    """This rank's module in bfloat16."""
-    from megatron.core import parallel_state as state
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    config = TransformerConfig(
-        num_layers=TINY["layers"], hidden_size=TINY["hidden"], num_attention_heads=TINY["heads"],
-        num_query_groups=TINY["kv_heads"], kv_channels=TINY["head_dim"], ffn_hidden_size=TINY["feed_forward"],
-        normalization="RMSNorm", gated_linear_unit=True, activation_func=torch.nn.functional.silu,
-        add_bias_linear=False, qk_layernorm=True, use_cpu_initialization=True, perform_initialization=False,
-        tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline, pipeline_dtype=torch.bfloat16,
-        params_dtype=torch.bfloat16, bf16=True, gradient_accumulation_fusion=False, persist_layer_norm=False,
-        bias_activation_fusion=False, masked_softmax_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False,
-    )  # fmt: skip
-    return GPTModel(
-        config=config, transformer_layer_spec=get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm"),
-        vocab_size=TINY["vocabulary"], max_sequence_length=64, pre_process=state.is_pipeline_first_stage(),
-        post_process=state.is_pipeline_last_stage(), share_embeddings_and_output_weights=tied,
-        position_embedding_type="rope",
-    )  # fmt: skip
 
 
 def optimizer_bytes(model: Any) -> dict[str, int]:
@@ -70,7 +47,7 @@ def measure(tensor: int, pipeline: int, data: int, *, tied: bool, optimizer: boo
     for rank in range(world):
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
         state.initialize_model_parallel(tensor, pipeline, create_gloo_process_groups=False)
-        model = build(tensor, pipeline, tied=tied)
+        model = make_model(tensor, pipeline, tied=tied, layers=TINY["layers"], dtype=torch.bfloat16)
         sizes = {
             "pipeline": state.get_pipeline_model_parallel_rank(),
             "tensor": state.get_tensor_model_parallel_rank(),
@@ -87,7 +64,5 @@ def measure(tensor: int, pipeline: int, data: int, *, tied: bool, optimizer: boo
 
 
 if __name__ == "__main__":
-    from tests.nemo.cpu import allow_cpu
-
     allow_cpu()
     sys.stdout.write(json.dumps([measure(**case) for case in json.loads(sys.argv[1])]))

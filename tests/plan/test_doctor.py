@@ -79,6 +79,9 @@ def test_a_check_that_cannot_be_made_is_a_line_and_the_others_go_on(monkeypatch:
     assert found["plan"].status == "warn"
 
 
+ROW = '{"question": "q", "final_answer": "1"}\n'
+
+
 # -- the run's folders and its plan ----------------------------------------------------------------------------------
 
 
@@ -111,21 +114,13 @@ def test_a_file_system_of_this_node_alone_is_a_fail() -> None:
     assert found["shared run.folder"][0] == "fail"
 
 
-@pytest.mark.parametrize(
-    ("content", "status", "fault"),
-    [
-        (None, "fail", "no file"),
-        ('{"question": "q", "final_answer": "1"}\n', "fail", "1 problems are left to train on"),
-        ('{"question": "q", "final_answer": "1"}\n' * 126, "ok", "fields 'question' and 'final_answer'"),
-    ],
-)
-def test_problem_files(content: str | None, status: str, fault: str, tmp_path: Path) -> None:
+def test_problem_files(tmp_path: Path) -> None:
     path, keys = tmp_path / "train.jsonl", [f"data.difficulty_{end}=null" for end in ("key", "low", "high")]
-    if content is not None:
-        path.write_text(content)
     run = nemo(f"data.train={path}", "evaluation.benchmarks={}", *keys)
-    found = one(lambda: doctor.problems_finding(run))
-    assert (found[0], fault in found[1]) == (status, True), found
+    for content, status, fault in (("", "fail", "train.jsonl"), (ROW * 126, "ok", "'question' and 'final_answer'")):
+        path.write_text(content)
+        found = one(lambda: doctor.problems_finding(run))
+        assert (found[0], fault in found[1]) == (status, True), found
 
 
 def test_what_single_keys_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,19 +201,6 @@ def test_a_benchmark_with_a_long_prompt_fails(tmp_path: Path) -> None:
         assert (found[0], message in found[1]) == (status, True)
 
 
-def test_a_problem_that_its_teacher_cannot_read(tmp_path: Path) -> None:
-    student, rows = save_tokenizer(tmp_path / "s"), tmp_path / "p.jsonl"
-    rows.write_text('{"id": "one", "question": "1+1", "answer": "2", "hint": "even"}\n')
-    given = [f"data.train={rows}", f"student.model_name={student}"]
-
-    def found(template: str) -> tuple[str, str]:
-        teacher = f'teacher={{self: initial, prompt_template: "{template}"}}'
-        return made(lambda: doctor.tokenizer_findings(local(*given, teacher)))["prompt length"]
-
-    assert found("{question} {hint}")[0] == "ok"
-    assert "problem 'one' has no text under 'solution'" in found("{question} {solution}")[1]
-
-
 @pytest.mark.parametrize(
     ("template", "statuses", "fault"),
     [
@@ -236,18 +218,11 @@ def test_templates(template: str | None, statuses: list[str], fault: str, tmp_pa
     assert fault in found[0][1]
 
 
-def test_models_that_do_not_fit_the_run(tmp_path: Path) -> None:
-    """Other output columns, and 257 tokens on 256 positions, which a local run refuses only where a prompt has them."""
+def test_models_that_do_not_fit_a_local_run(tmp_path: Path) -> None:
+    """Other output columns, and 257 tokens on 256 positions, which it refuses only where a prompt has them."""
     student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t", vocab_size=9000)
     named = [f"student.model_name={student}", f"teacher.model_name={student}", "evaluation.max_tokens=100"]
     fits = ["data.max_prompt_tokens=56", "rollout.max_response_tokens=200"]
-    columns = "student.vocabulary=300"
-    assert fit(nemo(*named, *fits, columns))["plan"][0] == "ok"
-    found = one(lambda: doctor.fit_findings(
-        nemo(*named, *fits, columns, "data.max_prompt_tokens=57", f"teacher.model_name={teacher}"), sizes,
-        gpu_memory=None, host_memory=0,
-    ))  # fmt: skip
-    assert (found[0], found[1].count("has 256 positions"), "the teacher 9000" in found[1]) == ("fail", 2, True)
     local_run = fit(local(*named, *fits))
     assert {local_run["plan"][0], local_run["generation length"][0]} == {"ok"}
     local_run = fit(local(*named, *fits, "data.max_prompt_tokens=57"))

@@ -84,7 +84,6 @@ def test_the_printed_command_gives_the_same_plan(
     out = tmp_path / "fit.json"
     entry_point(["plan", str(EIGHT), *PLAIN, "--fit", str(gigabytes), "--json", str(out)])
     command = re.search(r"nemo-uecr train (.*)", capsys.readouterr().out)
-    assert command
     path, *overrides = shlex.split(command[1])
     written = json.loads(out.read_text())
     plan = planned(Path(path), overrides, gigabytes)
@@ -117,7 +116,6 @@ def test_the_table_of_the_page(pair: str, gigabytes: int, cell: str) -> None:
         if re.match(r"offload|train.optimizer|student.lora_rank|teacher.quantize", key)
     ]
     room = re.search(r"values of (\d+) responses", " ".join(tried[-1].plan.facts))
-    assert room
     assert cell == f"{f'`{last[-1]}`' if last else 'as written'}, {room[1]}"
 
 
@@ -125,5 +123,4 @@ def test_the_table_of_the_page(pair: str, gigabytes: int, cell: str) -> None:
 def test_a_ready_configuration_fits_its_gpu(path: Path) -> None:
     """With the fewest bytes that a card of so many GB has, and 1.5 GiB of them left free."""
     stated = re.match(r"# One GPU of (\d+) GB", path.read_text())
-    assert stated
     assert planned(path, [], int(stated[1])).faults == ()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nemo_uecr.config.load import load_config
-from nemo_uecr.config.schema import Config, Quantize
+from nemo_uecr.config.schema import Quantize
 from nemo_uecr.generation.adapter import add_adapter
 from nemo_uecr.plan.contents import GPUS, Lengths, Plan
 from nemo_uecr.plan.local import local_plan, lora_parameters, quantized_bytes
@@ -20,7 +20,6 @@ def planned(*overrides: str) -> Plan:
     base = ("student.dtype=bfloat16", "data.train=x", "run.folder=y", "rollout.microbatch_responses=8")
     models = ("student.model_name=Qwen/Qwen3-0.6B", "teacher.model_name=Qwen/Qwen3-4B")
     config = load_config(tiny.BASE, [*base, *models, "train.steps=1", *overrides]).config
-    assert isinstance(config, Config)
     return local_plan(config, GPUS["h100"], Lengths(100, 1000, 0.9), sizes=lambda name, role: shape_of(name, role=role))
 
 

@@ -34,8 +34,7 @@ def built() -> list[Any]:
     command = [sys.executable, "-W", "ignore", "-m", "tests.plan.megatron_shards", json.dumps(CASES)]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
-    found: list[Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[str(list(case.values())[:4]) for case in CASES])

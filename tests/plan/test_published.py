@@ -1,4 +1,4 @@
-"""The plan beside what others measured, on H100 where nothing else is said; docs/plan.md shows the steps.
+"""docs/plan.md: its commands, and the plan beside what others measured, on H100 where nothing else is said.
 
 Assumed of the steps: prompts of 130 tokens (110 for Qwen3-32B, by the tokens/s that the source states) and lengths with
 sigma 0.9.
@@ -7,12 +7,15 @@ sigma 0.9.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from nemo_uecr.cli.main import entry_point
 from nemo_uecr.plan.contents import GPUS, Device, Lengths, Plan
 from nemo_uecr.plan.nemo import engine_seconds, nemo_plan
 from nemo_uecr.plan.shapes import BF16, KNOWN, forward_flops, kv_token_bytes, parameters, shape_of
@@ -153,3 +156,19 @@ def test_a_run_that_was_met_afterwards() -> None:
     assert f"Rollout {found['rollout']:.0f} / 24 s, scoring and training {trained:.0f} / 17 s" in PAGE
     assert 0.7 <= found["rollout"] / 23.8 <= 1.4
     assert 0.7 <= trained / 16.8 <= 1.4
+
+
+EXAMPLES = re.findall(r"```\n\$ nemo-uecr (plan .*)\n((?:.*\n)*?)```", PAGE)
+assert EXAMPLES
+
+
+@pytest.mark.parametrize(("command", "shown"), EXAMPLES, ids=[str(index) for index in range(len(EXAMPLES))])
+def test_a_command_prints_what_the_page_shows(
+    command: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line by line in order; lines may be left out only where the page says so."""
+    monkeypatch.chdir(ROOT)
+    entry_point(shlex.split(command))
+    printed = capsys.readouterr()
+    left_out = re.escape(shown).replace(re.escape("...\n"), "(.*\n)*?")
+    assert re.fullmatch(left_out, printed.out + printed.err)

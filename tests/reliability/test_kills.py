@@ -64,7 +64,6 @@ def test_a_step_killed_in_the_middle(tmp_path: Path, whole: dict[str, object], p
 @pytest.mark.slow
 def test_an_evaluation_killed_in_the_middle(tmp_path: Path) -> None:
     """The command itself: samples that were there are kept, none is drawn twice, the result is the same."""
-    pytest.importorskip("math_verify")
     rows = [{"id": f"p{n}", "question": str(n), "answer": str(n)} for n in range(4)]
     (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["evaluate", str(tiny.assets().student), "--benchmarks", str(tmp_path / "set.jsonl"), "--samples", "2"]

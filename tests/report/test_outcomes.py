@@ -27,7 +27,6 @@ def test_the_change_is_that_of_a_paired_comparison(make_run: RunMaker) -> None:
     assert len(runs) == 2
     outcomes = [outcome_of(run) for run in runs]
     lift = outcomes[0].lift
-    assert lift is not None
     assert (lift.difference, lift.p_value) == (0.5, 1 / 32)
     assert differences(runs, outcomes)[0]["lift"].difference == 0.0
     assert "no clear difference" in plain(render_page(runs))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.report.page import render_page, write_report
-from nemo_uecr.telemetry.run_folder import read_runs
+from nemo_uecr.telemetry.run_folder import read_run, read_runs
 from tests.report.stories import RunMaker
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
@@ -77,6 +77,7 @@ def test_page_nests_fetches_nothing_and_runs_its_own_script_alone(make_run: RunM
     assert seen.handlers == []
     assert len(seen.ids) == len(set(seen.ids))
     assert {"curves", "accuracy", "groups", "identities", "credit", "configuration"} <= set(seen.ids)
+    assert "complete</span>" in page
     assert "@import" not in page
     assert "url(" not in page
     digest = base64.b64encode(hashlib.sha256(seen.blocks["page"].encode()).digest()).decode()
@@ -179,3 +180,20 @@ def test_an_audits_section_is_shown_and_its_text_stays_text(make_run: RunMaker) 
     ]
     assert seen.handlers == []
     assert page.count("&lt;img src=x onerror=alert(1)&gt;") == 5  # title, its picture's name, note, head, cell
+
+
+def test_run_without_benchmarks_is_complete_after_its_last_step_only(make_run: RunMaker) -> None:
+    for steps, complete in ((23, False), (40, True)):
+        folder = make_run(f"steps-{steps}", steps=steps, evaluations=())
+        head = (folder / "config.yaml").read_text().split("  benchmarks:")[0]
+        (folder / "config.yaml").write_text(head + "  benchmarks: {}\n")
+        assert read_run(folder).complete is complete
+
+
+def test_a_step_written_twice_counts_as_written_last(make_run: RunMaker) -> None:
+    folder = make_run("resumed", steps=2)
+    with (folder / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 2, "reward/task_mean": 0.75}\n')
+    run = read_run(folder)
+    assert len(run.steps) == 2
+    assert run.steps[1] == {"step": 2, "reward/task_mean": 0.75}

@@ -79,14 +79,6 @@ def test_a_node_that_cannot_begin_states_the_cause(
     assert (tmp_path / "ended").read_text() == "2"
 
 
-def test_head_and_worker_arguments(tmp_path: Path) -> None:
-    head = ray_arguments(job(tmp_path, "n1", "n1", "n2"), None)
-    assert {"--head", "--port=9900", "--ray-client-server-port=9901", "--num-gpus=8", "--block"} <= set(head)
-    joined = ray_arguments(job(tmp_path, "n2", "n1", "n2"), "h:9900")
-    assert {"--address=h:9900", '--resources={"slurm_node:n2": 1}'} <= set(joined)
-    assert "--head" not in joined
-
-
 @pytest.mark.parametrize("count", [2, 8, 40])
 def test_worker_ports_stay_in_the_range_and_neighbours_apart(tmp_path: Path, count: int) -> None:
     names = tuple(f"n{number}" for number in range(count))

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from nemo_uecr import paths
 from nemo_uecr.errors import DataError
 from nemo_uecr.stopping import listening
 from nemo_uecr.study import demo
 from nemo_uecr.study.schema import RecipeConfig
 from tests.study.small import tiny_model
-
-pytest.importorskip("transformers")
 
 MODEL = tiny_model(steps=2, tokens_per_batch=100)
 RECIPE = RecipeConfig(student=MODEL, teacher=MODEL, train_problems=30, bench_problems=4)
@@ -58,15 +57,15 @@ def test_a_signal_ends_the_preparation_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where a name is only located, nothing is made; any other name stands for itself."""
     monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path))
     folder = demo.demo_folder(tmp_path, demo.RECIPE, seed=demo.SEED)
+    assert paths.locate_path("demo:train") == str(folder / "train.jsonl")
+    assert list(tmp_path.iterdir()) == []
     folder.mkdir()
-    assert demo.resolve_path("demo:student") == str(folder / "student")
-    assert demo.resolve_path("demo:train") == str(folder / "train.jsonl")
-    assert (
-        demo.resolve_path("demo:bench/level5")
-        == demo.locate_path("demo:bench/level5")
-        == str(folder / "bench/level5.jsonl")
-    )
+    assert paths.resolve_path("demo:student") == str(folder / "student")
+    assert paths.resolve_path("demo:bench/level5") == str(folder / "bench/level5.jsonl")
     with pytest.raises(DataError, match="demo:bench/level5"):
-        demo.resolve_path("demo:bench/level6")
+        paths.resolve_path("demo:bench/level6")
+    for name in ("Qwen/Qwen3-1.7B", "runs/demo:1/train.jsonl", "C:/models/student", "demo"):
+        assert paths.resolve_path(name) == paths.locate_path(name) == name

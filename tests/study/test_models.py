@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from nemo_uecr.study.supervised import (  # noqa: E402
+from nemo_uecr.study.supervised import (
     build_model,
     demonstrations,
     muon_step,
     response_loss,
     train_supervised,
 )
-from nemo_uecr.study.task import build_tokenizer  # noqa: E402
-from tests.study.small import tiny_model  # noqa: E402
+from nemo_uecr.study.task import build_tokenizer
+from tests.study.small import tiny_model
 
 MODEL = tiny_model(steps=30, tokens_per_batch=300)
 TOKENIZER = build_tokenizer()
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_the_loss_falls_and_a_seed_repeats_it() -> None:

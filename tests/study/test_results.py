@@ -14,8 +14,6 @@ from nemo_uecr.study.schema import StudyConfig, load_study
 from nemo_uecr.study.summary import difference_table, map_table, sets_table
 from tests.study.small import SMALL, made_results
 
-pytest.importorskip("scipy", reason="the study extra is not installed")
-
 
 def test_sets_are_over_common_pairs_and_differences_over_all() -> None:
     finals = {"uecr": {0: 10.0, 1: 20.0, 2: 60.0}, "grpo": {0: 9.0, 1: 17.0, 2: 55.0}, "own_teacher": {0: 2.0, 1: 4.0}}

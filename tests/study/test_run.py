@@ -13,9 +13,6 @@ from nemo_uecr.study.grid import finished_run
 from tests.holding import held
 from tests.study.small import study_file
 
-pytest.importorskip("scipy", reason="the study extra is not installed")
-pytest.importorskip("matplotlib", reason="the study extra is not installed")
-
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:

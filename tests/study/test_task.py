@@ -64,7 +64,6 @@ def test_answers_agree_with_the_question_and_every_line_of_a_solution_is_right(
     rng = random.Random(1)
     for number, problem in enumerate(problems):
         match = re.fullmatch(r"Start with (\d+): (.*) = \?", problem.question)
-        assert match is not None
         values = left_to_right(int(match[1]), match[2])
         assert str(values[-1]) == problem.answer
         assert all(0 <= value <= 99 for value in values)
@@ -108,7 +107,6 @@ def test_files_share_no_question(tmp_path: Path) -> None:
 
 
 def test_tokens() -> None:
-    pytest.importorskip("transformers")
     tokenizer = build_tokenizer()
     messages = [{"role": "user", "content": QUESTION}]
     prompt = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from nemo_uecr.config.schema import TelemetryConfig
 from nemo_uecr.errors import ConfigError, DependencyError, InvariantError
@@ -47,9 +48,8 @@ def two_steps(folder: Path, **wanted: Any) -> None:
 
 
 def test_tensorboard_events_can_be_read(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     two_steps(tmp_path, tensorboard="on")
-    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("policy/loss")] == [(1, 0.5), (2, 0.25)]
     assert [(event.step, event.value) for event in events.Scalars("evaluation/avg")] == [(2, 0.5)]

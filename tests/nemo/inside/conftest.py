@@ -28,7 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def nemo_rl() -> str:
     """The checked version of NeMo-RL, importable."""
-    assert SOURCE is not None
     if SOURCE not in sys.path:
         sys.path.insert(0, SOURCE)
     from nemo_uecr.nemo import upstream

@@ -80,9 +80,8 @@ def megatron_data() -> Any:
     """NeMo-RL's packing, with what it takes from newer Megatron packages: masks of padded rows, a field."""
     sys.path.append(os.environ["NEMO_RL_SOURCE"])
     sys.meta_path.insert(0, _Absent(frozenset()))
+    from tests.nemo.inside.on_python_311 import sitecustomize  # noqa: F401, I001 - before NeMo-RL
     from nemo_rl.models.megatron import data
-
-    from tests.nemo.inside.on_python_311 import sitecustomize  # noqa: F401
 
     def causal(data: torch.Tensor, **kwargs: Any) -> Any:
         width = data.shape[1]

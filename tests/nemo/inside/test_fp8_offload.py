@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo.translate import master_config, teacher_policy
-from tests.config.shipped import CONFIGS, GIVEN
+from tests.config.shipped import nemo_run
 
 METHODS = ("offload_after_refit", "offload_before_refit", "_clear_fp8_caches")
 
@@ -48,7 +47,7 @@ def offloading_methods() -> dict[str, Any]:
 
 @pytest.mark.parametrize("fp8", [True, False])
 def test_no_fp8_copy_outlives_the_offload(fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], f"teacher.fp8={fp8}"])
+    config = nemo_run(f"teacher.fp8={fp8}")
     teacher = teacher_policy(config, master_config(config)["policy"], 8)
     monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
     kind = type("Worker", (), offloading_methods() | {"finalize_async_save": lambda self: None, "rank": 0})

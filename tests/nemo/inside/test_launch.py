@@ -136,8 +136,9 @@ def check_evaluations(folder: Path, config: NemoConfig) -> None:
     assert decoding == same == Decoding(0.6, 0.95, 20, config.evaluation.max_tokens)
     assert first == again
     assert len({request.seed for request in first}) == 8
-    assert logged(folder / "logs", "validation/hard/avg@2") == [(0, 0.5), (STEPS, 0.5)]
-    assert logged(folder / "logs", "validation/average/avg@2") == [(0, 0.75), (STEPS, 0.75)]
+    numbers = {"hard/avg@2": 0.5, "hard/pass@2": 1.0, "average/avg@2": 0.75, "accuracy": 0.75, "truncated_share": 0.25}
+    for name, value in numbers.items():
+        assert logged(folder / "logs", f"validation/{name}") == [(0, value), (STEPS, value)], name
     assert [step for step, _ in logged(folder / "logs", "train/reward/task_mean")] == [1, 2]
 
 
@@ -145,8 +146,7 @@ def native_rewards(responses: list[str], answer: str) -> list[float]:
     """What NeMo-RL's own math verifier gives."""
     worker = importlib.import_module("nemo_rl.environments.math_environment").HFVerifyWorker
     verify = worker.__ray_metadata__.modified_class().verify
-    found: list[float] = verify(responses, [answer] * len(responses), math_verify_impl="hf_math_verify")
-    return found
+    return verify(responses, [answer] * len(responses), math_verify_impl="hf_math_verify")
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -189,8 +189,9 @@ def test_a_run_from_its_configuration_file(
     of_prompts = [int(prompt.partition("+")[0]) % 10 / 20 for prompt in Answering.prompts[-8::4]]
     right_PG = torch.tensor([[1.0, 0.0, 0.0, 1.0]] * 2)
     torch.testing.assert_close(rewarded, right_PG + torch.tensor(of_prompts).unsqueeze(1))
-    recorded = json.loads((tmp_path / "run" / "provenance.json").read_text())["sha256"]
-    assert list(recorded) == ["reward level"]
+    assert load_nemo_config(tmp_path / "run" / "config.yaml", []) == config
+    recorded = json.loads((tmp_path / "run" / "provenance.json").read_text())
+    assert (list(recorded["sha256"]), "nemo_rl" in recorded["versions"]) == (["reward level"], True)
     levels = logged(tmp_path / "run" / "logs", "train/reward/level/mean")
     assert levels[1] == (2, pytest.approx(sum(of_prompts)))
     assert native_rewards(ways(5), "5") == [1.0, 1.0, 0.0, 1.0]

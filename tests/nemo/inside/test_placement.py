@@ -13,17 +13,12 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.translate import master_config, teacher_gpus_of_nodes
 from nemo_uecr.stopping import StopRequest
-from tests.config.shipped import CONFIGS, GIVEN
+from tests.config.shipped import nemo_run
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
-
-
-def configuration(*changes: str) -> Any:
-    return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *changes])
 
 
 @contextmanager
@@ -72,7 +67,7 @@ def gpus_of(*places: tuple[Any, int], seconds: float) -> Iterator[list[list[int]
 
 def test_three_groups_share_each_gpu() -> None:
     """vLLM, teacher and student; NeMo-RL's two shares of a half would leave the third waiting for ever."""
-    config = configuration("cluster.gpus_per_node=2")
+    config = nemo_run("cluster.gpus_per_node=2")
     with policy_cluster(config, 3) as cluster, gpus_of(*[(cluster, 3)] * 3, seconds=120) as gpus:
         assert cluster.max_colocated_worker_groups == 3
         assert gpus is not None
@@ -84,7 +79,7 @@ def test_three_groups_share_each_gpu() -> None:
 
 def test_a_dedicated_teacher_has_a_gpu_of_its_own() -> None:
     """Two and one of three, as the paper's seven and one of eight."""
-    config = configuration("cluster.gpus_per_node=3", "teacher.dedicated_gpus=1")
+    config = nemo_run("cluster.gpus_per_node=3", "teacher.dedicated_gpus=1")
     with policy_cluster(config, 2) as cluster:
         own = upstream.teacher_cluster(teacher_gpus_of_nodes(config))
         with gpus_of((cluster, 2), (cluster, 2), (own, 1), seconds=120) as gpus:

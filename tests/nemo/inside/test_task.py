@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.data.manifest import training_file
 from nemo_uecr.data.problems import USUAL, read_problems
 from nemo_uecr.data.sources import find_source
 from nemo_uecr.nemo.translate import master_config
 from nemo_uecr.stats import pass_at_k, score_interval
-from tests.config.shipped import CONFIGS
+from tests.config.shipped import nemo_run
 from tests.data.made import clean_rows, prepare_folder, write_benchmark, write_jsonl
 from tests.nemo.inside.launched import make_tokenizer
 
@@ -35,10 +34,8 @@ def prepared(tmp_path: Path) -> Path:
 
 def data_section(prepared: Path, *overrides: str, dropped: tuple[int, ...] = ()) -> dict[str, Any]:
     """The data section that the launcher hands to NeMo-RL."""
-    given = ["teacher.model_name=teacher", f"data.train={prepared}", "data.answer_key=answer", *overrides]
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", given)
-    section: dict[str, Any] = master_config(config, dropped=dropped)["data"]
-    return section
+    config = nemo_run(f"data.train={prepared}", "data.answer_key=answer", *overrides)
+    return master_config(config, dropped=dropped)["data"]
 
 
 def test_a_prepared_folder_reaches_nemo_rls_loading(prepared: Path, tmp_path: Path) -> None:
@@ -79,12 +76,8 @@ def test_rewards_are_those_of_the_local_back_end(tmp_path: Path) -> None:
 
     source = "def bonus(data_source, solution_str, ground_truth, extra_info, least): return extra_info['level'] / least"
     (tmp_path / "mine.py").write_text(source)
-    config = load_nemo_config(
-        CONFIGS / "uecr_qwen3_1p7b.yaml",
-        ["teacher.model_name=t", "data.verifier_workers=1",
-         f"reward=[math, {{call: {tmp_path}/mine.py:bonus, weight: 0.5, args: {{least: 4}}}}]"],
-    )  # fmt: skip
-    master = master_config(config)
+    rewards = f"reward=[math, {{call: {tmp_path}/mine.py:bonus, weight: 0.5, args: {{least: 4}}}}]"
+    master = master_config(nemo_run("data.verifier_workers=1", rewards))
     environment = RewardEnvironmentImpl(master["env"][master["data"]["train"]["env_name"]])
     prompt = {"role": "user", "content": "What is 2+3? Somebody wrote \\boxed{5}."}
     responses = ["so \\boxed{5}", "\\boxed{5.0}", "\\boxed{6}", "five", "\\boxed{5=6}"]
@@ -111,11 +104,7 @@ def test_an_environment_of_nemo_rls_gets_its_settings_and_the_columns(prepared: 
     make_tokenizer(tmp_path / "tokenizer")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
     named = "reward={nemo_rl_environment: code_jaccard, num_workers: 1, stop_strings: null}"
-    config = load_nemo_config(
-        CONFIGS / "uecr_qwen3_1p7b.yaml",
-        ["teacher.model_name=t", f"data.train={prepared}", "data.answer_key=answer", named],
-    )
-    master = master_config(config)
+    master = master_config(nemo_run(f"data.train={prepared}", "data.answer_key=answer", named))
     assert master["env"].pop("should_log_nemo_gym_responses")
     assert master["env"] == {"code_jaccard": {"num_workers": 1, "stop_strings": None}}
     dataset, _, environments, _ = setup_response_data(tokenizer, master["data"], master["env"])

@@ -39,8 +39,7 @@ class TinyModel(torch.nn.Module):
         return list(self.parameters())
 
     def features(self, ids_BS: Tensor) -> Tensor:
-        features: Tensor = self.recurrent(self.embedding(ids_BS))[0]
-        return features
+        return self.recurrent(self.embedding(ids_BS))[0]
 
     def head_parameters(self) -> list[torch.nn.Parameter]:
         return list(self.output.parameters())
@@ -49,8 +48,7 @@ class TinyModel(torch.nn.Module):
         return dict(self.output.named_parameters())
 
     def head(self, features: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        logits: Tensor = torch.func.functional_call(self.output, weights, (features,))
-        return logits
+        return torch.func.functional_call(self.output, weights, (features,))
 
     def forward(self, ids_BS: Tensor) -> Tensor:
         return self.head(self.features(ids_BS), self.head_weights())

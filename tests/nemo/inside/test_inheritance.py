@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import importlib
 import random
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
@@ -16,34 +12,8 @@ from omegaconf import OmegaConf
 
 from nemo_uecr.config.load import read_chain
 
-SOURCE = os.environ.get("NEMO_RL_SOURCE")
-pytestmark = [
-    pytest.mark.nemo,
-    pytest.mark.skipif(SOURCE is None, reason="NEMO_RL_SOURCE does not name a checkout of NeMo-RL"),
-]
-
 CHAINS, FILES = 200, 4
 VALUES = (1, 2.5, "x", None)  # NeMo-RL refuses a list in the place of a mapping; here it replaces it
-
-
-@pytest.fixture
-def nemo_load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
-    """NeMo-RL's `load_config`. Its module also imports Hydra, for overrides only: a stand-in will do."""
-    for name in (
-        "hydra", "hydra._internal", "hydra._internal.config_loader_impl", "hydra.core",
-        "hydra.core.override_parser", "hydra.core.override_parser.overrides_parser",
-    ):  # fmt: skip
-        module = ModuleType(name)
-        module.ConfigLoaderImpl = module.OverridesParser = object  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, name, module)
-    path = Path(str(SOURCE)) / "nemo_rl" / "utils" / "config.py"
-    spec = importlib.util.spec_from_file_location("nemo_rl_config", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    load: Callable[[str], object] = module.load_config
-    return load
 
 
 def random_tree(rng: random.Random, depth: int) -> dict[str, object]:
@@ -71,10 +41,11 @@ def write_chain(folder: Path, rng: random.Random) -> str:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_chains_merge_alike(tmp_path: Path, nemo_load: Callable[[str], object], seed: int) -> None:
+def test_chains_merge_alike(nemo_rl: str, tmp_path: Path, seed: int) -> None:
+    load = importlib.import_module("nemo_rl.utils.config").load_config
     rng = random.Random(seed)
     for number in range(CHAINS // 4):
         folder = tmp_path / str(number)
         folder.mkdir()
         path = write_chain(folder, rng)
-        assert read_chain(path).values == OmegaConf.to_container(nemo_load(path), resolve=False)
+        assert read_chain(path).values == OmegaConf.to_container(load(path), resolve=False)
