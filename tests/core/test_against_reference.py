@@ -15,8 +15,7 @@ from tests.core import reference
 from tests.core.batches import SETTINGS, any_settings, computed, padded, ragged, random_responses, valid, with_turns
 from tests.core.reference import Response, Settings
 
-#: All but the centre and the standard deviation before the floor, which the reference does not make.
-COMPARED = [each.name for each in fields(Advantages) if each.name not in ("centre_B", "unified_std_B", "state")]
+COMPARED = [each.name for each in fields(Advantages) if each.name != "state"]
 
 
 def permuted(responses: Sequence[Response], batch: ScoredBatch) -> list[Response]:
@@ -33,6 +32,7 @@ def compare(name: str, responses: list[Response], batch: ScoredBatch, k: Setting
     expected = reference.METHODS[name](source, k)
     if METHODS[name].needs_teacher():
         expected["teacher_reward_B"] = [reference.teacher_reward(r) for r in responses]
+    assert (got.state or {}) == pytest.approx(expected.get("state", {}), rel=tolerance, abs=tolerance), name
     for key in COMPARED:
         tensor, rows = getattr(got, key), expected.get(key)
         assert (tensor is None) == (rows is None), f"{name}: {key} presence"

@@ -64,16 +64,6 @@ def test_a_score_that_no_model_gives_is_named_when_the_record_is_made(value: flo
         changed(batch, f"{field}_BT", (row, column), value)
 
 
-@pytest.mark.parametrize("name", ["grpo", "uecr"])
-def test_responses_that_cannot_be_used_are_named(name: str) -> None:
-    responses = random_responses(5, (3, 3), 6, shuffle=False)
-    empty = replace(responses[2], mask=(False,) * len(responses[2].mask))
-    with pytest.raises(ScoreError, match="response 2 has no sampled token"):
-        computed(name, padded([*responses[:2], empty, *responses[3:]]))
-    with pytest.raises(ScoreError, match="response 3 is alone in its group"):
-        computed(name, padded(responses[:4]))
-
-
 @pytest.mark.parametrize(
     ("words", "change"),
     [
