@@ -131,11 +131,6 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     )
 
 
-def present(result: Advantages, end: str) -> dict[str, Tensor]:
-    """The fields that a method has, of tokens (``_BT``) or of responses (``_B``)."""
-    return {k: v for k, v in vars(result).items() if v is not None and k.endswith(end)}
-
-
 @st.composite
 def ragged(draw: st.DrawFn) -> list[Response]:
     """Random ragged responses: 1 to 4 groups of 2 to 5, lengths 1 to 11, with and without holes."""

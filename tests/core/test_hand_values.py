@@ -100,25 +100,6 @@ def test_ecr_on_three_tokens(task: tuple[float, float]) -> None:
     torch.testing.assert_close(got.confidence_BT[0], f64(1.0, 0.5, 0.25), rtol=0, atol=1e-15)
 
 
-def test_trust_is_the_lead_of_what_the_teacher_keeps_of_right_responses() -> None:
-    # In group 4 all but 1/4 nat of a gap counts: 3/4 and -3/4 of the right response; of the wrong ones -1 twice and
-    # 7/4 twice. At horizon ln 2 that gives k = 1 against (1/2 + 1) / 2 = 3/4, a lead of 1/4.
-    # Group 5 is all right. Beside 10 carried groups, of a lead of 5 in all, fading by 4/5: (4 + 1/4) / (8 + 1 + 1).
-    batch = ScoredBatch(
-        task_reward_B=f64(1, 0, 0, 1, 1),
-        group_B=torch.tensor([4, 4, 4, 5, 5]),
-        mask_BT=torch.ones(5, 2, dtype=torch.bool),
-        old_logp_BT=torch.full((5, 2), -9.0, dtype=torch.float64),
-        teacher_logp_BT=torch.stack((f64(-8, -10), f64(-10.25, -10.25), f64(-7, -7), f64(-1, -1), f64(-20, -9))),
-        teacher_entropy_BT=torch.ones(5, 2, dtype=torch.float64),
-    )
-    for state, kappa in (({}, 0.125), ({"lead": 5.0, "groups": 10.0}, 0.425), ({"lead": -1.0, "groups": 10.0}, 0.0)):
-        got = computed("uecr_trust", batch, replace(PLAIN, horizon=math.log(2), margin=0.25, memory=0.8, state=state))
-        assert got.state["kappa"] == pytest.approx(kappa, abs=1e-14)
-        expected = kappa * torch.stack((f64(1, -1), f64(-1.25, -1.25)))
-        torch.testing.assert_close(got.advantage_opd_BT[:2], expected)
-
-
 def test_agreement_on_the_next_token() -> None:
     """Same first id and 2 of 4 in common; another order of the same ids; nothing in common."""
     student_NK = torch.tensor([[5, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4]])

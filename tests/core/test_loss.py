@@ -105,18 +105,6 @@ def test_two_surrogates_are_not_one_of_the_sum_off_policy() -> None:
     assert summed.item() == 0.0
 
 
-def test_micro_batches_add_up() -> None:
-    t = tensors(7)
-    denominator = float(t["mask"].sum())
-    total, grads = 0.0, []
-    for rows in torch.arange(B).split([1, 3, 2]):
-        piece = {k: v[rows] for k, v in t.items()}
-        total += loss_of(piece, denominator=denominator).total.item()
-        grads.append(gradient(piece, denominator=denominator))
-    assert total == pytest.approx(loss_of(t).total.item(), abs=1e-12)
-    torch.testing.assert_close(torch.cat(grads), gradient(t), rtol=0, atol=1e-12)
-
-
 def test_the_gradient_of_the_kl_is_not_clamped() -> None:
     # d k3 / d logp = 1 - e^u, unbounded: at u = 12 it is 1 - e^12 (a clamp of the estimate would cut it off).
     one = torch.ones(1, 1, dtype=torch.float64)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from nemo_uecr.core import methods
 from nemo_uecr.core.functions import method_advantage
@@ -19,7 +20,17 @@ from nemo_uecr.core.methods.baselines import Grpo
 from nemo_uecr.core.methods.rlsd import Rlsd
 from nemo_uecr.core.record import SCORE_FIELDS, ScoredBatch
 from nemo_uecr.errors import ConfigError, ScoreError
-from tests.core.batches import OF_THE_RUN, SETTINGS, computed, configured, mixed_responses, padded
+from tests.core.batches import (
+    OF_THE_RUN,
+    SETTINGS,
+    computed,
+    configured,
+    mixed_responses,
+    padded,
+    random_responses,
+    same_bits,
+    with_turns,
+)
 
 #: Another legal value of each setting, far enough from the tests' settings to change a result.
 OTHER: dict[str, Any] = {
@@ -181,3 +192,14 @@ def test_what_a_method_reads_of_the_run_matters() -> None:
 def test_a_setting_out_of_range_is_named(name: str, setting: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"^{setting} is "):
         method_of(name, {"alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0, setting: value})
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_batch_is_not_written_to_and_the_result_has_no_graph(name: str) -> None:
+    batch = padded(with_turns(random_responses(6), 6), torch.float32)
+    batch = replace(batch, old_logp_BT=batch.old_logp_BT.requires_grad_())
+    before = {k: v.detach().clone() for k, v in vars(batch).items() if isinstance(v, Tensor)}
+    found = computed(name, batch)
+    assert not any(tensor.requires_grad for tensor in found.named_tensors().values())
+    for key, value in before.items():
+        assert same_bits(getattr(batch, key).detach(), value), key

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,11 @@ from nemo_uecr.local.memory import Placement, state_of
 from nemo_uecr.local.token_model import load_model
 from nemo_uecr.report.page import write_report
 from tests.local import tiny
-from tests.local.tiny import every, run
+from tests.local.tiny import every, metrics, run
 
 LORA = ("student.lora_rank=4", "student.dtype=bfloat16", "train.learning_rate=0.03", "loss.reference_kl=0.01")
 FLOORED = ("method.scoring_noise=0.05", "method.std_floor=0.15")
 CPU = torch.device("cpu")
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    """A run's steps without what was measured."""
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in step.items() if not name.startswith(tiny.MEASURED)} for step in steps]
 
 
 @pytest.mark.parametrize("changes", [("train.activation_checkpointing=true",), ("offload=teacher",), ("offload=all",)])

@@ -77,7 +77,7 @@ def test_scores_equal_a_float64_forward(model: TokenModel, monkeypatch: pytest.M
     mask_BT = sequences.mask_BT
     found = score_policy(model, sequences, WHOLE, rollout_temperature=0.7, entropy=True)
     for temperature, logp_BT in ((0.7, found.rollout_logp_BT), (1.0, found.logp_BT)):
-        expected, entropy = by_hand(model, sequences, temperature)
+        expected, entropy, _ = by_hand(model, sequences, temperature)
         assert worst(logp_BT, expected, mask_BT) <= 1e-5
     assert found.entropy_BT is not None
     assert worst(found.entropy_BT, entropy, mask_BT) <= 1e-5
@@ -86,7 +86,10 @@ def test_scores_equal_a_float64_forward(model: TokenModel, monkeypatch: pytest.M
     assert bool(found.entropy_BT[~mask_BT].isnan().all())
 
 
-def test_training_sees_the_same_numbers(model: TokenModel) -> None:
+@pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES["cpu"], 4 * 283 * 3])
+def test_training_sees_the_same_numbers(model: TokenModel, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    """So the ratio of the first update is exactly 1."""
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", chunk_bytes)
     sequences = ragged()
     found = score_policy(model, sequences, WHOLE, rollout_temperature=0.7, entropy=False).rollout_logp_BT
     trained = training_logp(model, sequences.micro_batch(WHOLE[0]), temperature=0.7)

@@ -126,8 +126,7 @@ class Double:
                 if self.path == "/generate":
                     self.answer({"text": "", "meta_info": sglang_meta(ids, body["top_logprobs_num"])})
                     return
-                bits = int(torch.tensor(math.log(COLUMNS)).view(torch.int32))
-                entry = {"logprob": -math.log(COLUMNS), "rank": bits}
+                entry = {"logprob": -math.log(COLUMNS), "rank": bits(math.log(COLUMNS))}
                 best = {str(token): dict(entry) for token in range(body["prompt_logprobs"])}
                 entries = [None, *(best | {str(token): dict(entry)} for token in ids[1:])]
                 choice = {"prompt_token_ids": ids, "prompt_logprobs": entries}
@@ -199,32 +198,29 @@ def shorter(choice: dict[str, Any]) -> None:
     choice["prompt_logprobs"].pop()
 
 
-def logits(choice: dict[str, Any]) -> None:
-    for entry in choice["prompt_logprobs"][1:]:
-        for value in entry.values():
-            value["logprob"] = 1.5
+def bits(entropy: float) -> int:
+    return int(torch.tensor(entropy).view(torch.int32))
 
 
-def wrong_entropy(choice: dict[str, Any]) -> None:
-    for entry in choice["prompt_logprobs"][1:]:
-        for value in entry.values():
-            value["rank"] = int(torch.tensor(2.0).view(torch.int32))
+def all_with(name: str, value: float) -> Callable[[dict[str, Any]], None]:
+    """One field of every entry."""
 
+    def change(choice: dict[str, Any]) -> None:
+        for entry in choice["prompt_logprobs"][1:]:
+            for each in entry.values():
+                each[name] = value
 
-def not_a_number(choice: dict[str, Any]) -> None:
-    for entry in choice["prompt_logprobs"][1:]:
-        for value in entry.values():
-            value["logprob"] = math.nan
+    return change
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (not_a_number, "no probability"),
+        (all_with("logprob", math.nan), "no probability"),
         (echo, "expected an answer of vllm"),
         (shorter, "expected an answer of vllm"),
-        (logits, "add up to 89.6.*raw_logprobs"),
-        (wrong_entropy, "contradicts itself: entropy"),
+        (all_with("logprob", 1.5), "add up to 89.6.*raw_logprobs"),
+        (all_with("rank", bits(2.0)), "contradicts itself: entropy"),
     ],
 )
 def test_what_a_server_must_not_say(double: Double, change: Callable[[dict[str, Any]], None], message: str) -> None:
@@ -259,9 +255,8 @@ def test_a_server_exchanged_while_it_scores_stops_the_step(double: Double) -> No
     before = double.requests
 
     def exchanged(choice: dict[str, Any]) -> None:
-        for entry in choice["prompt_logprobs"][1:] if double.requests > before + 2 else ():
-            for value in entry.values():
-                value["logprob"] -= 0.5
+        if double.requests > before + 2:
+            all_with("logprob", -math.log(COLUMNS) - 0.5)(choice)
 
     double.change = exchanged
     responses = [Response((3, 4), False, "")] * 2

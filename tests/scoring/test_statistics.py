@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import torch
@@ -11,18 +10,6 @@ from nemo_uecr.scoring.records import StatisticsLayout
 from nemo_uecr.scoring.reduce import reduce_logits
 from nemo_uecr.scoring.statistics import merge_shards
 from tests.scoring.made import peaked_logits
-
-
-def test_merge_by_hand() -> None:
-    # Shard 0 holds z = 0 and ln 2: m = ln 2, s = 1/2 + 1 = 1.5, t = (-ln 2)(1/2) = -0.3465736.
-    # Shard 1 holds z = ln 4 (the target): m = y = ln 4, s = 1, t = 0.
-    # Whole, by m = ln 4: s = 1/4 + 1/2 + 1 = 1.75, t = (-ln 4)/4 + (-ln 2)/2 = -0.6931472.
-    ln2 = math.log(2.0)
-    shards = torch.tensor([[ln2, -math.inf, 1.5, -ln2 / 2], [2 * ln2, 2 * ln2, 1.0, 0.0]]).unsqueeze(2)
-    layout = StatisticsLayout((1.0,), True)
-    merged = merge_shards(shards, layout)[:, 0]
-    expected = torch.tensor([2 * ln2, 2 * ln2, 1.75, -0.6931472], dtype=torch.float64)
-    torch.testing.assert_close(merged, expected, rtol=0, atol=1e-7)
 
 
 def test_a_shard_without_columns_changes_no_bit() -> None:
