@@ -45,6 +45,11 @@ class Settings:
     state: Mapping[str, float] = field(default_factory=dict)
 
 
+def single(value: float) -> float:
+    """The nearest float32 number."""
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
 @dataclass(frozen=True)
 class Response:
     """One response: its reward, its prompt, and its token scores (ignored where ``mask`` is False)."""
@@ -60,19 +65,12 @@ class Response:
     @property
     def initial(self) -> tuple[float, ...]:
         """log pi_0: the initial student, a fixed and bounded way off the old policy, float32 numbers."""
-
-        def single(value: float) -> float:
-            return struct.unpack("f", struct.pack("f", min(0.0, value)))[0]
-
-        return tuple(single(old + 0.8 * math.sin(37.0 * old)) if math.isfinite(old) else old for old in self.old)
+        values = (min(0.0, old + 0.8 * math.sin(37.0 * old)) for old in self.old)
+        return tuple(single(value) if math.isfinite(old) else old for old, value in zip(self.old, values, strict=True))
 
     @property
     def student_entropy(self) -> tuple[float, ...]:
         """The old policy's own entropy, a fixed way off the teacher's, float32 numbers."""
-
-        def single(value: float) -> float:
-            return struct.unpack("f", struct.pack("f", value))[0]
-
         return tuple(single(abs(h - 1.0)) if math.isfinite(h) else h for h in self.entropy)
 
     @property
