@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.loss import PolicyLoss, clipped_surrogate, policy_loss
+from nemo_uecr.core.loss import PolicyLoss, policy_loss
 from nemo_uecr.errors import ScoreError
 
 B, T = 6, 9
@@ -121,24 +121,6 @@ def test_a_coefficient_asks_for_the_reference() -> None:
         loss_of(tensors(0), ref_logp=None)
     with pytest.raises(ScoreError, match=r"kl_coef is -0\.1; expected 0 or more"):
         loss_of(tensors(0), kl_coef=-0.1)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "a", "expected"),
-    [
-        (1.5, 2.0, -2.6),  # min(3.0, 1.3 * 2) = 2.6: clipped above
-        (1.5, -2.0, 3.0),  # min(-3.0, -2.6) = -3.0: the pessimistic side is not clipped
-        (0.5, 2.0, -1.0),  # min(1.0, 0.9 * 2) = 1.0: not clipped
-        (0.5, -2.0, 1.8),  # min(-1.0, -1.8) = -1.8: clipped below
-        (1.2, 2.0, -2.4),  # inside, beyond the low bound's mirror image 1.1
-        (0.95, -2.0, 1.9),  # inside
-        (1.0, 3.0, -3.0),
-    ],
-)
-def test_clipped_surrogate_with_asymmetric_bounds(ratio: float, a: float, expected: float) -> None:
-    # epsilon_l = 0.1, epsilon_h = 0.3: the interval is [0.9, 1.3].
-    got = clipped_surrogate(f64(ratio), f64(a), torch.tensor([True]), clip_low=0.1, clip_high=0.3)
-    assert got.item() == pytest.approx(expected, abs=1e-15)
 
 
 def test_policy_loss_of_two_tokens() -> None:
