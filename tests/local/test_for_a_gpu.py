@@ -20,7 +20,7 @@ from nemo_uecr.local import CHUNK_BYTES, trainer, update
 from nemo_uecr.local.memory import state_of
 from nemo_uecr.local.probes import TokenRanks, TopTokens
 from nemo_uecr.local.scores import score_policy, training_logp
-from nemo_uecr.local.token_model import TokenModel, load_model
+from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.scoring import reduce
 from nemo_uecr.study.task import build_tokenizer
 from tests.gpu.pretend_cuda import pretend, to_cuda
@@ -29,10 +29,7 @@ from tests.local.updates import config_of, inputs_for, ragged, updated
 
 CPU = torch.device("cpu")
 ROWS = [torch.arange(4), torch.arange(4, 8)]
-SIZES: dict[str, Any] = {
-    "vocab_size": 283, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 16,
-}  # fmt: skip
+SIZES = tiny.sizes(build_tokenizer())
 MODULES: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: tiny.new_model(build_tokenizer(), seed=0),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
@@ -69,7 +66,7 @@ def test_attention_is_causal_without_a_mask_and_nothing_is_asked_of_the_ids(
 
 def test_cudnn_computes_no_attention_of_a_loaded_model() -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
-    load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    tiny.load()
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
@@ -91,7 +88,7 @@ def untied(dtype: str, tmp_path: Path) -> TokenModel:
     folder = tiny.save_model(
         tiny.new_model(tokenizer, seed=2, tie_word_embeddings=False), tokenizer, tmp_path / "model"
     )
-    return load_model(str(folder), role="student", dtype=dtype, device=CPU, master_weights=True)
+    return tiny.load(folder, dtype=dtype)
 
 
 def test_the_output_layer_is_cast_once_for_all_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +121,7 @@ def test_ratios_leave_the_device_once_an_optimizer_step(monkeypatch: pytest.Monk
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 283 * 3)
     copies, real = [], update.to_host
     monkeypatch.setattr(update, "to_host", lambda tensors: copies.append(1) or real(tensors))
-    model = load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    model = tiny.load()
     config = config_of("train.microbatch_responses=2", "train.minibatch_responses=4")
     updated(model, inputs_for(model, config, ragged()), config)
     assert len(copies) == 2
@@ -134,7 +131,7 @@ def test_scoring_on_a_gpu_waits_twice_a_micro_batch(monkeypatch: pytest.MonkeyPa
     """For the scores, and to read whether all are finite; whatever the number of chunks. Nothing mixes devices."""
     monkeypatch.setattr(reduce, "HAS_TRITON", False)
     monkeypatch.setitem(CHUNK_BYTES, "cuda", 4 * 283 * 3)
-    model = load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    model = tiny.load()
     mask_BT = ragged().mask_BT
     sample = TokenSample.of(mask_BT, columns=40, seed=0)
 
@@ -164,7 +161,7 @@ def test_scoring_on_a_gpu_waits_twice_a_micro_batch(monkeypatch: pytest.MonkeyPa
 def test_adamw_is_fused_on_a_gpu(device: str, gpu: bool, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU its arithmetic is the other's within rounding; what it keeps moves as a whole, counts of steps too."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    model = load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    model = tiny.load()
     plain, config = config_of("device=cpu"), config_of(f"device={device}")
     after = []
     for each in (plain, config):

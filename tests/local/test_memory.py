@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.generation.adapter import WEIGHTS, add_adapter, load_adapter, load_causal_lm
 from nemo_uecr.local.memory import Placement, state_of
-from nemo_uecr.local.token_model import load_model
 from nemo_uecr.report.page import write_report
 from tests.local import tiny
 from tests.local.tiny import every, metrics, run
@@ -37,7 +36,7 @@ def test_recomputing_keeps_less_for_the_backward_pass() -> None:
     """The same gradients, bit for bit, from fewer bytes."""
     from nemo_uecr.local.memory import checkpointed_layers, recomputing
 
-    model = load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    model = tiny.load()
     ids_bt = torch.arange(60).remainder(model.vocabulary).view(2, 30)
     found = []
     kept: list[int] = []
@@ -148,7 +147,7 @@ def test_random_rounding_asks_for_bfloat16_weights(tmp_path: Path) -> None:
 
 def test_a_saved_adapter_loads_as_it_was_trained(tmp_path: Path) -> None:
     last = run(tmp_path / "run", *every(), *LORA) / "checkpoints" / "step-000002"
-    model = load_model(str(last), role="teacher", dtype="bfloat16", device=CPU, master_weights=False)
+    model = tiny.load(last, role="teacher", dtype="bfloat16")
     saved = load_file(last / WEIGHTS)
     assert all(
         torch.equal(parameter, saved[f"base_model.model.{name.replace('.default', '')}"])

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import DataError, ScoreError
 from nemo_uecr.local.scores import score_teacher
-from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
+from nemo_uecr.local.token_model import check_same_tokens
 from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
 from tests.local.by_hand import by_hand, worst
@@ -34,15 +33,13 @@ def padded(source: Path, folder: Path, *, rows: Tensor) -> Path:
     return save_model(model, TOKENIZER, folder)
 
 
-def load(folder: Path, role: str) -> TokenModel:
-    return load_model(str(folder), role=role, dtype="float32", device=torch.device("cpu"), master_weights=False)
-
-
 @pytest.mark.parametrize(("ours", "theirs"), [(512, 640), (640, 512)])
 def test_the_columns_that_both_have_count(ours: int, theirs: int, tmp_path: Path) -> None:
     """Random weights: the padding has as much probability as anything else."""
     student, teacher = (
-        load(save_model(new_model(TOKENIZER, seed=seed, vocab_size=width), TOKENIZER, tmp_path / str(width)), "made")
+        tiny.load(
+            save_model(new_model(TOKENIZER, seed=seed, vocab_size=width), TOKENIZER, tmp_path / str(width)), role="made"
+        )
         for seed, width in enumerate((ours, theirs))
     )
     check_same_tokens(student, teacher)
@@ -63,13 +60,13 @@ def test_the_columns_that_both_have_count(ours: int, theirs: int, tmp_path: Path
 
 def test_a_padded_teacher_trains_a_student_as_one_without_padding(tmp_path: Path) -> None:
     """Sampling and the student's own scores keep their bits; the teacher's are the same numbers."""
-    hidden = load(tiny.TEACHER, "teacher").module.config.hidden_size
+    hidden = tiny.load(tiny.TEACHER, role="teacher").module.config.hidden_size
     generator = torch.Generator().manual_seed(0)
     teacher = padded(tiny.TEACHER, tmp_path / "padded", rows=torch.randn(126, hidden, generator=generator) * 0.05)
     options = ("train.steps=1", "telemetry.save_batch_every=1")
     plain = tiny.run(tmp_path / "plain", *options)
     wide = tiny.run(tmp_path / "wide", *options, f"teacher.model_name={teacher}")
-    first, second = (load_batch(run / "batches" / "step-000001.safetensors").tensors for run in (plain, wide))
+    first, second = (tiny.tensors(run) for run in (plain, wide))
     for name in ("token_ids", "task_reward", "old_logp", "old_logp_rollout"):
         torch.testing.assert_close(first[name], second[name], atol=0, rtol=0, equal_nan=True)
     for name in ("teacher_logp", "teacher_entropy", "advantage"):
@@ -80,7 +77,7 @@ def test_a_padded_teacher_trains_a_student_as_one_without_padding(tmp_path: Path
 
 def test_a_student_may_be_the_wider_one_until_it_samples_its_padding(tmp_path: Path) -> None:
     """Its padding first is all but impossible, then as likely as the digit that it often answers."""
-    weight = load(tiny.STUDENT, "student").module.get_input_embeddings().weight.detach()
+    weight = tiny.load().module.get_input_embeddings().weight.detach()
     quiet = padded(tiny.STUDENT, tmp_path / "quiet", rows=torch.zeros(2, weight.shape[1]))
     folder = tiny.run(tmp_path / "run", f"student.model_name={quiet}", "train.steps=3")
     assert not [name for record in tiny.metrics(folder) for name in record if "dropped" in name]
@@ -95,6 +92,6 @@ def test_a_student_may_be_the_wider_one_until_it_samples_its_padding(tmp_path: P
 def test_a_tokenizer_that_reaches_into_the_padding_is_refused(tmp_path: Path) -> None:
     """The smaller model has no column for the last id, so more than padding differs."""
     small = new_model(TOKENIZER, seed=1, vocab_size=KNOWN - 1)
-    student = load(save_model(small, TOKENIZER, tmp_path / "small"), "student")
+    student = tiny.load(save_model(small, TOKENIZER, tmp_path / "small"), role="student")
     with pytest.raises(DataError, match=rf"has {KNOWN - 1} output columns and the teacher {KNOWN}, but token id"):
-        check_same_tokens(student, load(tiny.TEACHER, "teacher"))
+        check_same_tokens(student, tiny.load(tiny.TEACHER, role="teacher"))

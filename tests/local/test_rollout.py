@@ -19,17 +19,16 @@ from nemo_uecr.generation.engines import ChatSettings, Tokens
 from nemo_uecr.local.batch import samples_of
 from nemo_uecr.local.rollout import Decoding, draw
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
-from nemo_uecr.local.token_model import TokenModel, load_model
+from nemo_uecr.local.token_model import TokenModel
 from tests.evaluation.tiny import save_tokenizer
 from tests.local import tiny
 
-CPU = torch.device("cpu")
 PLAIN = Decoding(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6)
 
 
 @pytest.fixture(scope="module")
 def student() -> TokenModel:
-    return load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    return tiny.load()
 
 
 def sample(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nemo_uecr.errors import InvariantError
-from nemo_uecr.local.token_model import TokenModel, load_model
+from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.local.update import build_optimizer, check_ratios, update, warmed_rate
 from tests.local import tiny
 from tests.local.updates import LENGTHS, config_of, inputs_for, measured, ragged, updated
@@ -18,9 +18,7 @@ from tests.local.updates import LENGTHS, config_of, inputs_for, measured, ragged
 
 @pytest.fixture
 def student() -> TokenModel:
-    return load_model(
-        str(tiny.STUDENT), role="student", dtype="float32", device=torch.device("cpu"), master_weights=True
-    )
+    return tiny.load()
 
 
 def test_gradient_is_that_of_the_written_out_loss(student: TokenModel) -> None:

@@ -22,7 +22,6 @@ import pytest
 import torch
 
 from nemo_uecr.config.schema import UrlTeacherConfig
-from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import ConfigError, ScoreError
 from nemo_uecr.generation.models import load_tokenizer
@@ -32,7 +31,6 @@ from nemo_uecr.hosted_teacher.vllm_plugin import IMPOSSIBLE, TOKENS, register, t
 from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.teachers import UrlTeacher
-from nemo_uecr.local.token_model import load_model
 from nemo_uecr.plan.doctor import server_finding
 from nemo_uecr.plan.shapes import shape_of
 from nemo_uecr.report.page import write_report
@@ -354,8 +352,7 @@ def sequences() -> Sequences:
 @pytest.mark.real
 def test_scores_agree_with_those_of_the_same_model_here(served: Served) -> None:
     rows, asked = [torch.arange(8)], sequences()
-    own = load_model(str(served.folder / "first"), role="teacher", dtype="float32", device=torch.device("cpu"),
-                     master_weights=False)  # fmt: skip
+    own = tiny.load(served.folder / "first", role="teacher")
     here = score_teacher(own.restrict_to_student_vocab(COLUMNS), asked, rows, entropy=True)
     url = teacher(served.url)
     url.check(asked.prompts, 400)
@@ -378,7 +375,7 @@ def test_ten_steps_by_url_are_those_of_the_model_here(served: Served, tmp_path: 
         tiny.run(tmp_path / name, *words, override)
         for name, override in (("url", section(served.url)), ("here", f"teacher.model_name={served.folder / 'first'}"))
     ]
-    by_url, here = (load_batch(folder / "batches" / "step-000001.safetensors").tensors for folder in folders)
+    by_url, here = (tiny.tensors(folder) for folder in folders)
     for name in ("teacher_logp", "teacher_entropy"):
         torch.testing.assert_close(by_url[name], here[name], rtol=0, atol=AGREEMENT, equal_nan=True)
     steps = tiny.metrics(folders[0])
