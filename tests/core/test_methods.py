@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,6 @@ from tests.core.batches import (
     with_turns,
 )
 
-#: Another legal value of each setting, far enough from the tests' settings to change a result.
-OTHER: dict[str, Any] = {
-    "alpha": 0.4, "rho": 0.2, "tau_delta": 3.0, "tau_entropy": 3.0, "std_floor": 7.0, "sample_std": True,
-    "mix": 0.1, "bound": 0.1, "extrapolation": 0.1, "keep": 0.1, "warmup": 1.5, "amplification": 0.1, "share": 0.1,
-    "horizon": 0.1, "margin": 3.0, "memory": 0.1,
-}  # fmt: skip
 TOLERANCES = dict.fromkeys(("budget", "decomposition", "residual_bound", "log_weight"), 1e-6)
 ALL = sorted(METHODS)
 
@@ -137,17 +131,6 @@ def test_a_slip_within_a_response_is_seen_before_the_run(strength: float, sign: 
 
     with pytest.raises(ConfigError, match=f"identity '{own[0]}' .* is off by [0-9]"):
         smoke_test(Slipped(), TOLERANCES)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_every_setting_matters(name: str) -> None:
-    """But for what the loss or the telemetry reads."""
-    batch = padded(mixed_responses(1, (4, 3), 12))
-    before = computed(name, batch).named_tensors()
-    for each in fields(METHODS[name]):
-        if each.name in OTHER:
-            after = computed(name, batch, replace(SETTINGS, **{each.name: OTHER[each.name]})).named_tensors()
-            assert not all(torch.equal(before[key], after[key]) for key in before), each.name
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -121,8 +120,7 @@ def test_ten_steps_resume_bitwise_and_make_a_report(
         pytest.importorskip("bitsandbytes", reason="make test-real installs it")
         pytest.importorskip("torchao", reason="make test-real installs it")
     if tied_qwen3:
-        tokenizer = tiny_tokenizer()
-        folder = tiny.save_model(tiny.new_model(tokenizer, seed=5), tokenizer, tmp_path / "qwen3")
+        folder = tiny.save_model(tiny.new_model(tiny.tokenizer(), seed=5), tiny.tokenizer(), tmp_path / "qwen3")
         changes = (*changes, f"student.model_name={folder}")
     ten = ("train.steps=10", "checkpoint.every=5", "checkpoint.keep_last=2", "train.minibatch_responses=8", *changes)
     whole = run(tmp_path / "whole", *ten)
@@ -168,12 +166,6 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     module, _ = load_causal_lm(str(tiny.STUDENT), local_files_only=True, dtype=torch.float32)
     add_adapter(module, rank=2, alpha=4.0, seed=0)
     module.save_pretrained(tmp_path)
-    other = tiny.new_model(tiny_tokenizer(), seed=0, hidden=48)
+    other = tiny.new_model(tiny.tokenizer(), seed=0, hidden=48)
     with pytest.raises(DataError, match="does not fit its base model"):
         load_adapter(other, tmp_path)
-
-
-def tiny_tokenizer() -> Any:
-    from nemo_uecr.generation.models import load_tokenizer
-
-    return load_tokenizer(str(tiny.STUDENT), local_files_only=True)

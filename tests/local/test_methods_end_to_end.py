@@ -82,13 +82,8 @@ def test_every_metric_is_in_the_table_and_every_entry_is_emitted(runs: dict[str,
 def test_atod_takes_turns(runs: dict[str, Path], tmp_path: Path) -> None:
     """With a separator that every response has, turns differ in weight; without, the weight is constant 0.75."""
     one = runs["atod"]
-    two = tiny.run(
-        tmp_path / "two",
-        "method.name=atod",
-        "method.turn_separator='{'",
-        "telemetry.save_batch_every=1",
-        "train.steps=1",
-    )
+    turns = ("method.name=atod", "method.turn_separator='{'")
+    two = tiny.run(tmp_path / "two", *turns, "telemetry.save_batch_every=1", "train.steps=1")
     assert metrics(one)[0]["ecr/weight_min"] == metrics(one)[0]["ecr/weight_max"] == 0.75
     assert metrics(two)[0]["ecr/weight_min"] < metrics(two)[0]["ecr/weight_max"]
     segments = tiny.tensors(two)["segments"]

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from nemo_uecr.errors import ConfigError, DataError
-from nemo_uecr.generation.adapter import load_causal_lm
-from nemo_uecr.generation.models import load_tokenizer, prompt_ids
+from nemo_uecr.generation.models import prompt_ids
 from nemo_uecr.local.batch import ids_sha256
 from nemo_uecr.report.page import write_report
 from tests.data.made import write_jsonl
@@ -78,10 +77,7 @@ def test_the_current_student_reads_the_hint(tmp_path: Path) -> None:
     folder = tiny.run(tmp_path / "hint", data, hint, "telemetry.save_batch_every=1")
     found, texts = tensors(folder), json.loads((folder / "batches" / "step-000001.json").read_text())
     assert texts["teachers"] == {"teacher": {"weights": "step 0", "prompt_template": "{question}{hint}"}}
-    model, tokenizer = (
-        load_causal_lm(str(tiny.STUDENT), local_files_only=True, dtype=torch.float32)[0],
-        load_tokenizer(str(tiny.STUDENT), local_files_only=True),
-    )
+    model, tokenizer = tiny.load().module, tiny.tokenizer()
     for row, said in enumerate(texts["responses"]):
         prompt = prompt_ids(tokenizer, said["question"] * 2, thinking=False)
         response = found["token_ids"][row][found["mask"][row]]

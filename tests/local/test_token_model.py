@@ -11,7 +11,6 @@ import pytest
 from transformers import MambaConfig, MambaForCausalLM
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.local.token_model import check_same_tokens
 from tests.local import tiny
 
@@ -55,7 +54,7 @@ def test_sequences_beyond_the_models_context_are_refused_before_the_run(tmp_path
 
 
 def test_a_student_without_a_key_value_cache_is_refused_before_the_run(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(str(tiny.STUDENT), local_files_only=True)
+    tokenizer = tiny.tokenizer()
     sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     folder = tiny.save_model(MambaForCausalLM(MambaConfig(**sizes, **ends)), tokenizer, tmp_path / "mamba")

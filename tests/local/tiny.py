@@ -26,6 +26,7 @@ from nemo_uecr.config.load import Loaded, load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import UecrError
+from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.local.run import train
 from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.stopping import StopRequest
@@ -98,6 +99,10 @@ def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folde
 def load(folder: Path = STUDENT, *, role: str = "student", dtype: str = "float32") -> TokenModel:
     """A model as a run has it: the student keeps float32 weights."""
     return load_model(str(folder), role=role, dtype=dtype, device=torch.device("cpu"), master_weights=role == "student")
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    return load_tokenizer(str(STUDENT), local_files_only=True)
 
 
 @functools.cache
