@@ -20,12 +20,6 @@ from tests.core.reference import Response
 ALL = sorted(METHODS)
 
 
-def changed(batch: ScoredBatch, field: str, where: tuple[int, ...], value: float) -> ScoredBatch:
-    tensor = getattr(batch, field).clone()
-    tensor[where] = value
-    return replace(batch, **{field: tensor})
-
-
 def extremes() -> dict[str, list[Response]]:
     """Responses at the edges of what is valid: one token, long, holes, entropies 0 to 12, gaps of 1e4."""
     base = mixed_responses(1, (4, 4))
@@ -60,8 +54,10 @@ def test_a_score_that_no_model_gives_is_named_when_the_record_is_made(value: flo
     responses = random_responses(3, (3, 3), 9)
     row, column = 4, responses[4].valid[-1]
     batch = replace(padded(responses), sample_ids=tuple(f"id-{i}" for i in range(6)))
+    score_BT = getattr(batch, f"{field}_BT").clone()
+    score_BT[row, column] = value
     with pytest.raises(ScoreError, match=rf"{field} of response {row} \(id-{row}\) at token {column} is {value}"):
-        changed(batch, f"{field}_BT", (row, column), value)
+        replace(batch, **{f"{field}_BT": score_BT})
 
 
 @pytest.mark.parametrize(
