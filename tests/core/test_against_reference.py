@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 from nemo_uecr.core.methods import METHODS, Advantages
 from nemo_uecr.core.record import ScoredBatch
@@ -59,8 +60,14 @@ def test_both_types(name: str) -> None:
     compare(name, many, padded(many, torch.float32), SETTINGS, 3e-6)
 
 
-@given(responses=ragged(), k=any_settings())
-def test_over_the_range_of_settings(responses: list[Response], k: Settings) -> None:
+@given(
+    responses=ragged(),
+    k=any_settings(),
+    extra=st.integers(0, 3),
+    junk=st.sampled_from((float("nan"), float("inf"), -1e30, 0.0)),
+)
+def test_over_the_range_of_settings(responses: list[Response], k: Settings, extra: int, junk: float) -> None:
+    """Whatever the order of the responses, the holes in their masks, and the padding and what it holds."""
     for name in reference.METHODS:
         # Where a group's spread is tiny, eps = 1e-6 divides rounding of 1e-16 up to 1e-10.
-        compare(name, responses, padded(responses), k, 1e-9)
+        compare(name, responses, padded(responses, extra_columns=extra, junk=junk), k, 1e-9)

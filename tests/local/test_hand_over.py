@@ -19,11 +19,6 @@ from tests.local.by_hand import by_hand, worst
 ONE_UPDATE = ("train.minibatch_responses=8", "telemetry.save_batch_every=1")
 
 
-def texts(folder: Path, step: int) -> list[dict[str, str]]:
-    rows: list[dict[str, str]] = json.loads((folder / "batches" / f"step-{step:06d}.json").read_text())["responses"]
-    return rows
-
-
 def test_each_model_is_scored_at_its_temperature(tmp_path: Path) -> None:
     """T_r = 0.8 for the ratio and the reference, 1 for the gap and the entropy: four float64 forwards of the models."""
     overrides = (*ONE_UPDATE, "train.steps=1", "loss.reference_kl=0.1")
@@ -32,7 +27,8 @@ def test_each_model_is_scored_at_its_temperature(tmp_path: Path) -> None:
     student, teacher = (
         tiny.load(path, role=role) for path, role in ((tiny.STUDENT, "student"), (tiny.TEACHER, "teacher"))
     )
-    problems = [Problem(row["problem"], row["question"], row["answer"]) for row in texts(folder, 1)]
+    texts = json.loads((folder / "batches" / "step-000001.json").read_text())
+    problems = [Problem(row["problem"], row["question"], row["answer"]) for row in texts["responses"]]
     prompts = encode_prompts(problems, student.tokenizer, tiny.configured(folder, *overrides).config.data)
     mask_BT = found["mask"]
     ids = [tuple(row[kept].tolist()) for row, kept in zip(found["token_ids"], mask_BT, strict=True)]
