@@ -103,7 +103,8 @@ def test_gradient_against_float64(tokens: int, vocab: int, dtype: torch.dtype, t
     logp = token_logp(leaf[:, 1], target, temperature=temperature, valid_vocab=vocab)
     (gradient,) = torch.autograd.grad(logp, leaf, weight)
     expected = float64_gradient(padded[:, :vocab], target, temperature, weight)
-    bound = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype] * weight.abs().max() * 2
+    last_place = {torch.float32: 2e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    bound = last_place * weight.abs().max() / temperature
     assert gradient.dtype == dtype
     assert (gradient[:, 1, :vocab].double() - expected).abs().max() <= bound
     assert not gradient[:, 1, vocab:].any()
