@@ -70,10 +70,11 @@ def first_parts(work: Path, device: str) -> list[Part]:
     def own(name: str, *more: str) -> tuple[str, ...]:
         return "-m", "benchmarks.gpu_parts", name, str(work), "--device", device, *more
 
-    kernels = ["tests/gpu/scoring_gpu.py", "--json", str(made / "kernels.json")]
+    kernels = ["-m", "benchmarks.kernels", "--json", str(made / "kernels.json")]
     kernels += ["--old", str(carried / "old_kernels.py"), "--sweep", *([] if cuda else ["--tiny"])]
     paths = os.pathsep.join(filter(None, (os.environ.get("INTERPRETER_SITE"), os.environ.get("PYTHONPATH"))))
     interpreted = {} if cuda else {"TRITON_INTERPRET": "1", "PYTHONPATH": paths}
+    pytest = "-m", "pytest", "-q", "-p", "no:cacheprovider"
     decode = "-m", "benchmarks.decode", "--device", device, "--model", str(work / "models" / "student")
     size = ("--batch", "32", "--tokens", "192") if cuda else ("--batch", "4", "--tokens", "12")
     return [
@@ -87,7 +88,7 @@ def first_parts(work: Path, device: str) -> list[Part]:
         Part("attention", "Attention", own("attention"), 60),
         *(Part(f"run-{name}", "Runs", own("run", "--name", name), 85) for name in RUNS if name != "plain"),
         Part("scoring", "Scoring beside others", own("scoring"), 70),
-        Part("tests", "Tests", ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu"), 90),
+        Part("tests", "Tests", (*pytest, "-m", "gpu", "tests/gpu", "tests/scoring"), 120),
     ]  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def second_parts(work: Path, device: str) -> list[Part]:
 
 def _rows(name: str, found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Of a file of rows those rows; of the kernels' and the decode loop's own files theirs; of all others one."""
-    if "speed" in found:  # tests/gpu/scoring_gpu.py: "WHAT, UNIT" to a number
+    if "speed" in found:  # benchmarks/kernels.py: "WHAT, UNIT" to a number
         figures = {"largest error, nats": max(found["errors"].values())} if found.get("errors") else {}
         rows: dict[str, dict[str, Any]] = {}
         for figure, value in (figures | found["speed"]).items():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout
 
-# Shapes of the tiles, the fastest of tests/gpu/scoring_gpu.py --sweep on an H100 and an H200 (docs/benchmarks.md).
+# Shapes of the tiles, the fastest of benchmarks/kernels.py --sweep on an H100 and an H200 (docs/benchmarks.md).
 FORWARD = {"LANES": 1024, "STAGES": 3, "num_warps": 4}
 BACKWARD = {"BLOCK": 4096, "num_warps": 8}
 FINISH_TOKENS = 128

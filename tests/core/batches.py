@@ -21,8 +21,6 @@ SETTINGS = Settings(
     amplification=0.7, share=0.3, step=20, seed=7, total_steps=90, horizon=2.0, margin=0.4, memory=0.7,
     state={"first_kl": 1.0, "warmup_end": 12.0, "lead": 1.5, "groups": 2.0},
 )  # fmt: skip
-#: Redistribution by zero-sum weights: unit mean weight, |q| <= 1 and the task sign are promised by exactly these.
-CONSERVING = tuple(name for name, method in METHODS.items() if "residual_bound" in method.identities)
 ECR_FAMILY = tuple(name for name, method in METHODS.items() if "rho" in method.ranges())
 OF_THE_RUN = ("step", "total_steps", "seed", "state")
 
@@ -131,11 +129,6 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         and a.shape == b.shape
         and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
     )
-
-
-def present(result: Advantages, end: str) -> dict[str, Tensor]:
-    """The fields that a method has, of tokens (``_BT``) or of responses (``_B``)."""
-    return {k: v for k, v in vars(result).items() if v is not None and k.endswith(end)}
 
 
 @st.composite

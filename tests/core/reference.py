@@ -15,7 +15,7 @@ from typing import Any
 
 EPS = 1e-6
 Tokens = list[float]
-Fields = dict[str, list[Any]]
+Fields = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,11 @@ class Settings:
     state: Mapping[str, float] = field(default_factory=dict)
 
 
+def single(value: float) -> float:
+    """The nearest float32 number."""
+    return struct.unpack("f", struct.pack("f", value))[0]
+
+
 @dataclass(frozen=True)
 class Response:
     """One response: its reward, its prompt, and its token scores (ignored where ``mask`` is False)."""
@@ -60,19 +65,12 @@ class Response:
     @property
     def initial(self) -> tuple[float, ...]:
         """log pi_0: the initial student, a fixed and bounded way off the old policy, float32 numbers."""
-
-        def single(value: float) -> float:
-            return struct.unpack("f", struct.pack("f", min(0.0, value)))[0]
-
-        return tuple(single(old + 0.8 * math.sin(37.0 * old)) if math.isfinite(old) else old for old in self.old)
+        values = (min(0.0, old + 0.8 * math.sin(37.0 * old)) for old in self.old)
+        return tuple(single(value) if math.isfinite(old) else old for old, value in zip(self.old, values, strict=True))
 
     @property
     def student_entropy(self) -> tuple[float, ...]:
         """The old policy's own entropy, a fixed way off the teacher's, float32 numbers."""
-
-        def single(value: float) -> float:
-            return struct.unpack("f", struct.pack("f", value))[0]
-
         return tuple(single(abs(h - 1.0)) if math.isfinite(h) else h for h in self.entropy)
 
     @property
@@ -121,12 +119,16 @@ def centred(responses: Sequence[Response], values: Sequence[float]) -> list[floa
     return [0.0 if max(g) == min(g) else v - mean(g) for v, g in zip(values, groups, strict=True)]
 
 
-def divisors(responses: Sequence[Response], values: Sequence[float], k: Settings) -> list[float]:
+def spreads(responses: Sequence[Response], values: Sequence[float], k: Settings) -> list[float]:
     def spread(group: list[float]) -> float:
         squares = math.fsum((v - mean(group)) ** 2 for v in group)
         return math.sqrt(squares / (len(group) - (1 if k.sample_std else 0)))
 
-    return [max(spread(group), k.std_floor) + EPS for group in by_group(responses, values)]
+    return [spread(group) for group in by_group(responses, values)]
+
+
+def divisors(responses: Sequence[Response], values: Sequence[float], k: Settings) -> list[float]:
+    return [max(spread, k.std_floor) + EPS for spread in spreads(responses, values, k)]
 
 
 def normalised(responses: Sequence[Response], values: Sequence[float], k: Settings) -> list[float]:
@@ -142,12 +144,12 @@ def spread_out(responses: Sequence[Response], values: Sequence[float]) -> list[T
 
 
 def puu_parts(responses: Sequence[Response], k: Settings, alpha: float) -> Fields:
-    """A^U, A^task|U, A^T|U."""
+    """A^U, A^task|U, A^T|U, and the standard deviation before the floor."""
     task, teacher = [r.task for r in responses], [teacher_reward(r) for r in responses]
     unified = [a + alpha * b for a, b in zip(task, teacher, strict=True)]
     below = divisors(responses, unified, k)
     parts = {"unified": unified, "task": task, "teacher": teacher}
-    return {
+    return {"unified_std_B": spreads(responses, unified, k)} | {
         f"advantage_{name}_B": [x / d for x, d in zip(centred(responses, values), below, strict=True)]
         for name, values in parts.items()
     }
@@ -168,32 +170,32 @@ def centre_of(response: Response, d: Tokens, tau: float | None) -> float:
     return math.fsum(weight[t] * d[t] for t in response.valid) / math.fsum(weight.values())
 
 
-Credit = tuple[Tokens, Tokens, Tokens]
+Credit = tuple[Tokens, Tokens, Tokens, float]
 
 
 def ecr(response: Response, s: float, k: Settings) -> Credit:
     d, c = directions(response, s, k), confidences(response, k)
-    return _residual(response, c, d, centre_of(response, d, k.tau_entropy)), d, c
+    return _residual(response, c, d, centre_of(response, d, k.tau_entropy))
 
 
 def ecr_no_entropy(response: Response, s: float, k: Settings) -> Credit:
     d, c = directions(response, s, k), [float(m) for m in response.mask]
-    return _residual(response, c, d, centre_of(response, d, None)), d, c
+    return _residual(response, c, d, centre_of(response, d, None))
 
 
 def ecr_no_projection(response: Response, s: float, k: Settings) -> Credit:
-    d, c = directions(response, s, k), confidences(response, k)
-    return _residual(response, c, d, 0.0), d, c
+    return _residual(response, confidences(response, k), directions(response, s, k), 0.0)
 
 
 def ecr_no_gap(response: Response, s: float, k: Settings) -> Credit:
     c = confidences(response, k)
     middle = mean([c[t] for t in response.valid])
-    return on_mask(response, [0.5 * s * (x - middle) for x in c]), [s if m else 0.0 for m in response.mask], c
+    q = on_mask(response, [0.5 * s * (x - middle) for x in c])
+    return q, [s if m else 0.0 for m in response.mask], c, s * middle
 
 
-def _residual(response: Response, c: Tokens, d: Tokens, mu: float) -> Tokens:
-    return on_mask(response, [0.5 * x * (y - mu) for x, y in zip(c, d, strict=True)])
+def _residual(response: Response, c: Tokens, d: Tokens, mu: float) -> Credit:
+    return on_mask(response, [0.5 * x * (y - mu) for x, y in zip(c, d, strict=True)]), d, c, mu
 
 
 def redistributed(
@@ -205,19 +207,20 @@ def redistributed(
     whole: bool = False,
 ) -> Fields:
     out = puu_parts(responses, k, k.alpha if alpha is None else alpha)
-    names = ("advantage_BT", "weight_BT", "residual_BT", "direction_BT", "confidence_BT")
+    names = ("advantage_BT", "weight_BT", "residual_BT", "direction_BT", "confidence_BT", "centre_B")
     out |= {name: [] for name in names}
     for response, u, a in zip(responses, out["advantage_unified_B"], out["advantage_task_B"], strict=True):
-        q, d, c = rule(response, sign(a), k)
+        q, d, c, mu = rule(response, sign(a), k)
         advantage = on_mask(response, [u + k.rho * (u if whole else a) * x for x in q])
-        for name, values in zip(names, (advantage, [1.0 + k.rho * x for x in q], q, d, c), strict=True):
+        for name, values in zip(names, (advantage, [1.0 + k.rho * x for x in q], q, d, c, mu), strict=True):
             out[name].append(values)
     return out
 
 
 def grpo(responses: Sequence[Response], k: Settings) -> Fields:
     values = grpo_values(responses, k)
-    return {"advantage_BT": spread_out(responses, values), "advantage_task_B": values}
+    std = spreads(responses, [r.task for r in responses], k)
+    return {"advantage_BT": spread_out(responses, values), "advantage_task_B": values, "unified_std_B": std}
 
 
 def clipped_gaps(responses: Sequence[Response]) -> list[Tokens]:
@@ -229,7 +232,7 @@ def weighted(responses: Sequence[Response], k: Settings, weights: Callable[[Resp
     values = grpo_values(responses, k)
     weight = [on_mask(r, weights(r, a), 1.0) for r, a in zip(responses, values, strict=True)]
     rows = [on_mask(r, [x * a for x in w]) for r, w, a in zip(responses, weight, values, strict=True)]
-    return {"advantage_BT": rows, "weight_BT": weight, "advantage_task_B": values}
+    return grpo(responses, k) | {"advantage_BT": rows, "weight_BT": weight}
 
 
 def distilled_rl(responses: Sequence[Response], k: Settings) -> Fields:
@@ -275,14 +278,15 @@ def atod(responses: Sequence[Response], k: Settings) -> Fields:
         on_mask(r, [kappa * x * g + rise * a for x, g in zip(w, gaps(r), strict=True)])
         for r, w, a in zip(responses, weight, values, strict=True)
     ]
-    return {"advantage_BT": rows, "weight_BT": weight, "advantage_task_B": values}
+    return grpo(responses, k) | {"advantage_BT": rows, "weight_BT": weight}
 
 
 def separate_norm(responses: Sequence[Response], k: Settings) -> Fields:
     task = grpo_values(responses, k)
     teacher = normalised(responses, [teacher_reward(r) for r in responses], k)
     total = [a + k.alpha * b for a, b in zip(task, teacher, strict=True)]
-    return {"advantage_BT": spread_out(responses, total), "advantage_task_B": task, "advantage_teacher_B": teacher}
+    return {"advantage_BT": spread_out(responses, total), "advantage_task_B": task, "advantage_teacher_B": teacher,
+            "unified_std_B": spreads(responses, [r.task for r in responses], k)}  # fmt: skip
 
 
 def puu(responses: Sequence[Response], k: Settings) -> Fields:
@@ -317,7 +321,8 @@ def saf_opd(responses: Sequence[Response], k: Settings) -> Fields:
         least = low + (place - math.floor(place)) * (sizes[math.ceil(place)] - low)
         term = [k.bound * math.tanh(g) if abs(g) >= least else 0.0 for g in row]
         out.append(on_mask(r, [a + rise * fall * x for x in term]))
-    return {"advantage_BT": out, "advantage_task_B": values}
+    state = {"first_kl": first} | ({} if ended is None else {"warmup_end": ended})
+    return grpo(responses, k) | {"advantage_BT": out, "state": state}
 
 
 def beyond_margin(response: Response, margin: float) -> float:
@@ -336,7 +341,8 @@ def uecr_trust(responses: Sequence[Response], k: Settings) -> Fields:
             groups += 1.0
     kappa = max(0.0, lead / (groups + 1.0))
     opd = [[kappa * x for x in row] for row in clipped_gaps(responses)]
-    return redistributed(responses, k) | {"advantage_opd_BT": opd}
+    state = {"kappa": kappa, "lead": lead, "groups": groups}
+    return redistributed(responses, k) | {"advantage_opd_BT": opd, "state": state}
 
 
 def top_d(responses: Sequence[Response], k: Settings) -> Fields:

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 
 from nemo_uecr.core.methods import METHODS, Advantages
 from nemo_uecr.core.record import ScoredBatch
@@ -15,8 +16,7 @@ from tests.core import reference
 from tests.core.batches import SETTINGS, any_settings, computed, padded, ragged, random_responses, valid, with_turns
 from tests.core.reference import Response, Settings
 
-#: All but the centre and the standard deviation before the floor, which the reference does not make.
-COMPARED = [each.name for each in fields(Advantages) if each.name not in ("centre_B", "unified_std_B", "state")]
+COMPARED = [each.name for each in fields(Advantages) if each.name != "state"]
 
 
 def permuted(responses: Sequence[Response], batch: ScoredBatch) -> list[Response]:
@@ -33,6 +33,7 @@ def compare(name: str, responses: list[Response], batch: ScoredBatch, k: Setting
     expected = reference.METHODS[name](source, k)
     if METHODS[name].needs_teacher():
         expected["teacher_reward_B"] = [reference.teacher_reward(r) for r in responses]
+    assert (got.state or {}) == pytest.approx(expected.get("state", {}), rel=tolerance, abs=tolerance), name
     for key in COMPARED:
         tensor, rows = getattr(got, key), expected.get(key)
         assert (tensor is None) == (rows is None), f"{name}: {key} presence"
@@ -59,8 +60,14 @@ def test_both_types(name: str) -> None:
     compare(name, many, padded(many, torch.float32), SETTINGS, 3e-6)
 
 
-@given(responses=ragged(), k=any_settings())
-def test_over_the_range_of_settings(responses: list[Response], k: Settings) -> None:
+@given(
+    responses=ragged(),
+    k=any_settings(),
+    extra=st.integers(0, 3),
+    junk=st.sampled_from((float("nan"), float("inf"), -1e30, 0.0)),
+)
+def test_over_the_range_of_settings(responses: list[Response], k: Settings, extra: int, junk: float) -> None:
+    """Whatever the order of the responses, the holes in their masks, and the padding and what it holds."""
     for name in reference.METHODS:
         # Where a group's spread is tiny, eps = 1e-6 divides rounding of 1e-16 up to 1e-10.
-        compare(name, responses, padded(responses), k, 1e-9)
+        compare(name, responses, padded(responses, extra_columns=extra, junk=junk), k, 1e-9)

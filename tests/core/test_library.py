@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +16,12 @@ import nemo_uecr
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.record import ScoredBatch
-from nemo_uecr.errors import ConfigError, ScoreError
+from nemo_uecr.errors import ConfigError, ScoreError, UecrError
 from tests.core import sparse
 
 SCALARS = {"alpha": 1.3, "rho": 0.7, "tau_delta": 0.8, "tau_entropy": 0.9}
 P, G, T = 4, 3, 7
+PROMPTS = torch.arange(P).unsqueeze(1).expand(P, G)
 
 
 def batch(seed: int = 0) -> dict[str, Tensor]:
@@ -63,8 +65,7 @@ def test_any_leading_shape_and_any_identity_give_the_bits_of_the_method() -> Non
 
 def test_stages_with_gathered_statistics_are_the_whole() -> None:
     """One rank holds two responses of each prompt, the other the third: rewards are gathered, tokens are not."""
-    data = batch(1)
-    group = torch.arange(P).unsqueeze(1).expand(P, G)
+    data, group = batch(1), PROMPTS
     whole = uecr(data, group)
     tokens = {name: data[name] for name in ("teacher_logp", "old_logp", "mask")}
     ranks = [slice(0, 2), slice(2, 3)]
@@ -114,8 +115,7 @@ def test_the_first_state_may_be_none() -> None:
 
 
 def test_what_cannot_be_used_is_an_error_or_zero() -> None:
-    data = batch(2)
-    group = torch.arange(P).unsqueeze(1).expand(P, G).clone()
+    data, group = batch(2), PROMPTS.clone()
     group[3] = torch.tensor([10, 11, 12])  # three prompts of one response
     data["mask"][0, 1] = 0
     with pytest.raises(ScoreError, match="response 1 has no sampled token"):
@@ -134,60 +134,102 @@ def test_what_cannot_be_used_is_an_error_or_zero() -> None:
     found = nemo_uecr.method_advantage("grpo_plus_opd", nobody, unusable="zero")
     assert found.advantage_opd_BT is not None
     assert not found.advantage_opd_BT.any()
-    with pytest.raises(ConfigError, match="method uecr needs alpha"):
-        nemo_uecr.method_advantage("uecr", nobody, unusable="zero")
     with pytest.raises(ScoreError, match="each of the 12 responses is alone in its group"):
         uecr(data, torch.arange(P * G), unusable="zero")
 
 
-def test_a_negative_log_likelihood_is_no_score() -> None:
-    """In either's place, in the function and in its stages; rounding above 0 and what is masked out are not refused."""
+def test_scores_of_any_leading_shape_are_those_of_the_rows() -> None:
+    g = torch.Generator().manual_seed(0)
+    logits, tokens = torch.randn(2, 3, 4, 11, generator=g), torch.randint(11, (2, 3, 4), generator=g)
+    mask = torch.rand(2, 3, 4, generator=g) < 0.6
+    found = nemo_uecr.token_scores(logits, tokens, mask.long(), temperatures=(1.0, 0.7), entropy=True)
+    rows = nemo_uecr.token_scores(logits[mask], tokens[mask], temperatures=(1.0, 0.7), entropy=True)
+    assert torch.equal(found.logp[:, mask], rows.logp)
+    assert torch.equal(found.entropy[mask], rows.entropy)
+    assert not found.logp[:, ~mask].any()
+    assert torch.equal(nemo_uecr.token_logp(logits, tokens, mask, temperature=0.7), found.at(0.7))
+    alone = nemo_uecr.token_scores(logits, tokens, mask, temperatures=(), entropy=True)
+    assert (alone.logp.shape, torch.equal(alone.entropy, found.entropy)) == ((0, 2, 3, 4), True)
+    nothing = nemo_uecr.token_scores(logits[:0], tokens[:0], entropy=True)
+    assert nothing.logp.shape == (1, 0, 3, 4)
+
+
+def test_rounding_above_0_and_what_is_masked_out_are_not_refused() -> None:
     data = batch(3)
-    group = torch.arange(P).unsqueeze(1).expand(P, G)
     for name in ("old_logp", "teacher_logp"):
-        wrong = data | {name: -data[name]}
-        stages = {key: wrong[key] for key in ("teacher_logp", "old_logp", "mask")}
-        with pytest.raises(ScoreError, match=f"{name} of response 0 at token 0 is .* no log-probability above 0"):
-            uecr(wrong, group)
-        with pytest.raises(ScoreError, match=name):
-            nemo_uecr.teacher_reward(**stages)
-        with pytest.raises(ScoreError, match=name):
-            nemo_uecr.ecr_residual(
-                **stages, teacher_entropy=data["teacher_entropy"], task_advantage=torch.ones(P, G), tau_delta=1.0,
-                tau_entropy=1.0,
-            )  # fmt: skip
         rounded = data[name].masked_fill(data["mask"] == 0, 7.0)
         rounded[..., 0] = 5e-4
-        assert uecr(data | {name: rounded}, group).isfinite().all()
+        assert uecr(data | {name: rounded}, PROMPTS).isfinite().all()
 
 
-def test_masks_that_would_be_misread_are_refused() -> None:
-    """An additive mask has 0 at the tokens; one value a response is not a mask."""
-    data = batch(4)
-    group = torch.arange(P).unsqueeze(1).expand(P, G)
-    logp = torch.zeros_like(data["old_logp"])
-    additive = torch.zeros_like(logp).masked_fill(data["mask"] == 0, -torch.inf)
-    for call in (
-        lambda: uecr(data | {"mask": additive}, group),
-        lambda: nemo_uecr.teacher_reward(old_logp=logp, teacher_logp=logp, mask=additive),
-        lambda: nemo_uecr.policy_loss(logp, logp, logp, additive),
-        lambda: nemo_uecr.token_scores(logp.unsqueeze(-1), torch.zeros_like(logp).long(), additive),
-        lambda: nemo_uecr.token_logp(logp.unsqueeze(-1), torch.zeros_like(logp).long(), additive),
-    ):
-        with pytest.raises(ScoreError, match=r"mask has dtype torch.float32; expected bool or integer"):
-            call()
-    with pytest.raises(ScoreError, match=r"mask \[4, 3\], old_logp \[4, 3, 7\].*; expected one \[\.\.\., T\]"):
-        uecr(data | {"mask": data["mask"][..., 0]}, group)
-    with pytest.raises(ScoreError, match="mask has values from -10000 to 0; expected 0 and 1"):
-        uecr(data | {"mask": torch.where(data["mask"] == 0, -10000, 0)}, group)
-    with pytest.raises(ScoreError, match=r"group has dtype torch\.float32; expected integers: are"):
-        uecr(data, group.float())
-    with pytest.raises(ScoreError, match=r"teacher_logp \[3, 4, 7\]"):  # as many values, in another order
-        uecr(data | {"teacher_logp": data["teacher_logp"].transpose(0, 1)}, group)
+DATA = batch(3)
+LOGP, MASK = torch.full((4, 3), -1.0), torch.ones(4, 3).bool()
+PAIRS, REWARD, LOST = [0, 0, 1, 1], torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([1.0, torch.nan, 0.0, 1.0])
+ADDITIVE = torch.zeros(4, 3).masked_fill(torch.eye(4, 3).bool(), -torch.inf)
+TAUS = {"tau_delta": 1.0, "tau_entropy": 1.0}
+
+
+def stage(**changes: Any) -> Tensor:
+    given = {"old_logp": LOGP, "teacher_logp": LOGP, "teacher_entropy": -LOGP, "mask": MASK, "task_advantage": REWARD}
+    return nemo_uecr.ecr_residual(**(given | changes), **TAUS)
+
+
+def reward(**changes: Any) -> Tensor:
+    return nemo_uecr.teacher_reward(**({"old_logp": LOGP, "teacher_logp": LOGP, "mask": MASK} | changes))
+
+
+def loss(
+    *, logp: Tensor = LOGP, old_logp: Tensor = LOGP, advantage: Tensor = LOGP, mask: Tensor = MASK, **more: Any
+) -> Any:
+    return nemo_uecr.policy_loss(logp, old_logp, advantage, mask, **more)
+
+
+#: What would spoil a step in silence: a negative log-likelihood, an additive mask (0 at the tokens), shapes that would
+#: broadcast, a lost verdict, a slice of another rank's.
+REFUSED: dict[str, Callable[[], Any]] = {
+    r"old_logp of response 0 at token 0 is .* no log-probability above 0": lambda: uecr(
+        DATA | {"old_logp": -DATA["old_logp"]}, PROMPTS
+    ),
+    r"teacher_logp of response 0 at token 0": lambda: reward(teacher_logp=-LOGP),
+    r"old_logp of response 0 at token 0": lambda: stage(old_logp=-LOGP),
+    r"mask has dtype torch.float32; expected bool or integer": lambda: reward(mask=ADDITIVE),
+    r"mask has dtype torch.float32": lambda: uecr(DATA | {"mask": DATA["mask"].float()}, PROMPTS),
+    r"mask \[4, 3\], old_logp \[4, 3, 7\].*; expected one \[\.\.\., T\]": lambda: uecr(
+        DATA | {"mask": DATA["mask"][..., 0]}, PROMPTS
+    ),
+    r"mask has values from -10000 to 0; expected 0 and 1": lambda: uecr(
+        DATA | {"mask": 10_000 * DATA["mask"] - 10_000}, PROMPTS
+    ),
+    r"group has dtype torch\.float32; expected integers: are": lambda: uecr(DATA, PROMPTS.float()),
+    r"teacher_logp \[3, 4, 7\]": lambda: uecr(DATA | {"teacher_logp": DATA["teacher_logp"].transpose(0, 1)}, PROMPTS),
+    r"old_logp has shape .* the shape of logp": lambda: loss(old_logp=torch.stack([LOGP, LOGP])),
+    r"advantage has shape .* the shape of logp": lambda: loss(advantage=torch.ones(3)),
+    r"logp has dtype torch\.bfloat16; .* bf16 scores lose the gap": lambda: loss(logp=LOGP.bfloat16()),
+    r"ref_logp has dtype torch\.float64; expected torch\.float32": lambda: loss(ref_logp=LOGP.double(), kl_coef=1.0),
+    r"clip is \(-0\.2, 0\.2\); expected distances from 1": lambda: loss(clip=(-0.2, 0.2)),
+    r"a row of logits for each token": lambda: nemo_uecr.token_scores(torch.zeros(3, 4, 9), torch.zeros(3, 3).long()),
+    r"mask has dtype torch.float32; expected bool": lambda: nemo_uecr.token_logp(
+        torch.zeros(4, 3, 9), torch.zeros(4, 3).long(), ADDITIVE
+    ),
+    r"task_reward of response 1 is nan": lambda: nemo_uecr.unified_advantage(LOST, REWARD, PAIRS, alpha=1.0),
+    r"teacher_reward has shape \[3\]; expected \[4\], one for each response": lambda: nemo_uecr.unified_advantage(
+        REWARD, REWARD[1:], PAIRS, alpha=1.0
+    ),
+    r"group names 5 responses; expected 4": lambda: nemo_uecr.unified_advantage(REWARD, REWARD, [*PAIRS, 1], alpha=1.0),
+    r"task_advantage has shape .*; expected \[4\]": lambda: stage(task_advantage=torch.tensor([-1.0])),
+    r"task_advantage of response 1 is nan": lambda: stage(task_advantage=LOST),
+    r"clip is -1.0; expected a positive number of nats": lambda: reward(clip=-1.0),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_would_be_misread_is_refused(said: str) -> None:
+    with pytest.raises(UecrError, match=said):
+        REFUSED[said]()
 
 
 def test_missing_settings_are_named_together_and_a_wrong_method_has_the_list() -> None:
-    record = ScoredBatch.of(torch.ones(2), ["a", "a"], torch.ones(2, 3).bool(), -torch.ones(2, 3), -torch.ones(2, 3))
+    record = ScoredBatch.of(torch.ones(2), ["a", "a"], MASK[:2], LOGP[:2], LOGP[:2])
     with pytest.raises(ConfigError, match="method uecr needs alpha, rho, tau_delta, tau_entropy"):
         nemo_uecr.method_advantage("uecr", record)
     with pytest.raises(ConfigError, match="unusable is 'zeros'"):
@@ -202,79 +244,10 @@ def test_missing_settings_are_named_together_and_a_wrong_method_has_the_list() -
     assert torch.equal(default, nemo_uecr.method_advantage("rlsd", record, mix=0.5, bound=0.2).advantage_BT)
 
 
-def test_scores_of_any_leading_shape_are_those_of_the_rows() -> None:
-    g = torch.Generator().manual_seed(0)
-    logits, tokens = torch.randn(2, 3, 4, 11, generator=g), torch.randint(11, (2, 3, 4), generator=g)
-    mask = torch.rand(2, 3, 4, generator=g) < 0.6
-    logits[~mask] = torch.nan
-    found = nemo_uecr.token_scores(logits, tokens, mask.long(), temperatures=(1.0, 0.7), entropy=True)
-    logp = logits.double().log_softmax(dim=-1)
-    expected = logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).masked_fill(~mask, 0.0)
-    torch.testing.assert_close(found.at(1.0), expected.float(), rtol=0, atol=2e-6)
-    entropy = -(logp.exp() * logp).sum(dim=-1).masked_fill(~mask, 0.0)
-    torch.testing.assert_close(found.entropy, entropy.float(), rtol=0, atol=2e-6)
-    leaf = logits.masked_fill(~mask.unsqueeze(-1), 0.0).requires_grad_()
-    at_rollout = nemo_uecr.token_logp(leaf, tokens, mask, temperature=0.7)
-    assert torch.equal(at_rollout.detach(), found.at(0.7))
-    at_rollout.sum().backward()
-    assert not leaf.grad[~mask].any()
-    assert leaf.grad[mask].any()
-    assert torch.equal(nemo_uecr.token_logp(leaf.detach(), tokens)[mask], found.at(1.0)[mask])
-    alone = nemo_uecr.token_scores(logits, tokens, mask, temperatures=(), entropy=True)
-    assert (alone.logp.shape, torch.equal(alone.entropy, found.entropy)) == ((0, 2, 3, 4), True)
-    nothing = nemo_uecr.token_scores(logits[:0], tokens[:0], entropy=True)
-    assert nothing.logp.shape == (1, 0, 3, 4)
-
-
-def test_shapes_that_would_broadcast_are_refused() -> None:
-    """Two temperatures' rows where one is meant, one advantage a response, and a logit too many."""
-    logp, mask = torch.zeros(3, 3, requires_grad=True), torch.ones(3, 3).bool()
-    for wrong in ({"old_logp": torch.zeros(2, 3, 3)}, {"advantage": torch.ones(3)}, {"mask": mask[:, :1]}):
-        fields = {"old_logp": torch.zeros(3, 3), "advantage": torch.ones(3, 3), "mask": mask} | wrong
-        with pytest.raises(ScoreError, match=f"{next(iter(wrong))} has shape .* the shape of logp"):
-            nemo_uecr.policy_loss(logp, **fields)
-    gathered = torch.ones(3, 3, dtype=torch.float64)  # as the stages for split groups give it
-    assert nemo_uecr.policy_loss(logp, torch.zeros(3, 3), gathered, mask).total == -1
-    with pytest.raises(ScoreError, match=r"logp has dtype torch\.bfloat16; .* bf16 scores lose the gap"):
-        nemo_uecr.policy_loss(logp.bfloat16(), torch.zeros(3, 3), torch.ones(3, 3), mask)
-    with pytest.raises(ScoreError, match="a row of logits for each token"):
-        nemo_uecr.token_scores(torch.zeros(3, 4, 9), torch.zeros(3, 3, dtype=torch.long))
-    with pytest.raises(ScoreError, match="mask has values from 0 to 3; expected 0 and 1"):
-        nemo_uecr.token_scores(torch.zeros(2, 2, 9), torch.zeros(2, 2).long(), torch.tensor([[1, 3], [1, 0]]))
-    with pytest.raises(ScoreError, match="bf16 scores lose the gap"):
-        nemo_uecr.teacher_reward(old_logp=torch.zeros(3, 3).bfloat16(), teacher_logp=torch.zeros(3, 3), mask=mask)
-
-
-def test_the_stages_refuse_what_the_whole_refuses() -> None:
-    """A lost verdict, a slice of another rank's, one value for all: each would spoil a step in silence."""
-    reward, teacher, group = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.zeros(4), [0, 0, 1, 1]
-    lost = torch.tensor([1.0, torch.nan, 0.0, 1.0])
-    with pytest.raises(ScoreError, match="task_reward of response 1 is nan"):
-        nemo_uecr.unified_advantage(lost, teacher, group, alpha=1.0)
-    with pytest.raises(ScoreError, match=r"teacher_reward has shape \[3\]; expected \[4\], one for each response"):
-        nemo_uecr.unified_advantage(reward, teacher[1:], group, alpha=1.0)
-    with pytest.raises(ScoreError, match="group names 5 responses; expected 4"):
-        nemo_uecr.unified_advantage(reward, teacher, [*group, 1], alpha=1.0)
-    logp, mask = torch.full((4, 3), -1.0), torch.ones(4, 3).bool()
-    given = {"old_logp": logp, "teacher_logp": logp, "teacher_entropy": -logp, "mask": mask}
-    for wrong in (torch.tensor([-1.0]), torch.zeros(3)):
-        with pytest.raises(ScoreError, match=r"task_advantage has shape .*; expected \[4\]"):
-            nemo_uecr.ecr_residual(**given, task_advantage=wrong, tau_delta=1.0, tau_entropy=1.0)
-    with pytest.raises(ScoreError, match="task_advantage of response 1 is nan"):
-        nemo_uecr.ecr_residual(**given, task_advantage=lost, tau_delta=1.0, tau_entropy=1.0)
-    with pytest.raises(ScoreError, match=r"ref_logp has dtype torch\.float64; expected torch\.float32, as logp has"):
-        nemo_uecr.policy_loss(logp, logp, logp, mask, ref_logp=logp.double(), kl_coef=1.0)
-    for clip in (-1.0, math.nan):
-        with pytest.raises(ConfigError, match=f"clip is {clip}; expected a positive number of nats"):
-            nemo_uecr.teacher_reward(old_logp=logp, teacher_logp=logp, mask=mask, clip=clip)
-    with pytest.raises(ScoreError, match=r"clip is \(-0\.2, 0\.2\); expected distances from 1"):
-        nemo_uecr.policy_loss(logp, logp, logp, mask, clip=(-0.2, 0.2))
-
-
 def test_a_batch_without_a_token_has_a_loss_of_zero() -> None:
-    logp = torch.zeros(2, 3, requires_grad=True)
-    out = nemo_uecr.policy_loss(logp, torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3).bool())
+    logp = torch.zeros(4, 3, requires_grad=True)
+    assert loss(logp=logp, old_logp=torch.zeros(4, 3), advantage=torch.ones(4, 3, dtype=torch.float64)).total == -1
+    out = loss(logp=logp, mask=~MASK)
     out.total.backward()
     assert out.total.item() == 0
-    assert logp.grad is not None
     assert not logp.grad.any()

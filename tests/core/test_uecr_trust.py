@@ -47,17 +47,6 @@ def test_verdicts_that_know_nothing_give_little() -> None:
     assert fmean(found) < 0.06
 
 
-def test_evidence_against_the_teacher_is_remembered() -> None:
-    responses, state, found = mixed_responses(5, (4,) * 6), {}, []
-    for wrong in (True, False, False, False):
-        batch = padded([objecting(r, 3.0 * (r.task if wrong else 1 - r.task)) for r in responses])
-        state = computed("uecr_trust", batch, replace(OURS, state=state)).state
-        found.append(state["kappa"])
-    assert found == sorted(found)
-    assert found[0] == 0
-    assert found[1] < 0.2 < found[3]
-
-
 def test_padding_rows_are_no_evidence() -> None:
     responses = [objecting(r, 3.0 * (1 - r.task)) for r in mixed_responses(5, (4, 4))]
     batch, given = padded(responses), vars(OURS) | {"state": {"lead": 1.0, "groups": 2.0}}

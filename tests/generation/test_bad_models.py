@@ -53,15 +53,12 @@ def no_end_token(model: Path) -> None:
         (model / name).write_text(json.dumps({key: None if "eos" in key else value for key, value in there.items()}))
 
 
-def test_a_system_prompt_that_no_template_could_place(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def no_template(model: Path) -> None:
     (model / "chat_template.jinja").unlink()
-    words = (*evaluate(model, tmp_path), "--system-prompt", "Be brief.")
-    assert "no chat template" in refused(capsys, *words)
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no template to place a system prompt": (no_template, "no chat template"),
     "a template that refuses": (refusing_template, "no system"),
     "half the weights": (half_the_weights, "SafetensorError"),
     "weights that diverged": (weights_that_diverged, "not finite"),
@@ -73,7 +70,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_damage_is_one_line(model: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     damage, said = DAMAGES[name]
     damage(model)
-    assert said in refused(capsys, *evaluate(model, tmp_path))
+    assert said in refused(capsys, *evaluate(model, tmp_path), "--system-prompt", "Be brief.")
     assert not list(tmp_path.glob("e/**/samples.jsonl"))
 
 

@@ -290,20 +290,6 @@ def test_choice_has_the_exact_distribution(top_p: float, top_k: int) -> None:
     assert float((share_V - warped(logits_V, decoding)).abs().max()) <= 1.01 / count
 
 
-def test_filters_by_hand() -> None:
-    """Probabilities .5 .25 .125 .125; top-k 2 leaves 2/3 and 1/3 before top-p looks at them; T = 1/2 squares."""
-    logits_V = torch.log(torch.tensor([0.125, 0.5, 0.25, 0.125]))
-
-    def least(temperature: float, top_p: float, top_k: int, *uniforms: float) -> list[int]:
-        uniform_B = torch.tensor(uniforms)
-        return choose(logits_V.expand(len(uniforms), -1), Decoding(temperature, top_p, top_k, 1), uniform_B).tolist()
-
-    assert least(1.0, 1.0, 2, 0.66, 0.67, 0.999) == [1, 2, 2]
-    assert least(1.0, 0.6, 2, 0.0, 0.999) == [1, 1]
-    assert least(1.0, 0.7, 0, 0.66, 0.67, 0.999) == [1, 2, 2]  # 0.5 does not reach 0.7, 0.5 + 0.25 does
-    assert least(0.5, 1.0, 3, 0.75, 0.77) == [1, 2]  # .25 .0625 .015625, over .328125: the first ends at 0.762
-
-
 def test_drawn_tokens_follow_the_distribution(qwen: Any) -> None:
     """T = 0.8, top-p 0.9, top-k 12 through the loop: chi-square of 4,000 second tokens, far above its 0.1 % point."""
     decoding, prompt = Decoding(0.8, 0.9, 12, 2), prompts()[1]

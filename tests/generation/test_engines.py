@@ -51,29 +51,6 @@ def requests(model: str) -> list[Request]:
     return [Request(tokens.prompt(asked(text), CHAT), seed) for seed, text in enumerate(PROMPTS)]
 
 
-def test_greedy_is_the_arg_max_of_the_plain_forward(model: str, engine: TransformersEngine) -> None:
-    from transformers import AutoModelForCausalLM
-
-    plain = AutoModelForCausalLM.from_pretrained(model).eval()
-    for request, found in zip(
-        requests(model), engine.generate(requests(model), Decoding(0.0, 1.0, 0, 12)), strict=True
-    ):
-        ids = list(request.prompt_ids)
-        for token in found.token_ids:
-            with torch.no_grad():
-                assert int(plain(torch.tensor([ids])).logits[0, -1].argmax()) == token
-            ids.append(token)
-
-
-def test_a_sample_is_the_same_alone_and_in_a_batch(model: str, engine: TransformersEngine) -> None:
-    decoding = Decoding(0.8, 0.95, 20, 16)
-    together = engine.generate(requests(model), decoding)
-    alone = [engine.generate([request], decoding)[0] for request in requests(model)]
-    assert together == alone
-    other = engine.generate([Request(request.prompt_ids, request.seed + 100) for request in requests(model)], decoding)
-    assert other != together
-
-
 def test_a_response_ends_after_the_token_that_completes_a_stop_string(model: str, engine: TransformersEngine) -> None:
     """The string is one that the response without it has in its middle, over a border between tokens."""
     tokens, greedy = load_tokens(model), Decoding(0.0, 1.0, 0, 24)

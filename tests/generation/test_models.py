@@ -38,23 +38,17 @@ def _no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"
-    _point_to(endpoint, monkeypatch, tmp_path)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    constants = {"ENDPOINT": endpoint, "HF_HUB_OFFLINE": False, "HF_HUB_CACHE": str(tmp_path / "cache")}
+    for name, value in constants.items():
+        monkeypatch.setattr(hub.constants, name, value)
+    monkeypatch.setattr("transformers.utils.hub.is_offline_mode", lambda: False)
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     yield
     assert waits == []
-
-
-def _point_to(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from transformers.utils import hub as transformers_hub
-
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(hub.constants, "ENDPOINT", endpoint)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(transformers_hub, "is_offline_mode", lambda: False)
 
 
 @pytest.mark.usefixtures("_no_hub")

@@ -16,7 +16,6 @@ dispatch here.
 from __future__ import annotations
 
 import contextlib
-import traceback
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -32,18 +31,7 @@ CUDA = torch.device("cuda", 0)
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}
 #: Operations that take a tensor on the host beside those on the device: by a copy, and indices by one of their own.
 COPIES, INDEXING = {"_to_copy", "copy_"}, {"index", "index_put", "index_put_", "_index_put_impl_"}
-WAITS: Counter[str] = Counter()  # by operation and the line of nemo_uecr or transformers that asked for it
-
-
-def note(name: str) -> None:
-    """Count a wait for the innermost line of ours, or else of transformers."""
-    places = [
-        f"{frame.filename.split(f'/{package}/')[-1]}:{frame.lineno}"
-        for package in ("nemo_uecr", "transformers")
-        for frame in reversed(traceback.extract_stack())
-        if f"/{package}/" in frame.filename
-    ]
-    WAITS[f"{name} {places[0] if places else ''}"] += 1
+WAITS: Counter[str] = Counter()  # by operation
 
 
 class OnDevice(torch.Tensor):
@@ -69,12 +57,12 @@ class OnDevice(torch.Tensor):
     def cpu(self, *_: Any, wait: bool = True) -> Tensor:
         """A copy on the host."""
         if wait:
-            note("cpu")
+            WAITS["cpu"] += 1
         return self.inner.clone()
 
     def tolist(self) -> Any:
         """Values on the host."""
-        note("tolist")
+        WAITS["tolist"] += 1
         return self.inner.tolist()
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -103,11 +91,11 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         raise RuntimeError(f"Expected all tensors to be on the same device: {name}")
     by_mask = name in INDEXING and any(each is not None and each.dtype == torch.bool for each in args[1])
     if (here and name in READS) or by_mask:
-        note(name)
+        WAITS[name] += 1
     # `where` moves a number to the device like any tensor of the host.
     copied = on_device and name in COPIES and (host or not here) and not kwargs.get("non_blocking")
     if copied or (here and host and name in INDEXING | {"where"}):
-        note(f"{name} to the device")
+        WAITS[f"{name} to the device"] += 1
     inner = tree_map(lambda each: each.inner if isinstance(each, OnDevice) else each, (args, kwargs))
     if asked is not None:
         inner[1]["device"] = torch.device("cpu")
@@ -137,7 +125,7 @@ def pretend() -> Iterator[Counter[str]]:
     """torch with a pretend GPU; yields the waits."""
     WAITS.clear()
     there = patch("torch.cuda.is_available", return_value=True)
-    stream = SimpleNamespace(synchronize=lambda: note("synchronize"))
+    stream = SimpleNamespace(synchronize=lambda: WAITS.update(["synchronize"]))
     there_too = patch("torch.cuda.current_stream", return_value=stream), patch("torch.Tensor.pin_memory", lambda x: x)
     with patch("torch.cuda._lazy_init"), there, there_too[0], there_too[1], patch("torch.tensor", tensor), _Mode():
         yield WAITS

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 from nemo_uecr.local.memory import Placement
+from nemo_uecr.scoring.dense import token_scores
+from nemo_uecr.scoring.statistics import deferred_checks
 from tests.local.tiny import metrics, run
 
 pytestmark = [
@@ -28,6 +31,22 @@ def test_what_is_offloaded_leaves_the_gpu_and_comes_back_as_it_was() -> None:
         placement.move_to_device()
         assert torch.cuda.memory_allocated() == before
         assert all(weight.is_pinned() for weight in weights)
+
+
+def test_the_host_waits_once_for_any_number_of_calls_checked_together() -> None:
+    logits, target = torch.randn(65, 9000, device="cuda"), torch.arange(65, device="cuda")
+
+    def waits(calls: int) -> int:
+        with warnings.catch_warnings(record=True) as seen, deferred_checks():
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            for _ in range(calls):
+                token_scores(logits, target, temperatures=(1.0, 0.7), entropy=True)
+        torch.cuda.set_sync_debug_mode("default")
+        return sum("synchroniz" in str(warning.message) for warning in seen)
+
+    waits(1)  # the first brings the temperatures to the device
+    assert max(waits(1), waits(4)) <= 1
 
 
 @pytest.mark.parametrize("change", ["train.activation_checkpointing=true", "offload=teacher", "offload=all"])

@@ -38,27 +38,11 @@ def test_flipped_byte_is_found(folder: Path, name: str) -> None:
 
 def test_advice_of_the_message_works(folder: Path, trained: Path) -> None:
     """Delete the corrupt checkpoint and resume: the earlier one leads to the same end."""
-    before = outcome(trained)
+    before, saved = outcome(trained), folder / "checkpoints" / "step-000001"
+    assert (saved / "model.safetensors").stat().st_mode & 0o666 == saved.stat().st_mode & 0o666  # for the group, too
     shutil.rmtree(folder / "checkpoints" / "step-000002")
     tiny.run(folder, *every(), resume=True)
     assert same(outcome(folder), before) == []
-
-
-def test_checkpoint_is_an_ordinary_model_folder(folder: Path) -> None:
-    """It loads as a student by itself, with the trained weights."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    saved = folder / "checkpoints" / "step-000002"
-    trained = AutoModelForCausalLM.from_pretrained(saved)
-    initial = AutoModelForCausalLM.from_pretrained(tiny.STUDENT)
-    moved = [
-        float((a - b).detach().abs().max()) for a, b in zip(trained.parameters(), initial.parameters(), strict=True)
-    ]
-    # four AdamW steps of 0.003 move a weight by at most about 4 * 0.003
-    assert 0.003 < max(moved) < 0.015
-    theirs, ours = (AutoTokenizer.from_pretrained(folder) for folder in (tiny.STUDENT, saved))
-    assert ours("12")["input_ids"] == theirs("12")["input_ids"]
-    assert (saved / "model.safetensors").stat().st_mode & 0o666 == saved.stat().st_mode & 0o666  # for the group, too
 
 
 def limited(folder: Path, bytes_a_file: int, *overrides: str, resume: bool = False) -> tuple[int, str]:

@@ -90,7 +90,7 @@ def test_a_trained_adapter_answers_as_it_did_in_its_run(tmp_path: Path) -> None:
     """The student ends with token 2, which generation_config.json alone names; merged, it answers the same."""
     base = ending(tmp_path / "base", {"eos_token_id": [2, 0]}, {"eos_token_id": 0}, "<|endoftext|>")
     run = tiny.run(tmp_path / "run", *tiny.every(), f"student.model_name={base}", "student.lora_rank=2")
-    inside = rows(run / "evaluations" / "step-000002.jsonl")
+    inside = tiny.records(run / "evaluations" / "step-000002.jsonl")
     assert not all(row["truncated"] for row in inside)
     assert entry_point(["export", str(run), "--merged", str(tmp_path / "merged")]) == 0
     config = tiny.configured(run, *tiny.every()).config.evaluation
@@ -101,7 +101,7 @@ def test_a_trained_adapter_answers_as_it_did_in_its_run(tmp_path: Path) -> None:
     assert entry_point([*words, *options, "--engine", "transformers", "--out", str(tmp_path / "e")]) == 0
     for label in ("saved", "merged"):
         (file,) = (tmp_path / "e" / label).glob("samples*.jsonl")
-        assert [row["token_ids"] for row in rows(file)] == [row["token_ids"] for row in inside]
+        assert [row["token_ids"] for row in tiny.records(file)] == [row["token_ids"] for row in inside]
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def swapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def first_batch(folder: Path, student: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The record and the tensors of one step, whose responses are the same whatever the teacher counts."""
     tiny.run(folder, "train.steps=1", "telemetry.save_batch_every=1", f"student.model_name={student}", *overrides)
-    return rows(folder / "metrics.jsonl")[0], load_file(folder / "batches" / "step-000001.safetensors")
+    return tiny.records(folder / "metrics.jsonl")[0], load_file(folder / "batches" / "step-000001.safetensors")
 
 
 def test_what_another_end_token_costs_and_what_the_key_makes_of_it(
@@ -192,7 +192,3 @@ def test_a_server_does_not_score_its_own_end_tokens(tmp_path: Path) -> None:
     served = "teacher={url: 'http://localhost:1', model_name: m, tokenizer: t, entropy: plugin, end_token: own}"
     with pytest.raises(UecrError, match=r"end_token.*left_out"):
         tiny.configured(tmp_path, served)
-
-
-def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]

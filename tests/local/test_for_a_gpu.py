@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from nemo_uecr.core.agreement import TokenSample
-from nemo_uecr.local import CHUNK_BYTES, scores, trainer, update
-from nemo_uecr.local.memory import Placement, state_of
+from nemo_uecr.local import CHUNK_BYTES, trainer, update
+from nemo_uecr.local.memory import state_of
 from nemo_uecr.local.probes import TokenRanks, TopTokens
 from nemo_uecr.local.scores import score_policy, training_logp
-from nemo_uecr.local.token_model import TokenModel, load_model
+from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.scoring import reduce
 from nemo_uecr.study.task import build_tokenizer
 from tests.gpu.pretend_cuda import pretend, to_cuda
@@ -31,10 +29,7 @@ from tests.local.updates import config_of, inputs_for, ragged, updated
 
 CPU = torch.device("cpu")
 ROWS = [torch.arange(4), torch.arange(4, 8)]
-SIZES: dict[str, Any] = {
-    "vocab_size": 283, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 16,
-}  # fmt: skip
+SIZES = tiny.sizes(build_tokenizer())
 MODULES: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: tiny.new_model(build_tokenizer(), seed=0),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
@@ -71,17 +66,8 @@ def test_attention_is_causal_without_a_mask_and_nothing_is_asked_of_the_ids(
 
 def test_cudnn_computes_no_attention_of_a_loaded_model() -> None:
     torch.backends.cuda.enable_cudnn_sdp(True)
-    load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    tiny.load()
     assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
-@pytest.mark.parametrize(("kind", "bytes_"), [("cpu", 2**27), ("cuda", 2**30)])
-def test_a_gpu_takes_larger_chunks(kind: str, bytes_: int) -> None:
-    """Qwen3's 151,936 columns: 220 tokens at a time on a CPU, 1,766 on a GPU."""
-    model: Any = SimpleNamespace(device=torch.device(kind), vocabulary=151_936)
-    chunks = scores._chunks(model, 5000)
-    assert [chunk.stop - chunk.start for chunk in chunks[:-1]] == [bytes_ // (4 * 151_936)] * (len(chunks) - 1)
-    assert (chunks[0].start, chunks[-1].stop, len(chunks)) == (0, 5000, math.ceil(5000 / (bytes_ // (4 * 151_936))))
 
 
 class Casts(TorchDispatchMode):
@@ -102,7 +88,7 @@ def untied(dtype: str, tmp_path: Path) -> TokenModel:
     folder = tiny.save_model(
         tiny.new_model(tokenizer, seed=2, tie_word_embeddings=False), tokenizer, tmp_path / "model"
     )
-    return load_model(str(folder), role="student", dtype=dtype, device=CPU, master_weights=True)
+    return tiny.load(folder, dtype=dtype)
 
 
 def test_the_output_layer_is_cast_once_for_all_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,34 +116,22 @@ def test_chunks_have_the_gradient_of_the_whole(
     assert 0 < float((found[1] - found[0]).norm() / found[0].norm()) < most
 
 
-def test_scores_leave_the_device_once_a_micro_batch_and_ratios_once_an_optimizer_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Whatever the number of chunks."""
+def test_ratios_leave_the_device_once_an_optimizer_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of micro-batches and of chunks."""
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * 283 * 3)
-    waits = {"score": 0, "update": 0}
-
-    def counted(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def copies(tensors: list[Tensor]) -> list[Tensor]:
-            waits[name] += 1
-            found: list[Tensor] = real(tensors)
-            return found
-
-        return copies
-
-    monkeypatch.setattr(scores, "to_host", counted("score", scores.to_host))
-    monkeypatch.setattr(update, "to_host", counted("update", update.to_host))
-    model = load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    copies, real = [], update.to_host
+    monkeypatch.setattr(update, "to_host", lambda tensors: copies.append(1) or real(tensors))
+    model = tiny.load()
     config = config_of("train.microbatch_responses=2", "train.minibatch_responses=4")
     updated(model, inputs_for(model, config, ragged()), config)
-    assert waits == {"score": 4, "update": 2}
+    assert len(copies) == 2
 
 
 def test_scoring_on_a_gpu_waits_twice_a_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the scores, and to read whether all are finite; whatever the number of chunks. Nothing mixes devices."""
     monkeypatch.setattr(reduce, "HAS_TRITON", False)
     monkeypatch.setitem(CHUNK_BYTES, "cuda", 4 * 283 * 3)
-    model = load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    model = tiny.load()
     mask_BT = ragged().mask_BT
     sample = TokenSample.of(mask_BT, columns=40, seed=0)
 
@@ -187,7 +161,7 @@ def test_scoring_on_a_gpu_waits_twice_a_micro_batch(monkeypatch: pytest.MonkeyPa
 def test_adamw_is_fused_on_a_gpu(device: str, gpu: bool, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU its arithmetic is the other's within rounding; what it keeps moves as a whole, counts of steps too."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    model = load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    model = tiny.load()
     plain, config = config_of("device=cpu"), config_of(f"device={device}")
     after = []
     for each in (plain, config):
@@ -198,11 +172,6 @@ def test_adamw_is_fused_on_a_gpu(device: str, gpu: bool, fused: bool, monkeypatc
     assert optimizer.param_groups[0].get("fused") is (True if fused else None)
     assert float((after[1] - after[0]).abs().max()) <= (1e-6 if fused else 0.0)
     assert len(list(state_of(optimizer))) == (3 if fused else 2) * len(model.trained)
-    placement = Placement("all", CPU, {"optimizer": lambda: state_of(optimizer)})
-    for _ in range(2):
-        placement.move_to_device("optimizer")
-        placement.move_to_device()
-    assert all(float(state["step"]) == 1 for state in optimizer.state.values())
 
 
 def test_a_deterministic_run_is_the_same_on_a_cpu(

@@ -6,41 +6,29 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
-from nemo_uecr.data.batch_file import SavedBatch, load_batch, recompute
+from nemo_uecr.data.batch_file import recompute
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.local.sequences import Response, Sequences, encode_prompts
-from nemo_uecr.local.token_model import load_model
 from tests.audit.batch_audit import faults
 from tests.core import sparse
 from tests.local import tiny
 from tests.local.by_hand import by_hand, worst
 
-CPU = torch.device("cpu")
 #: One optimizer step for each batch, so that every ratio of a step is 1.
 ONE_UPDATE = ("train.minibatch_responses=8", "telemetry.save_batch_every=1")
-
-
-def saved(folder: Path, step: int) -> SavedBatch:
-    return load_batch(folder / "batches" / f"step-{step:06d}.safetensors")
-
-
-def texts(folder: Path, step: int) -> list[dict[str, str]]:
-    rows: list[dict[str, str]] = json.loads((folder / "batches" / f"step-{step:06d}.json").read_text())["responses"]
-    return rows
 
 
 def test_each_model_is_scored_at_its_temperature(tmp_path: Path) -> None:
     """T_r = 0.8 for the ratio and the reference, 1 for the gap and the entropy: four float64 forwards of the models."""
     overrides = (*ONE_UPDATE, "train.steps=1", "loss.reference_kl=0.1")
     folder = tiny.run(tmp_path / "run", *overrides)
-    found = saved(folder, 1).tensors
+    found = tiny.tensors(folder)
     student, teacher = (
-        load_model(str(path), role=role, dtype="float32", device=CPU, master_weights=False)
-        for path, role in ((tiny.STUDENT, "student"), (tiny.TEACHER, "teacher"))
+        tiny.load(path, role=role) for path, role in ((tiny.STUDENT, "student"), (tiny.TEACHER, "teacher"))
     )
-    problems = [Problem(row["problem"], row["question"], row["answer"]) for row in texts(folder, 1)]
+    texts = json.loads((folder / "batches" / "step-000001.json").read_text())
+    problems = [Problem(row["problem"], row["question"], row["answer"]) for row in texts["responses"]]
     prompts = encode_prompts(problems, student.tokenizer, tiny.configured(folder, *overrides).config.data)
     mask_BT = found["mask"]
     ids = [tuple(row[kept].tolist()) for row, kept in zip(found["token_ids"], mask_BT, strict=True)]
@@ -51,11 +39,11 @@ def test_each_model_is_scored_at_its_temperature(tmp_path: Path) -> None:
         ("teacher_logp", teacher, 1.0),
         ("ref_logp", student, 0.8),  # the initial student
     ):
-        here, _ = by_hand(model, sequences, temperature)
-        there, _ = by_hand(model, sequences, 1.8 - temperature)
+        here, *_ = by_hand(model, sequences, temperature)
+        there, *_ = by_hand(model, sequences, 1.8 - temperature)
         assert worst(found[name], here, mask_BT) <= 1e-5, name
         assert worst(found[name], there, mask_BT) > 0.05, name  # the other temperature would have been seen
-    _, entropy = by_hand(teacher, sequences, 1.0)
+    _, entropy, _ = by_hand(teacher, sequences, 1.0)
     assert worst(found["teacher_entropy"], entropy, mask_BT) <= 1e-5
 
 
@@ -64,7 +52,7 @@ def test_second_surrogate_counts_with_its_coefficient(tmp_path: Path) -> None:
     folder = tiny.run(
         tmp_path / "run", *ONE_UPDATE, "train.steps=1", "method.name=grpo_plus_opd", "method.opd_coef=3.0"
     )
-    found = saved(folder, 1).tensors
+    found = tiny.tensors(folder)
     mask_BT = found["mask"]
     task, opd = (float(found[name][mask_BT].double().mean()) for name in ("advantage", "advantage_opd"))
     assert abs(opd) > 0.01  # otherwise its coefficient could not be seen
@@ -76,7 +64,7 @@ def test_a_method_masks_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     sparse.register(monkeypatch)
     changes = (*ONE_UPDATE, "train.steps=1", "method.name=sparse", "loss.reference_kl=0", "run.seed=1")
     folder = tiny.run(tmp_path / "run", *changes)
-    found, record = saved(folder, 1).tensors, tiny.metrics(folder)[0]
+    found, record = tiny.tensors(folder), tiny.metrics(folder)[0]
     kept_BT, mask_BT = found["loss_mask"], found["mask"]
     assert 0 < int(kept_BT.sum()) < int(mask_BT.sum())
     assert not (kept_BT & ~mask_BT).any()
@@ -99,7 +87,7 @@ def test_schedule_counts_completed_steps(tmp_path: Path) -> None:
     """
     folder = tiny.run(tmp_path / "run", *ONE_UPDATE, "train.steps=3", "method.name=atod")
     for step, kappa in ((1, 1.0), (3, 1 - 0.9 * 2 / 80)):
-        found = saved(folder, step).tensors
+        found = tiny.tensors(folder, step)
         delta_BT = (found["teacher_logp"] - found["old_logp"]).double()
         moved_B = (delta_BT[:, 0] - delta_BT[:, 1]).nan_to_num(0.0)
         told_B = found["mask"][:, 1] & (moved_B.abs() > 0.1)

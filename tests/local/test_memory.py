@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,20 +12,13 @@ from safetensors.torch import load_file
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.generation.adapter import WEIGHTS, add_adapter, load_adapter, load_causal_lm
 from nemo_uecr.local.memory import Placement, state_of
-from nemo_uecr.local.token_model import load_model
 from nemo_uecr.report.page import write_report
 from tests.local import tiny
-from tests.local.tiny import every, run
+from tests.local.tiny import every, metrics, run
 
 LORA = ("student.lora_rank=4", "student.dtype=bfloat16", "train.learning_rate=0.03", "loss.reference_kl=0.01")
 FLOORED = ("method.scoring_noise=0.05", "method.std_floor=0.15")
 CPU = torch.device("cpu")
-
-
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    """A run's steps without what was measured."""
-    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in step.items() if not name.startswith(tiny.MEASURED)} for step in steps]
 
 
 @pytest.mark.parametrize("changes", [("train.activation_checkpointing=true",), ("offload=teacher",), ("offload=all",)])
@@ -44,7 +35,7 @@ def test_recomputing_keeps_less_for_the_backward_pass() -> None:
     """The same gradients, bit for bit, from fewer bytes."""
     from nemo_uecr.local.memory import checkpointed_layers, recomputing
 
-    model = load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    model = tiny.load()
     ids_bt = torch.arange(60).remainder(model.vocabulary).view(2, 30)
     found = []
     kept: list[int] = []
@@ -129,8 +120,7 @@ def test_ten_steps_resume_bitwise_and_make_a_report(
         pytest.importorskip("bitsandbytes", reason="make test-real installs it")
         pytest.importorskip("torchao", reason="make test-real installs it")
     if tied_qwen3:
-        tokenizer = tiny_tokenizer()
-        folder = tiny.save_model(tiny.new_model(tokenizer, seed=5), tokenizer, tmp_path / "qwen3")
+        folder = tiny.save_model(tiny.new_model(tiny.tokenizer(), seed=5), tiny.tokenizer(), tmp_path / "qwen3")
         changes = (*changes, f"student.model_name={folder}")
     ten = ("train.steps=10", "checkpoint.every=5", "checkpoint.keep_last=2", "train.minibatch_responses=8", *changes)
     whole = run(tmp_path / "whole", *ten)
@@ -155,7 +145,7 @@ def test_random_rounding_asks_for_bfloat16_weights(tmp_path: Path) -> None:
 
 def test_a_saved_adapter_loads_as_it_was_trained(tmp_path: Path) -> None:
     last = run(tmp_path / "run", *every(), *LORA) / "checkpoints" / "step-000002"
-    model = load_model(str(last), role="teacher", dtype="bfloat16", device=CPU, master_weights=False)
+    model = tiny.load(last, role="teacher", dtype="bfloat16")
     saved = load_file(last / WEIGHTS)
     assert all(
         torch.equal(parameter, saved[f"base_model.model.{name.replace('.default', '')}"])
@@ -176,12 +166,6 @@ def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
     module, _ = load_causal_lm(str(tiny.STUDENT), local_files_only=True, dtype=torch.float32)
     add_adapter(module, rank=2, alpha=4.0, seed=0)
     module.save_pretrained(tmp_path)
-    other = tiny.new_model(tiny_tokenizer(), seed=0, hidden=48)
+    other = tiny.new_model(tiny.tokenizer(), seed=0, hidden=48)
     with pytest.raises(DataError, match="does not fit its base model"):
         load_adapter(other, tmp_path)
-
-
-def tiny_tokenizer() -> Any:
-    from nemo_uecr.generation.models import load_tokenizer
-
-    return load_tokenizer(str(tiny.STUDENT), local_files_only=True)

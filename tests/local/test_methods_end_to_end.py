@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.files import file_sha256
 from nemo_uecr.telemetry.metric_table import METRICS
 from tests.data.made import deepmath_row, prepare_folder, write_benchmark, write_jsonl
@@ -59,9 +58,7 @@ def test_method_runs_and_its_identities_hold(runs: dict[str, Path], name: str) -
 
 def test_methods_share_the_rollout_and_differ_in_the_advantage(runs: dict[str, Path]) -> None:
     """Before the first update the student is the same, so the batch is; what is made of it is each method's own."""
-    batches = {
-        name: load_batch(folder / "batches" / "step-000001.safetensors").tensors for name, folder in runs.items()
-    }
+    batches = {name: tiny.tensors(folder) for name, folder in runs.items()}
     for tensors in batches.values():
         assert torch.equal(tensors["token_ids"], batches["uecr"]["token_ids"])
         assert torch.equal(tensors["task_reward"], batches["uecr"]["task_reward"])
@@ -85,16 +82,11 @@ def test_every_metric_is_in_the_table_and_every_entry_is_emitted(runs: dict[str,
 def test_atod_takes_turns(runs: dict[str, Path], tmp_path: Path) -> None:
     """With a separator that every response has, turns differ in weight; without, the weight is constant 0.75."""
     one = runs["atod"]
-    two = tiny.run(
-        tmp_path / "two",
-        "method.name=atod",
-        "method.turn_separator='{'",
-        "telemetry.save_batch_every=1",
-        "train.steps=1",
-    )
+    turns = ("method.name=atod", "method.turn_separator='{'")
+    two = tiny.run(tmp_path / "two", *turns, "telemetry.save_batch_every=1", "train.steps=1")
     assert metrics(one)[0]["ecr/weight_min"] == metrics(one)[0]["ecr/weight_max"] == 0.75
     assert metrics(two)[0]["ecr/weight_min"] < metrics(two)[0]["ecr/weight_max"]
-    segments = load_batch(two / "batches" / "step-000001.safetensors").tensors["segments"]
+    segments = tiny.tensors(two)["segments"]
     # \boxed{ ends turn 0; what follows is turn 1
     assert segments.unique().tolist()[:2] == [0, 1]
 
@@ -120,9 +112,8 @@ def test_a_prepared_folder_is_trained_on(tmp_path: Path) -> None:
 
 def test_training_learns(tmp_path: Path) -> None:
     """A bandit: of four digits one is right, and the student begins at chance, 25%."""
-    problems = tmp_path / "bandit.jsonl"
     rows = [{"id": str(i), "question": str(i), "answer": str(LIKED)} for i in range(4)]
-    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = write_jsonl(tmp_path / "bandit.jsonl", rows)
     folder = tiny.run(
         tmp_path / "run",
         f"data.train={problems}",

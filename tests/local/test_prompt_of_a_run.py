@@ -9,6 +9,7 @@ import pytest
 
 from nemo_uecr.cli.evaluate import _prompt as prompt_of
 from nemo_uecr.cli.main import entry_point
+from tests.data.made import write_jsonl
 from tests.local.tiny import assets, every, records, run
 from tests.reliability.commands import refused
 
@@ -112,11 +113,10 @@ def test_a_conversation_is_the_prompt_in_the_run_in_evaluate_and_in_audits(promp
     from nemo_uecr.audit.sources import run_source
     from nemo_uecr.generation.engines import load_tokens
 
-    rows = [json.loads(line) for line in assets().problems.read_text().splitlines()]
+    rows = records(assets().problems)
     system = {"role": "system", "content": "Be brief."}
     turns = [row | {"question": [system, {"role": "user", "content": row["question"]}]} for row in rows]
-    talks = tmp_path / "talks.jsonl"
-    talks.write_text("".join(json.dumps(row) + "\n" for row in turns))
+    talks = write_jsonl(tmp_path / "talks.jsonl", turns)
     prompt = ("data.prompt_template=Q {question}", "data.enable_thinking=true", f"data.train={talks}")
     benchmark = f"evaluation.benchmarks={{a: {talks}}}"
     folder = run(tmp_path / "run", *every(), *prompt, benchmark)

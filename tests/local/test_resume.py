@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.errors import CheckpointError, RunFolderError
+from nemo_uecr.local.trainer import Trainer
 from tests.local import tiny
 from tests.local.tiny import every, outcome, same
 
@@ -53,46 +54,16 @@ def test_resume_says_where_no_run_is(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert any(message.startswith("already complete after step 2 of 2: ") for message in caplog.messages)
 
 
-def test_keep_last_and_best(tmp_path: Path) -> None:
-    """Accuracy rises while the problems ask for the digit of the benchmark, and falls while they ask for another.
-
-    So the best step lies in the middle; its checkpoint stays although it is older than the newest kept ones.
-    """
-    rows = [{"id": f"t{i}", "question": str(i % 4), "answer": "2" if i < 24 else "1"} for i in range(56)]
-    asked = [{"id": f"b{i}", "question": str(i), "answer": "2"} for i in range(4)]
-    for name, lines in (("train", rows), ("asked", asked)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    folder = tiny.run(
-        tmp_path / "run",
-        "method.name=grpo",
-        f"data.train={tmp_path / 'train.jsonl'}",
-        "data.shuffle=false",
-        "rollout.prompts_per_step=4",
-        "rollout.responses_per_prompt=8",
-        "rollout.microbatch_responses=32",
-        "rollout.temperature=1.0",
-        "train.minibatch_responses=32",
-        "train.microbatch_responses=32",
-        "train.learning_rate=0.006",
-        "train.steps=14",
-        f"evaluation.benchmarks={{a: {tmp_path / 'asked.jsonl'}}}",
-        "evaluation.every=1",
-        "evaluation.samples=8",
-        "checkpoint.every=1",
-        "checkpoint.keep_last=2",
-        "checkpoint.keep_best=true",
-    )
-    averages = [line["average"]["avg"] for line in tiny.records(folder / "evaluation.jsonl")]
-    assert len(averages) == 14
-    best = 1 + averages.index(max(averages))
-    # Otherwise this run shows nothing: a rise before the best step, a fall after it, the lowest at the end.
-    assert max(averages[0], averages[-1]) < averages[best - 1], averages
-    assert 1 < best < 13, averages
-    kept = [int(path.name[-6:]) for path in sorted((folder / "checkpoints").iterdir())]
-    assert kept == [best, 13, 14]
-    state = json.loads((folder / "checkpoints" / "step-000014" / "state.json").read_text())
-    assert state["position"]["best_step"] == best
-    assert state["position"]["best_average"] == averages[best - 1]
+def test_keep_last_and_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best step's checkpoint stays although it is older than the newest kept ones."""
+    averages = iter((0.1, 0.9, 0.3, 0.9, 0.2))
+    monkeypatch.setattr(Trainer, "_evaluate", lambda self, step: next(averages))
+    saved = ("checkpoint.keep_last=2", "checkpoint.keep_best=true", "train.steps=5")
+    folder = tiny.run(tmp_path / "run", *every(), *saved)
+    kept = [path.name for path in sorted((folder / "checkpoints").iterdir())]
+    assert kept == ["step-000002", "step-000004", "step-000005"]
+    state = json.loads((folder / "checkpoints" / "step-000005" / "state.json").read_text())
+    assert (state["position"]["best_step"], state["position"]["best_average"]) == (2, 0.9)
 
 
 def test_changed_data_under_the_same_name_is_refused(tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.benchmarks import load_benchmarks
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.evaluation import runner
@@ -21,19 +18,17 @@ from nemo_uecr.evaluation.runner import EvaluationSettings
 from nemo_uecr.generation.engines import ChatSettings, Tokens
 from nemo_uecr.local.batch import samples_of
 from nemo_uecr.local.rollout import Decoding, draw
-from nemo_uecr.local.sequences import Prompt, Response, Sequences, encode_prompts
-from nemo_uecr.local.token_model import TokenModel, load_model
-from nemo_uecr.study.task import build_tokenizer
+from nemo_uecr.local.sequences import Prompt, Response, Sequences
+from nemo_uecr.local.token_model import TokenModel
 from tests.evaluation.tiny import save_tokenizer
 from tests.local import tiny
 
-CPU = torch.device("cpu")
 PLAIN = Decoding(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6)
 
 
 @pytest.fixture(scope="module")
 def student() -> TokenModel:
-    return load_model(str(tiny.STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    return tiny.load()
 
 
 def sample(
@@ -48,10 +43,6 @@ def sample(
 
 def prompt(*ids: int) -> Prompt:
     return Prompt(Problem(str(ids), "q", "a"), ids)
-
-
-def data(*overrides: str) -> DataConfig:
-    return tiny.configured(Path("unused"), *overrides).config.data
 
 
 def fixed_logits(model: TokenModel, logits: dict[int, float], rest: float = -50.0) -> TokenModel:
@@ -127,52 +118,6 @@ def test_end_tokens_and_truncation(student: TokenModel) -> None:
     never = fixed_logits(student, {20: 0.0})
     (response,) = sample(never, [prompt(9)], PLAIN, seed=0, microbatch=1)
     assert (response.token_ids, response.truncated) == ((20,) * 6, True)
-    mixed = fixed_logits(student, {end: 0.0, 20: 0.5})
-    for response in sample(mixed, [prompt(9)] * 40, PLAIN, seed=0, microbatch=40):
-        ends = [place for place, token in enumerate(response.token_ids) if token == end]
-        assert response.truncated == (not ends)
-        assert ends in ([], [len(response.token_ids) - 1])
-        assert len(response.token_ids) == 6 or ends
-
-
-def test_every_configured_end_token_ends(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny.STUDENT, tmp_path / "student"))
-    configured = json.loads((folder / "generation_config.json").read_text())
-    own = configured["eos_token_id"]
-    (folder / "generation_config.json").write_text(json.dumps(configured | {"eos_token_id": [20, own]}))
-    model = fixed_logits(
-        load_model(str(folder), role="student", dtype="float32", device=CPU, master_weights=True), {20: 0.0}
-    )
-    assert model.tokens.end_ids == {20, own}
-    (response,) = sample(model, [prompt(9)], PLAIN, seed=0, microbatch=1)
-    assert (response.token_ids, response.truncated) == ((20,), False)
-
-
-def test_a_stop_string_ends_a_response_which_counts_as_finished(student: TokenModel) -> None:
-    """Text "abab..." a token a letter: "ba" is complete after three tokens, "bab" after four."""
-    a, b = (student.tokenizer(letter)["input_ids"][0] for letter in "ab")
-    model = fixed_logits(student, {a: 0.0, b: 0.0})
-    endless = replace(PLAIN, max_tokens=40)
-    for stop in ("ba", "bab"):
-        for response in sample(model, [prompt(9)] * 20, replace(endless, stop=("x", stop)), seed=0, microbatch=20):
-            assert response.text.index(stop) + len(stop) == len(response.text) == len(response.token_ids)
-            assert not response.truncated
-    assert all(response.truncated for response in sample(model, [prompt(9)] * 3, endless, seed=0, microbatch=3))
-
-
-def test_chat_template_in_non_thinking_mode() -> None:
-    tokenizer = build_tokenizer()
-    problem = Problem("p", "1+1?", "2")
-    (encoded,) = encode_prompts([problem], tokenizer, data("data.prompt_template=Q: {question} {question}"))
-    assert tokenizer.decode(encoded.token_ids) == (
-        "<|im_start|>user\nQ: 1+1? 1+1?<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
-    (thinking,) = encode_prompts(
-        [problem], tokenizer, data("data.enable_thinking=true", "data.system_prompt=Be brief.")
-    )
-    assert tokenizer.decode(thinking.token_ids) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
-    )
 
 
 def test_an_evaluation_in_a_run_draws_what_the_command_draws(tmp_path: Path) -> None:

@@ -16,13 +16,12 @@ from nemo_uecr.core.agreement import TokenSample, agreement
 from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.local.probes import TopTokens
 from nemo_uecr.local.scores import score_policy, score_teacher, training_logp
-from nemo_uecr.local.token_model import TokenModel, load_model
+from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.study.task import build_tokenizer
 from tests.local.by_hand import by_hand, worst
-from tests.local.tiny import STUDENT, TEACHER, new_model, save_model
+from tests.local.tiny import STUDENT, TEACHER, load, new_model, save_model, sizes
 from tests.local.updates import ragged
 
-CPU = torch.device("cpu")
 WHOLE = [torch.arange(8)]
 
 
@@ -36,20 +35,7 @@ def sharp(model: Any, factor: float) -> Any:
 def gemma(tokenizer: Any) -> Gemma2ForCausalLM:
     """An architecture that caps its logits: tanh(z / 3) * 3."""
     torch.manual_seed(3)
-    config = Gemma2Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        final_logit_softcapping=3.0,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        attn_implementation="eager",
-    )
+    config = Gemma2Config(**sizes(tokenizer), final_logit_softcapping=3.0, attn_implementation="eager")
     return Gemma2ForCausalLM(config).eval()
 
 
@@ -64,7 +50,7 @@ BUILDERS: dict[str, Callable[[Any], Any]] = {
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TokenModel:
     tokenizer = build_tokenizer()
     folder = save_model(BUILDERS[request.param](tokenizer), tokenizer, tmp_path_factory.mktemp(request.param))
-    loaded = load_model(str(folder), role="student", dtype="float32", device=CPU, master_weights=True)
+    loaded = load(folder)
     assert loaded.splits == (request.param != "capped")
     return loaded
 
@@ -77,7 +63,7 @@ def test_scores_equal_a_float64_forward(model: TokenModel, monkeypatch: pytest.M
     mask_BT = sequences.mask_BT
     found = score_policy(model, sequences, WHOLE, rollout_temperature=0.7, entropy=True)
     for temperature, logp_BT in ((0.7, found.rollout_logp_BT), (1.0, found.logp_BT)):
-        expected, entropy = by_hand(model, sequences, temperature)
+        expected, entropy, _ = by_hand(model, sequences, temperature)
         assert worst(logp_BT, expected, mask_BT) <= 1e-5
     assert found.entropy_BT is not None
     assert worst(found.entropy_BT, entropy, mask_BT) <= 1e-5
@@ -86,7 +72,10 @@ def test_scores_equal_a_float64_forward(model: TokenModel, monkeypatch: pytest.M
     assert bool(found.entropy_BT[~mask_BT].isnan().all())
 
 
-def test_training_sees_the_same_numbers(model: TokenModel) -> None:
+@pytest.mark.parametrize("chunk_bytes", [CHUNK_BYTES["cpu"], 4 * 283 * 3])
+def test_training_sees_the_same_numbers(model: TokenModel, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+    """So the ratio of the first update is exactly 1."""
+    monkeypatch.setitem(CHUNK_BYTES, "cpu", chunk_bytes)
     sequences = ragged()
     found = score_policy(model, sequences, WHOLE, rollout_temperature=0.7, entropy=False).rollout_logp_BT
     trained = training_logp(model, sequences.micro_batch(WHOLE[0]), temperature=0.7)
@@ -97,7 +86,7 @@ def test_training_sees_the_same_numbers(model: TokenModel) -> None:
 
 
 def test_one_forward_for_both_temperatures_and_the_entropy() -> None:
-    model = load_model(str(STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    model = load()
     calls = []
     model.module.base_model.register_forward_hook(lambda *_: calls.append(1))
     score_policy(model, ragged(), list(torch.arange(8).split(4)), rollout_temperature=0.7, entropy=True)
@@ -106,7 +95,7 @@ def test_one_forward_for_both_temperatures_and_the_entropy() -> None:
 
 def test_bad_token_stays_nan_and_leaves_the_others_alone() -> None:
     """One row of the input embedding is NaN: the tokens after it in that response have no score, all others do."""
-    model = load_model(str(STUDENT), role="student", dtype="float32", device=CPU, master_weights=True)
+    model = load()
     sequences = ragged()
     clean = score_teacher(model, sequences, WHOLE, entropy=True)
     # an id that stands in the prompt of row 0 and nowhere else, given a vector that overflows in float32
@@ -127,9 +116,9 @@ def test_bad_token_stays_nan_and_leaves_the_others_alone() -> None:
 
 
 def test_low_precision_scores_are_close_and_float32() -> None:
-    full = load_model(str(TEACHER), role="teacher", dtype="float32", device=CPU, master_weights=False)
-    low = load_model(str(TEACHER), role="teacher", dtype="bfloat16", device=CPU, master_weights=False)
-    kept = load_model(str(TEACHER), role="student", dtype="bfloat16", device=CPU, master_weights=True)
+    full = load(TEACHER, role="teacher")
+    low = load(TEACHER, role="teacher", dtype="bfloat16")
+    kept = load(TEACHER, dtype="bfloat16")
     assert (low.module.dtype, kept.module.dtype) == (torch.bfloat16, torch.float32)  # small updates need float32
     exact = score_teacher(full, ragged(), WHOLE, entropy=True)
     for model in (low, kept):
@@ -146,7 +135,7 @@ def test_most_likely_ids_are_those_of_a_plain_forward(monkeypatch: pytest.Monkey
     sample = TokenSample.of(sequences.mask_BT, columns=40, seed=0)
     top, plain = [], []
     for folder in (STUDENT, TEACHER):
-        model = load_model(str(folder), role="student", dtype="float32", device=CPU, master_weights=True)
+        model = load(folder)
         probe = TopTokens(sample)
         found = score_teacher(model.with_probe(probe), sequences, rows, entropy=True)
         without = score_teacher(model, sequences, rows, entropy=True)

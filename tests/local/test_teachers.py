@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import ConfigError, DataError
-from nemo_uecr.generation.adapter import load_causal_lm
-from nemo_uecr.generation.models import load_tokenizer, prompt_ids
+from nemo_uecr.generation.models import prompt_ids
 from nemo_uecr.local.batch import ids_sha256
 from nemo_uecr.report.page import write_report
+from tests.data.made import write_jsonl
 from tests.local import tiny
-from tests.local.tiny import metrics
+from tests.local.tiny import metrics, tensors
 
 SAVED = ("telemetry.save_batch_every=1", "train.steps=1")
 TWO = f"teachers={{a: {{model_name: {tiny.TEACHER}}}, b: {{model_name: {tiny.STUDENT}}}}}"
@@ -27,13 +26,7 @@ def problems(folder: Path, **columns: list[object]) -> str:
     rows = [json.loads(line) for line in tiny.assets().problems.read_text().splitlines()]
     for place, row in enumerate(rows):
         row |= {name: values[place % len(values)] for name, values in columns.items() if values[place % len(values)]}
-    path = folder / "problems.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return f"data.train={path}"
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    return load_batch(folder / "batches" / "step-000001.safetensors").tensors
+    return f"data.train={write_jsonl(folder / 'problems.jsonl', rows)}"
 
 
 def test_each_problem_has_the_scores_of_its_own_teacher(tmp_path: Path) -> None:
@@ -84,10 +77,7 @@ def test_the_current_student_reads_the_hint(tmp_path: Path) -> None:
     folder = tiny.run(tmp_path / "hint", data, hint, "telemetry.save_batch_every=1")
     found, texts = tensors(folder), json.loads((folder / "batches" / "step-000001.json").read_text())
     assert texts["teachers"] == {"teacher": {"weights": "step 0", "prompt_template": "{question}{hint}"}}
-    model, tokenizer = (
-        load_causal_lm(str(tiny.STUDENT), local_files_only=True, dtype=torch.float32)[0],
-        load_tokenizer(str(tiny.STUDENT), local_files_only=True),
-    )
+    model, tokenizer = tiny.load().module, tiny.tokenizer()
     for row, said in enumerate(texts["responses"]):
         prompt = prompt_ids(tokenizer, said["question"] * 2, thinking=False)
         response = found["token_ids"][row][found["mask"][row]]

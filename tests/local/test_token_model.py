@@ -8,19 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import MambaConfig, MambaForCausalLM
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.generation.models import load_tokenizer
-from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
+from nemo_uecr.local.token_model import check_same_tokens
 from tests.local import tiny
-
-CPU = torch.device("cpu")
-
-
-def load(folder: Path | str, role: str = "teacher") -> TokenModel:
-    return load_model(str(folder), role=role, dtype="float32", device=CPU, master_weights=False)
 
 
 @pytest.fixture
@@ -45,7 +37,7 @@ def test_a_folder_that_no_engine_loads_names_its_key(teacher: Path) -> None:
     with pytest.raises(
         DataError, match=r"teacher\.model_name: .* lacks 1 weights \(model\.layers\.1\.mlp\.up_proj\.weight"
     ):
-        load(teacher)
+        tiny.load(teacher, role="teacher")
 
 
 def test_sequences_beyond_the_models_context_are_refused_before_the_run(tmp_path: Path) -> None:
@@ -62,7 +54,7 @@ def test_sequences_beyond_the_models_context_are_refused_before_the_run(tmp_path
 
 
 def test_a_student_without_a_key_value_cache_is_refused_before_the_run(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(str(tiny.STUDENT), local_files_only=True)
+    tokenizer = tiny.tokenizer()
     sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     folder = tiny.save_model(MambaForCausalLM(MambaConfig(**sizes, **ends)), tokenizer, tmp_path / "mamba")
@@ -73,7 +65,7 @@ def test_a_student_without_a_key_value_cache_is_refused_before_the_run(tmp_path:
 
 def test_other_tokenizer_is_refused_by_id(teacher: Path, tmp_path: Path) -> None:
     """One id whose text differs is enough, and no run begins."""
-    check_same_tokens(load(tiny.STUDENT, "student"), load(teacher))
+    check_same_tokens(tiny.load(), tiny.load(teacher, role="teacher"))
 
     def rename(content: dict[str, object]) -> None:
         vocabulary = content["model"]["vocab"]  # type: ignore[index]
@@ -85,7 +77,7 @@ def test_other_tokenizer_is_refused_by_id(teacher: Path, tmp_path: Path) -> None
     edit(teacher / "tokenizer.json", rename)
     said = r"token id 40 is '.*' for the student and '§§' for the teacher"
     with pytest.raises(DataError, match=said):
-        check_same_tokens(load(tiny.STUDENT, "student"), load(teacher))
+        check_same_tokens(tiny.load(), tiny.load(teacher, role="teacher"))
     with pytest.raises(DataError, match=said):
         tiny.run(tmp_path / "run", f"teacher.model_name={teacher}")
     assert not (tmp_path / "run").exists()
@@ -97,10 +89,7 @@ def test_grpo_never_touches_the_teacher(tmp_path: Path) -> None:
     )
     for record in tiny.metrics(folder):
         assert not [name for name in record if "teacher" in name or name.startswith("ecr/") or "unified" in name]
-    from nemo_uecr.data.batch_file import load_batch
-
-    saved = load_batch(folder / "batches" / "step-000001.safetensors").tensors
-    assert not [name for name in saved if "teacher" in name]
+    assert not [name for name in tiny.tensors(folder) if "teacher" in name]
     with pytest.raises(DataError, match="/impossible/teacher"):
         tiny.run(tmp_path / "uecr", "teacher.model_name=/impossible/teacher")
 

@@ -10,43 +10,25 @@ import pytest
 import torch
 
 from nemo_uecr.errors import InvariantError
-from nemo_uecr.local import CHUNK_BYTES
-from nemo_uecr.local.token_model import TokenModel, load_model
-from nemo_uecr.local.update import (
-    build_optimizer,
-    check_ratios,
-    update,
-    warmed_rate,
-)
+from nemo_uecr.local.token_model import TokenModel
+from nemo_uecr.local.update import build_optimizer, check_ratios, update, warmed_rate
 from tests.local import tiny
 from tests.local.updates import LENGTHS, config_of, inputs_for, measured, ragged, updated
 
 
 @pytest.fixture
 def student() -> TokenModel:
-    return load_model(
-        str(tiny.STUDENT), role="student", dtype="float32", device=torch.device("cpu"), master_weights=True
-    )
-
-
-@pytest.mark.parametrize("microbatch", [2, 3])
-def test_accumulation_equals_one_large_batch(student: TokenModel, microbatch: int) -> None:
-    """Ragged lengths, so a mean of micro-batch means would be wrong."""
-    sequences = ragged()
-    one = config_of("train.microbatch_responses=8")
-    whole, whole_gradient = updated(student, inputs_for(student, one, sequences), one)
-    split = config_of(f"train.microbatch_responses={microbatch}")
-    parts, parts_gradient = updated(student, inputs_for(student, split, sequences), split)
-    assert parts.loss[0] == pytest.approx(whole.loss[0], rel=1e-6, abs=1e-7)
-    assert float((parts_gradient - whole_gradient).norm() / whole_gradient.norm()) < 1e-6
-    assert parts.grad_norm[0] == pytest.approx(whole.grad_norm[0], rel=1e-6)
+    return tiny.load()
 
 
 def test_gradient_is_that_of_the_written_out_loss(student: TokenModel) -> None:
-    """``-sum A log pi / tokens`` at ratio 1, written out with log_softmax over the whole vocabulary in float64."""
+    """``-sum A log pi / tokens`` at ratio 1, written out with log_softmax over the whole vocabulary in float64.
+
+    Ragged micro-batches, so a mean of their means would be wrong.
+    """
     sequences, config = ragged(), config_of("train.microbatch_responses=2")
     inputs = inputs_for(student, config, sequences)
-    _, found = updated(student, inputs, config)
+    outcome, found = updated(student, inputs, config)
     module = copy.deepcopy(student.module).double()
     total = torch.zeros((), dtype=torch.float64)
     for row, (prompt, response) in enumerate(zip(sequences.prompts, sequences.responses, strict=True)):
@@ -58,6 +40,7 @@ def test_gradient_is_that_of_the_written_out_loss(student: TokenModel) -> None:
     (total / sum(LENGTHS)).backward()
     expected = torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
     assert float((found - expected).norm() / expected.norm()) < 1e-5
+    assert outcome.grad_norm[0] == pytest.approx(float(expected.norm()), rel=1e-5)
 
 
 def test_each_minibatch_has_its_own_token_count(student: TokenModel) -> None:
@@ -72,18 +55,6 @@ def test_each_minibatch_has_its_own_token_count(student: TokenModel) -> None:
     assert outcome.optimizer_steps == 2
     assert outcome.ratio_N.numel() == 21
     assert outcome.first_ratio_N.numel() == 16
-
-
-@pytest.mark.parametrize("microbatch", [1, 3, 8])
-@pytest.mark.parametrize("chunk_bytes", [134_217_728, 5_000])
-def test_first_ratio_is_exactly_one(
-    student: TokenModel, monkeypatch: pytest.MonkeyPatch, microbatch: int, chunk_bytes: int
-) -> None:
-    """For every micro-batch split, and when the output layer is walked in chunks of 5000 / (4 * 283) = 4 tokens."""
-    monkeypatch.setitem(CHUNK_BYTES, "cpu", chunk_bytes)
-    config = config_of(f"train.microbatch_responses={microbatch}")
-    outcome, _ = updated(student, inputs_for(student, config, ragged()), config)
-    assert bool((outcome.first_ratio_N == 1.0).all())
 
 
 def test_rows_of_similar_length_share_a_forward_pass_and_keep_their_names(student: TokenModel) -> None:
@@ -106,17 +77,10 @@ def test_reference_kl_enters_once_with_its_coefficient(student: TokenModel) -> N
     inputs = replace(
         inputs, surrogates=((0.0 * sequences.mask_BT, 1.0),), reference_rollout_logp_BT=inputs.rollout_logp_BT + 0.5
     )
-    outcome, gradient = updated(student, inputs, config)
+    outcome, _ = updated(student, inputs, config)
     assert outcome.reference_kl[0] == pytest.approx(0.148721, abs=1e-5)
     assert outcome.loss[0] == pytest.approx(0.3 * 0.148721, abs=1e-5)
     assert outcome.surrogate[0] == 0.0
-    # d k3 / d log pi = 1 - e^0.5, the same as a policy gradient with advantage 0.3 (e^0.5 - 1) at ratio 1
-    advantage_BT = 0.3 * (torch.e**0.5 - 1.0) * sequences.mask_BT
-    plain = config_of("train.learning_rate=1e-12")
-    _, expected = updated(
-        student, replace(inputs, surrogates=((advantage_BT, 1.0),), reference_rollout_logp_BT=None), plain
-    )
-    assert float((gradient - expected).norm() / expected.norm()) < 1e-5
 
 
 def test_overlong_filter_takes_tokens_out_of_numerator_and_denominator(student: TokenModel) -> None:

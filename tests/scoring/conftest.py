@@ -1,9 +1,9 @@
-"""Fixtures of the scoring tests: each CPU reduction, and work on several gloo ranks."""
+"""Fixtures of the scoring tests: each reduction, and work on several gloo ranks."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -14,19 +14,29 @@ import torch
 import torch.distributed as dist
 
 from nemo_uecr.scoring import native
+from nemo_uecr.scoring.reduce import INTERPRETED
 
 GLOO_TIMEOUT_S = 60.0
 """Far beyond what a call takes, however busy the machine is."""
 
 
-@pytest.fixture(params=["native", "torch"])
-def reduction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a test once with each CPU reduction."""
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+
+
+@pytest.fixture(params=["triton"] if INTERPRETED else ["native", "torch", GPU])
+def reduction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run a test once with each reduction; on a GPU the default device is the GPU."""
     if request.param == "torch":
         monkeypatch.setattr(native, "kernel", lambda: None)
-    elif native.kernel() is None:
+    elif request.param == "native" and native.kernel() is None:
         pytest.skip("no native reduction here: needs a C compiler and AVX2")
-    return str(request.param)
+    elif request.param == "cuda":
+        torch.set_default_device("cuda")
+        freed = [torch.full((2**size,), torch.nan) for size in range(8, 28)]  # what is not written would be seen
+        torch.cuda.synchronize()
+        del freed
+    yield str(request.param)
+    torch.set_default_device("cpu")
 
 
 def _rank_main(rank: int, size: int, meeting: Path, work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.scoring.dense import SMALLEST_RUN, token_logp, token_scores
-from tests.scoring.made import QWEN3_VOCAB, float64_scores, peaked_logits
+from tests.scoring.made import QWEN3_VOCAB, float64_scores, peaked_logits, seeded
 
 pytestmark = pytest.mark.usefixtures("reduction")
 
@@ -79,9 +79,9 @@ def test_a_slice_of_the_batch_equals_its_copy(
     view: Callable[[Tensor], Tensor], lengths: tuple[int, ...], smallest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nemo_uecr.scoring.dense.SMALLEST_RUN", smallest)
-    whole = torch.randn(3, 44, 61, generator=torch.Generator().manual_seed(6)) * 9
+    whole = torch.randn(3, 44, 61, generator=seeded(6)) * 9
     mask = torch.arange(40) < torch.tensor(lengths).unsqueeze(1)
-    tokens = torch.randint(0, 50, (3, 40), generator=torch.Generator().manual_seed(7))
+    tokens = torch.randint(0, 50, (3, 40), generator=seeded(7))
     whole[:, :3] = torch.nan  # a prompt is never read
     leaf, copied = whole.clone().requires_grad_(), view(whole).clone()
     chosen = copied[mask].requires_grad_()

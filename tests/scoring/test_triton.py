@@ -27,7 +27,8 @@ def test_kernels_in_the_interpreter() -> None:
     root = Path(nemo_uecr.__file__).parents[1]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(root), *sys.path])
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/scoring/interpreted.py"]
+    files = ["tests/scoring/interpreted.py", "tests/scoring/test_dense.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:]
 

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.measure import collectives_begun
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.scoring.dense import token_logp, token_scores
-from nemo_uecr.scoring.records import VocabShard
-from nemo_uecr.scoring.statistics import STAGED_BYTES, _exchange
+from nemo_uecr.scoring.records import StatisticsLayout, VocabShard
+from nemo_uecr.scoring.reduce import reduce_logits
+from nemo_uecr.scoring.statistics import STAGED_BYTES, _exchange, merge_shards
 from tests.scoring.made import QWEN3_VOCAB, float64_scores, peaked_logits
 
 OnRanks = Callable[..., list[Any]]
@@ -69,7 +73,7 @@ def test_padding_columns_and_whole_padding_shards_add_exactly_nothing(on_ranks: 
 
 
 def test_the_mass_of_padding_columns_is_gathered_with_the_rest(on_ranks: OnRanks) -> None:
-    """Half of the second shard and all of the third; on the first there is no padding, and nowhere without any."""
+    """Half of the second shard and all of the third; on the first there is no padding."""
     logits, target = peaked_logits(6, 1536, 9.0, seed=2)
     target %= 700
     asked = {**BOTH, "dropped": True, "valid_vocab": 700}
@@ -78,12 +82,6 @@ def test_the_mass_of_padding_columns_is_gathered_with_the_rest(on_ranks: OnRanks
     for logp, _, dropped in on_ranks(3, score_shard, logits, target, [512, 512, 512], asked):
         assert (dropped - expected).abs().max() <= 1e-6
         assert (logp[0] - cut_off).abs().max() <= 5e-6
-    whole = token_scores(logits, target, **asked)
-    assert whole.dropped is not None
-    assert (whole.dropped - expected).abs().max() <= 1e-6
-    assert torch.equal(whole.logp, token_scores(logits, target, valid_vocab=700, **BOTH).logp)
-    unpadded = token_scores(logits, target, temperatures=(0.7,), entropy=False, dropped=True).dropped
-    assert torch.equal(unpadded, torch.zeros(6))
 
 
 def test_shard_of_minus_infinity_adds_exactly_nothing(on_ranks: OnRanks) -> None:
@@ -199,3 +197,31 @@ def exchanged_over_used_memory(rank: int, size: int) -> list[float]:
 def test_ranks_that_add_in_place_clear_what_is_not_theirs(on_ranks: OnRanks) -> None:
     # The middle rank of three has parts of others on both sides.
     assert on_ranks(3, exchanged_over_used_memory) == [[1.0, 2.0, 3.0]] * 3
+
+
+def test_a_shard_without_columns_changes_no_bit() -> None:
+    logits, target = peaked_logits(5, 300, 9.0, seed=1)
+    layout = StatisticsLayout((1.0, 0.7), True)
+    one, empty = reduce_logits(logits, target, layout, 0), reduce_logits(logits[:, :0], target, layout, 300)
+    alone = merge_shards(one.unsqueeze(0), layout)
+    for pair in ([one, empty], [empty, one]):
+        assert torch.equal(merge_shards(torch.stack(pair), layout), alone)
+
+
+@given(cuts=st.lists(st.integers(0, 97), max_size=5), log_z=st.sampled_from([0.0, 8.0, 25.0]))
+@settings(max_examples=50, deadline=None)
+def test_any_cut_of_the_vocabulary_merges_to_the_whole(cuts: list[int], log_z: float) -> None:
+    logits, target = peaked_logits(4, 97, log_z, seed=2)
+    layout = StatisticsLayout((1.0, 0.7), True)
+    edges = [0, *sorted(cuts), 97]
+    shards = torch.stack([reduce_logits(logits[:, a:b], target, layout, a) for a, b in pairwise(edges)])
+    shifted = logits.double() - logits.double().amax(1, keepdim=True)
+    merged = merge_shards(shards, layout)
+    for row, expected in (
+        (0, logits.double().amax(1)),
+        (1, logits.double().gather(1, target.unsqueeze(1)).squeeze(1)),
+        (2, shifted.exp().sum(1)),
+        (3, (shifted / 0.7).exp().sum(1)),
+        (4, (shifted * shifted.exp()).sum(1)),
+    ):
+        torch.testing.assert_close(merged[row], expected, rtol=1e-6, atol=1e-6)

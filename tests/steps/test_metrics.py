@@ -15,6 +15,7 @@ from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.steps import metrics
 from nemo_uecr.telemetry.metric_table import METRICS
+from tests.core.batches import padded, random_responses
 
 T, F = True, False
 
@@ -146,23 +147,10 @@ def test_ratio() -> None:
     assert found["policy/approx_kl"] == pytest.approx(expected, abs=1e-7)
 
 
-def made(*, seed: int = 3) -> ScoredBatch:
-    """Six ragged responses with a hole and NaN outside, entropies over four decades."""
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.arange(9).unsqueeze(0) < torch.tensor([5, 2, 9, 1, 4, 3]).unsqueeze(1)
-    mask[2, 3] = False
-    old = -torch.rand(6, 9, generator=generator) - 0.1
-    fields = {
-        "old_logp_BT": old,
-        "teacher_logp_BT": (old + torch.randn(6, 9, generator=generator)).clamp(max=0.0),
-        "teacher_entropy_BT": 10.0 ** (4 * torch.rand(6, 9, generator=generator) - 3),
-    }
-    return ScoredBatch(
-        task_reward_B=torch.tensor([1.0, 0, 0, 1, 1, 0]),
-        group_B=torch.tensor([0, 0, 1, 1, 2, 2]),
-        mask_BT=mask,
-        **{name: value.masked_fill(~mask, math.nan) for name, value in fields.items()},
-    )
+def made() -> ScoredBatch:
+    """Ragged responses with holes and NaN outside, entropies from 0 to 1.2."""
+    batch = padded(random_responses(3, (5, 4, 6)), torch.float32)
+    return replace(batch, teacher_entropy_BT=batch.teacher_entropy_BT / 10)
 
 
 def computed(batch: ScoredBatch, method: str = "uecr") -> Advantages:
@@ -174,7 +162,7 @@ def test_against_a_plain_loop() -> None:
     advantages = computed(batch)
     found = metrics.split_metrics(batch, advantages, batch.task_reward_B > 0)
     lists: dict[str, list[float]] = {}
-    for row in range(6):
+    for row in range(batch.responses):
         columns = batch.mask_BT[row].nonzero()[:, 0].tolist()
         for place, column in enumerate(columns):
             entropy = float(batch.teacher_entropy_BT[row, column])
@@ -203,18 +191,19 @@ def test_against_a_plain_loop() -> None:
         if "/gap_mean" in name
     }
     lengths = batch.mask_BT.sum(dim=1)
-    for suffix, rows in (("right", [0, 3, 4]), ("wrong", [1, 2, 5])):
-        expected[f"outcome/length_mean_{suffix}"] = sum(int(lengths[row]) for row in rows) / 3
+    for suffix, verdict in (("right", 1), ("wrong", 0)):
+        rows = (batch.task_reward_B == verdict).nonzero()[:, 0].tolist()
+        expected[f"outcome/length_mean_{suffix}"] = sum(int(lengths[row]) for row in rows) / len(rows)
         rewards = [float(advantages.teacher_reward_B[row]) for row in rows]
-        expected[f"outcome/teacher_reward_mean_{suffix}"] = sum(rewards) / 3
+        expected[f"outcome/teacher_reward_mean_{suffix}"] = sum(rewards) / len(rows)
     assert len([name for name in expected if name.startswith("entropy_bin/gap_mean")]) == 4
     assert found == pytest.approx(expected, abs=1e-9)
     assert set(found) <= set(METRICS)
 
 
 def test_a_part_without_tokens_is_absent() -> None:
-    all_right = replace(made(), task_reward_B=torch.ones(6))
-    found = metrics.split_metrics(all_right, computed(all_right), torch.ones(6, dtype=torch.bool))
+    all_right = replace(made(), task_reward_B=torch.ones_like(made().task_reward_B))
+    found = metrics.split_metrics(all_right, computed(all_right), all_right.task_reward_B > 0)
     assert found["outcome/token_share_wrong"] == 0.0
     assert "outcome/gap_mean_wrong" not in found
     assert "outcome/length_mean_wrong" not in found
@@ -222,7 +211,7 @@ def test_a_part_without_tokens_is_absent() -> None:
 
 def test_grpo_has_no_metric_of_the_teacher_anywhere() -> None:
     """Absent, not zero: nothing that the teacher's scores would be needed for."""
-    batch = replace(made(), teacher_logp_BT=None, teacher_entropy_BT=None)
+    batch = replace(made(), teacher_logp_BT=None, teacher_entropy_BT=None, student_entropy_BT=None)
     found = step(batch, compute(Grpo(), batch), Grpo())
     words = ("teacher", "gap", "entropy", "weight", "ecr/", "unified", "sign_flip")
     assert [name for name in found if any(word in name for word in words)] == []

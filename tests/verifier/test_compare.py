@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 import time
 from decimal import Decimal
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -58,37 +56,6 @@ def test_scientific_notation_is_exact(value: Decimal, power: int) -> None:
     assert judge_plain(f"{value}e{power}", f"{value.scaleb(power):f}") is Verdict.CORRECT
     assert judge_plain(rf"{value} \times 10^{{{power}}}", f"{value.scaleb(power):f}") is Verdict.CORRECT
     assert judge_plain(f"{value}e{power}", f"{value.scaleb(power) + 1:f}") is Verdict.WRONG
-
-
-@given(st.lists(st.integers(2, 9), min_size=2, max_size=4), st.data())
-def test_values_side_by_side_multiply(factors: list[int], data: st.DataObject) -> None:
-    """math-verify alone adds a whole number to the rational behind it: it reads 3(7) as 10."""
-    forms = st.sampled_from(("({})", "[{}]", r"\left({}\right)"))
-    text = str(factors[0]) + "".join(data.draw(forms).format(factor) for factor in factors[1:])
-    product = math.prod(factors)
-    assert compare(text + r"\pi", rf"{product}\pi") is Verdict.CORRECT
-    assert compare(text, str(product)) is Verdict.WRONG  # a computation that is left to be done
-    assert sum(factors) == product or compare(text + r"\pi", rf"{sum(factors)}\pi") is Verdict.WRONG
-
-
-@given(st.integers(1, 3), st.integers(1, 3), st.data())
-def test_a_matrix_is_its_entries_in_their_places(rows: int, columns: int, data: st.DataObject) -> None:
-    entries = st.lists(st.integers(-9, 9), min_size=columns, max_size=columns)
-    table = data.draw(st.lists(entries, min_size=rows, max_size=rows))
-
-    def written(own: list[list[int]], row_end: str = r" \\ ", between: str = " & ", around: str = "pmatrix") -> str:
-        body = row_end.join(between.join(map(str, row)) for row in own)
-        return rf"\begin{{{around}}} {body} \end{{{around}}}"
-
-    reference = written(table)
-    styles = st.tuples(st.sampled_from((r"\\", r" \\ ", r"\\[2pt] ")), st.sampled_from(("&", " & ")))
-    around = data.draw(st.sampled_from(("pmatrix", "bmatrix", "smallmatrix")))
-    assert compare(written(table, *data.draw(styles), around), reference) is Verdict.CORRECT
-    other = [list(row) for row in table]
-    other[data.draw(st.integers(0, rows - 1))][data.draw(st.integers(0, columns - 1))] += 1
-    turned = [list(column) for column in zip(*table, strict=True)]
-    for changed in (other, turned, table[::-1], [row[::-1] for row in table], [*table, table[0]], [[*chain(*table)]]):
-        assert (compare(written(changed), reference) is Verdict.CORRECT) == (changed == table)
 
 
 def test_verdicts_and_rewards() -> None:

@@ -15,35 +15,24 @@ from nemo_uecr.verifier.extract import MAX_ANSWER_CHARS, final_answer, last_boxe
     ("text", "answer"),
     [
         (r"\boxed{5}", "5"),
-        (r"so \boxed{ 5 }.", "5"),
         (r"\boxed{1} then \boxed{2}", "2"),
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\sqrt{\frac{1}{\text{a}}}}", r"\sqrt{\frac{1}{\text{a}}}"),
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),  # escaped braces do not count
-        (r"\boxed{\}}", r"\}"),
         (r"\boxed{a\\}", r"a\\"),  # a line break before the closing brace
         (r"\boxed{1} and \boxed{2", None),  # cut off while it changes its answer
-        (r"\boxed{1} and \boxed{\frac{2}{3}", None),
         (r"\boxed{12}. Yes: \boxed{1", "12"),  # cut off while it repeats its answer
         (r"\boxed{\frac{1}{2}} and \boxed{\frac{1} {", r"\frac{1}{2}"),
         (r"\boxed{1} and \boxed{", "1"),
-        (r"\boxed{\boxed{7}}", "7"),
         (r"\boxed{ \boxed{7} }", "7"),
         (r"\boxed{6 \boxed{7}}", r"6 \boxed{7}"),  # two answers
         (r"\boxed{6} \boxed{\boxed{7}}", "7"),
         (r"\boxed{6 \boxed{7}", "7"),
         (r"\boxed{7 \boxed{8", None),
-        (r"{ \boxed{3}", "3"),
-        (r"} } \boxed{3} }", "3"),
-        (r"$$\boxed{3}$$", "3"),
         (r"\\boxed{3}", "3"),  # over-escaped
-        (r"\boxed{}", ""),
         (r"\boxed{1} \boxed{}", ""),  # the last complete one is empty
         (r"we get \boxed{42}, and in the end $\boxed {3}$", "3"),
         ("\\boxed{1}, so \\boxed\n{42}", "42"),
-        (r"\boxed{1}, so \fbox{42}", "42"),
         (r"\fbox{\boxed {42}}", "42"),
-        (r"\boxed{1}, so \boxed 7.", "7"),
         (r"\boxed{1}, so $\boxed7$", "7"),
         (r"\boxed{1}, so \boxed -1,000.5, as said", "-1,000.5"),
         (r"\boxed{1}, so \boxed \frac{1}{2}$", r"\frac{1}{2}"),
@@ -51,7 +40,6 @@ from nemo_uecr.verifier.extract import MAX_ANSWER_CHARS, final_answer, last_boxe
         (r"\boxed{1}, so $\boxed 2\sqrt{3}$", r"2\sqrt{3}"),
         (r"\boxed{7} is in a \boxed as asked; I used \boxed.", "7"),  # a word, no box
         (r"\boxed{3} or \boxed{7}", r"3 \text{ or } 7"),
-        (r"either $\boxed{3}$ or $\boxed{7}$", r"3 \text{ or } 7"),
         (r"x=\boxed{3} \text{ or } x=\boxed{7}", r"3 \text{ or } 7"),
         (r"\boxed{3}, perhaps \boxed{7}", r"3 \text{ or } 7"),
         (r"\boxed{3}, or is it \boxed{7}?", r"3 \text{ or } 7"),
@@ -67,10 +55,6 @@ from nemo_uecr.verifier.extract import MAX_ANSWER_CHARS, final_answer, last_boxe
         (r"\boxed{3}, so \boxed{5}", "5"),
         (r"\[\boxed{3}\] \[\boxed{5}\]", "5"),
         ("boxed{5}", None),
-        (r"\boxed", None),
-        (r"\boxed{", None),
-        ("", None),
-        ("\\", None),
         ("\\boxed{a\nb}", "a\nb"),
         (r"\boxed{" + "x" * MAX_ANSWER_CHARS + "}", "x" * MAX_ANSWER_CHARS),
         (r"\boxed{1}\boxed{" + "x" * (MAX_ANSWER_CHARS + 1) + "}", "1"),  # no answer is that long

