@@ -153,7 +153,7 @@ def test_a_run_that_was_met_afterwards() -> None:
     )  # fmt: skip
     found = {phase.name: phase.seconds for phase in nemo_plan(nemo(*keys), H100, Lengths(130, 2048, 0.9)).phases}
     trained = found["score student"] + found["score reference"] + found["train"]
-    assert f"Rollout {found['rollout']:.0f} / 24 s, scoring and training {trained:.0f} / 17 s" in PAGE
+    assert f"rollout {found['rollout']:.0f} / 24 s, scoring and training {trained:.0f} / 17 s" in PAGE
     assert 0.7 <= found["rollout"] / 23.8 <= 1.4
     assert 0.7 <= trained / 16.8 <= 1.4
 
