@@ -16,10 +16,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from nemo_uecr.config.load import changed
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
 from nemo_uecr.config.schema import longest_generated, teacher_models
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.nemo.translate import changed
 from nemo_uecr.plan import contents, shapes
 from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
