@@ -8,6 +8,7 @@ any depth.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import os
@@ -169,6 +170,18 @@ def flattened(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def changed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a nested mapping with other values at dotted keys."""
+    made = copy.deepcopy(dict(tree))
+    for name, value in values.items():
+        *path, last = name.split(".")
+        section = made
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return made
 
 
 # -- layers ----------------------------------------------------------------------------------------------------------

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from nemo_uecr.config.load import changed
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoRlEnvironment, ParallelConfig
 from nemo_uecr.config.schema import longest_generated
 from nemo_uecr.errors import ConfigError
@@ -40,18 +40,6 @@ def master_config(config: NemoConfig, *, dropped: Sequence[int] = ()) -> dict[st
     native = yaml.safe_load(Path(__file__).with_name("native.yaml").read_text(encoding="utf-8"))
     policy = {f"policy.{name}": value for name, value in _policy(config).items()}
     return changed(native, {**_loop(config), **policy, **_data(config, dropped), **_outputs(config)})
-
-
-def changed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a nested mapping with other values at dotted keys."""
-    made = copy.deepcopy(dict(tree))
-    for name, value in values.items():
-        *path, last = name.split(".")
-        section = made
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = value
-    return made
 
 
 def teacher_policy(config: NemoConfig, student: Mapping[str, Any], columns: int) -> dict[str, Any]:

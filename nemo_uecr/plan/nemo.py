@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from nemo_uecr.config.load import changed
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
 from nemo_uecr.config.schema import longest_generated, teacher_models
 from nemo_uecr.errors import ConfigError
