@@ -456,8 +456,6 @@ def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]
 
 def _fits(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> bool:
     """Whether the run fits with some dotted keys changed."""
-    from nemo_uecr.nemo.translate import changed  # loads torch
-
     try:
         changed_config = NemoConfig.model_validate(changed(config.model_dump(), changes))
         return not nemo_plan(changed_config, device, lengths).misfits
