@@ -84,13 +84,17 @@ def prepare(
         f"  kept     {counts['kept']:>7}  {out}/train.jsonl",
         f"manifest: {out}/manifest.json",
     )
-    screened = counts["held"] + sum(number for reason, number in counts["reasons"].items() if "screen" in reason)
+    screened = counts["held"] + sum(
+        number for reason, number in counts["reasons"].items() if reason.startswith("screen_")
+    )
     if 2 * screened > counts["read"]:
         log.warning(
             "%d of %d rows are benchmark problems or near one: do both come from the same templates or source?",
             screened, counts["read"],
         )  # fmt: skip
-    if fault := reference_fault(str(out), read_problems(find_source(str(out / "train.jsonl"), "train"), USUAL)):
+    if counts["kept"] and (
+        fault := reference_fault(str(out), read_problems(find_source(str(out / "train.jsonl"), "train"), USUAL))
+    ):
         log.warning("%s", fault[1])
 
 

@@ -477,14 +477,9 @@ class Config(Section):
     tolerances: LocalTolerancesConfig = LocalTolerancesConfig()
 
     @property
-    def extras(self) -> list[str]:
-        """Extras of the package that single keys need beyond those of every run."""
-        few_bits = any(
-            getattr(teacher, "quantize", "none") != "none" for teacher in (self.teacher, *self.teachers.values())
-        )
-        needed = {"lora": self.student.lora_rank > 0, "lowbit": few_bits or self.train.optimizer != "adamw"}
-        needed |= {name: getattr(self.telemetry, name) != "off" for name in ("wandb", "mlflow", "trackio", "swanlab")}
-        return [extra for extra, asked in needed.items() if asked]
+    def trackers(self) -> list[str]:
+        """The services that get the metrics; each has an extra of its name."""
+        return [name for name in ("wandb", "mlflow", "trackio", "swanlab") if getattr(self.telemetry, name) != "off"]
 
     @property
     def active_teachers(self) -> dict[str, OneTeacher]:

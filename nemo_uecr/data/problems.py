@@ -50,9 +50,11 @@ ROLES = {"human": "user", "gpt": "assistant"}
 #: Words outside of LaTeX beyond which a reference is a worked solution, which no answer equals.
 MOST_WORDS = 12
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
-#: Words around a single number from which a reference is a sentence, which the bare number must equal.
-SENTENCE_WORDS = 3
-NUMBER = re.compile(r"-?\d(?:[\d,]*\d)?(?:\.\d+)?")
+#: A sentence that states one number, and no mathematics beside it.
+SENTENCE = re.compile(
+    r"[^\d\\$=^]*\b(?:is|are|was|were|equals|answer|result|total)\b[^\d\\$=^]*?(-?\d(?:[\d,]*\d)?(?:[./]\d+)?)(?![\w])[^\d\\$=^]*",
+    re.IGNORECASE,
+)
 
 Line = TypeVar("Line")
 Turn = dict[str, str]
@@ -124,7 +126,9 @@ def read_problems(source: Source, keys: Keys) -> list[Problem]:
     fields, problems, places = fields_of(source, keys), [], dict[str, str]()
     left: Counter[str] = Counter()
     if keys.id and fields.id is None:
-        log.debug("%s: no field %s; the rows are numbered", source.name, " or ".join(map(repr, keys.id)))
+        usual = keys.id in (("id",), USUAL.id)  # else somebody has named it
+        level = logging.DEBUG if usual else logging.INFO
+        log.log(level, "%s: no field %s; the rows are numbered", source.name, " or ".join(map(repr, keys.id)))
     for number, (where, row) in enumerate(rows_of(source), start=1):
         try:
             problem = problem_of(row, fields, number)
@@ -199,8 +203,8 @@ def reference_fault(name: str, problems: Sequence[Problem]) -> tuple[int, str] |
 
 def _expected(answer: str) -> str:
     """What a response would write: the only number of a sentence, else the answer."""
-    numbers = NUMBER.findall(answer)
-    return numbers[0] if len(numbers) == 1 and len(WORD.findall(answer)) >= SENTENCE_WORDS else answer
+    sentence = SENTENCE.fullmatch(answer)
+    return answer if sentence is None else sentence[1]
 
 
 def shortened(text: str) -> str:

@@ -63,7 +63,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
     try:
         with closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)) as rewards, locked(folder):
             check_engine(config.rollout.engine)
-            require_extra(*config.extras)
+            require_extra(*config.trackers)
             check_run_folder(folder, config, resume=resume)
             checkpoints = Checkpoints(folder / "checkpoints", config)
             _, warnings = check_local_problems(config)  # a malformed row is found before the models are loaded

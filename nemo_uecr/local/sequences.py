@@ -87,7 +87,9 @@ class Sequences:
 
     def token_ids(self) -> Tensor:
         """[B, T] response token ids, 0 in the padding."""
-        return pad_sequence([torch.tensor(response.token_ids) for response in self.responses], batch_first=True)
+        return pad_sequence(
+            [torch.tensor(response.token_ids, dtype=torch.long) for response in self.responses], batch_first=True
+        )
 
     @cached_property
     def mask_BT(self) -> Tensor:

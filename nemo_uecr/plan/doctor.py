@@ -356,8 +356,11 @@ def rewards_finding(run: AnyConfig) -> Finding:
 def extras_finding(run: Config) -> Finding:
     """Packages that single keys need beyond those of every run."""
     check_engine(run.rollout.engine)
-    require_extra(*run.extras)
-    return ok("extras", ", ".join([run.rollout.engine, *run.extras]))
+    few_bits = any(getattr(teacher, "quantize", "none") != "none" for teacher in run.active_teachers.values())
+    needed = {"lora": run.student.lora_rank > 0, "lowbit": few_bits or run.train.optimizer != "adamw"}
+    asked = [*(extra for extra, here in needed.items() if here), *run.trackers]
+    require_extra(*asked)
+    return ok("extras", ", ".join([run.rollout.engine, *asked]))
 
 
 def model_finding(run: AnyConfig, role: str, name: str) -> Finding:

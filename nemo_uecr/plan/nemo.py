@@ -457,8 +457,8 @@ def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]
 def _fits(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> bool:
     """Whether the run fits with some dotted keys changed."""
     try:
-        changed_config = NemoConfig.model_validate(changed(config.model_dump(), changes))
-        return not nemo_plan(changed_config, device, lengths).misfits
+        other = NemoConfig.model_validate(changed(config.model_dump(), changes))
+        return not nemo_plan(other, device, lengths).misfits
     except (ValidationError, ConfigError):
         return False
 

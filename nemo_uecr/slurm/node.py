@@ -120,7 +120,7 @@ def run_node(job: Job, config: str, overrides: Sequence[str], *, smoke: bool) ->
     try:
         if head:
             words = command_words(config, overrides, smoke=smoke, nodes=len(job.nodes), gpus=job.gpus)
-            check_inputs(config, overrides)
+            check_inputs(words)
         require_extra("ray")
     except UecrError as error:
         job.blame(job.node, str(error))
@@ -164,13 +164,14 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
     return ["train", config, *words, "--resume"]
 
 
-def check_inputs(config: str, overrides: Sequence[str]) -> None:
-    """Refuse missing or unreadable problems and models, which a run inside NeMo-RL would meet minutes later."""
+def check_inputs(words: Sequence[str]) -> None:
+    """Refuse missing problems and models, which a driver inside NeMo-RL would meet minutes later."""
     from nemo_uecr.nemo import preflight
 
-    if backend_of(config, overrides) == "nemo_rl":
-        loaded = load_nemo_config(config, overrides)
-        preflight.check_problems(loaded)
+    command, config, *overrides = words
+    if command == "train" and backend_of(config, overrides[:-1]) == "nemo_rl":
+        loaded = load_nemo_config(config, overrides[:-1])  # without --resume
+        preflight.chosen_problems(loaded.data, loaded.run.seed)
         preflight.check_visible_models(loaded)
 
 

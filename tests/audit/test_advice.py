@@ -80,6 +80,8 @@ def test_problems_that_are_needed() -> None:
     assert [needed(placed(kappa=kappa)) for kappa in wide] == [["128"], ["128"], [], []]
     few = placed(order=None, kappa=None)
     assert needed(replace(few, mixed=4)) == ["48"]  # six mixed ones of as many
+    cut = replace(few, mixed=4, numbers={**few.numbers, "response/truncated_share": 0.6})
+    assert "rollout.max_response_tokens" in advice_lines(cut)[0].sure
     assert needed(replace(few, mixed=0)) == needed(replace(few, numbers={**few.numbers, "spread": None})) == []
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,6 +15,10 @@ import pytest
 from nemo_uecr.plan import network
 from nemo_uecr.plan.doctor import network_finding
 from nemo_uecr.plan.network import own_address, take_interface
+
+MEASURE = (
+    "import sys, pathlib; from nemo_uecr.plan.network import exchange_rate as e; print(*e(pathlib.Path(sys.argv[1])))"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +44,19 @@ def test_gloo_uses_the_interface_of_nccl(named: str, gloo: str | None, monkeypat
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", named)
     assert take_interface() == (gloo and "127.0.0.1")
     assert os.environ.get("GLOO_SOCKET_IFNAME") == gloo
+
+
+def test_two_tasks_measure_their_exchange(tmp_path: Path) -> None:
+    step = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "NCCL_SOCKET_IFNAME": "lo"}
+    words = [sys.executable, "-c", MEASURE, str(tmp_path)]
+    tasks = [
+        subprocess.Popen(words, env=os.environ | step | {"SLURM_PROCID": str(rank)}, stdout=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    for rate, backend in (task.communicate(timeout=120)[0].split() for task in tasks):
+        assert backend == "gloo"
+        assert 0.001 < float(rate) < 100
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

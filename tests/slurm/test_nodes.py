@@ -19,7 +19,7 @@ import pytest
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.errors import ConfigError, DataError
-from nemo_uecr.slurm.node import Failed, Job, _run_head, command_words, ray_arguments, run_driver
+from nemo_uecr.slurm.node import Failed, Job, _run_head, check_inputs, command_words, ray_arguments, run_driver
 from nemo_uecr.slurm.replicas import Replica, largest_difference
 from nemo_uecr.stopping import RunStopped, StopRequest
 from tests.config.shipped import CONFIGS, DEMO
@@ -39,6 +39,15 @@ def test_the_first_cause_stays_and_is_one_line(tmp_path: Path) -> None:
     this.blame("n1", "the driver ended")
     assert this.read("cause") == "node n2: its Ray worker has died"
     assert [path.name for path in tmp_path.iterdir()] == ["cause"]
+
+
+def test_missing_problems_are_found_before_ray_starts(tmp_path: Path) -> None:
+    """With the job's resources: eight of sixteen GPUs for the teacher, none of eight."""
+    given = [*GIVEN, "teacher.dedicated_gpus=8", f"data.train={tmp_path / 'none.jsonl'}"]
+    words = command_words(NEMO, given, smoke=False, nodes=2, gpus=8)
+    with pytest.raises(DataError, match=r"data\.train"):
+        check_inputs(words)
+    check_inputs(["train", LOCAL, "--resume"])
 
 
 def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:

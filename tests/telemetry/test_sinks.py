@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.errors import RunFolderError
+from nemo_uecr.telemetry import metric_table
 from nemo_uecr.telemetry.run_folder import worst_residuals
 from nemo_uecr.telemetry.sinks import Progress, StepLog, append_record, read_records, truncate_records
 
@@ -72,6 +73,11 @@ def test_a_corrupt_line_is_named_and_half_a_last_line_is_not(tmp_path: Path) -> 
     with pytest.raises(RunFolderError, match=r"lines\.jsonl:2"):
         read_records(path)
     assert read_records(tmp_path / "missing.jsonl") == ([], False)
+
+
+def test_every_metric_has_one_line() -> None:
+    names = [row[0] for row in metric_table._TABLE] + [metric.name for metric in metric_table._split_metrics()]
+    assert len({*names}) == len(names)
 
 
 @pytest.mark.parametrize("style", ["lines", "bar", "off"])
