@@ -30,7 +30,7 @@ from nemo_uecr.verifier.spelling import (
     top_level,
     without_point,
 )
-from nemo_uecr.verifier.value import parsed, same_value, too_large
+from nemo_uecr.verifier.value import parsed, prose, same_value, too_large
 
 #: A comma next to a blank separates members of a list; it does not set thousands apart.
 _LISTED = re.compile(r"\s,|(?<!\\),\s")
@@ -69,26 +69,49 @@ def _equivalent(given: str, expected: str) -> bool:
     given, expected = spelled(given), spelled(expected)
     if squeezed(given) == squeezed(expected):
         return True
-    if too_large(given, expected):
+    if too_large(given, expected) or prose(given) or prose(expected):
         return False
+    if r"\approx" in expected:
+        sides = _exact_and_rounded(expected)
+        return all(any(_equivalent(each, side) for side in sides) for each in _exact_and_rounded(given))
     member, given = _membership(_with_constant(given, expected))
     other, expected = _membership(expected)
     if member and other and member != other:
         return False
-    ours, theirs = _named(given), _named(expected)
+    ours = _named(given)
     if "=" not in expected and "," in given and ours:
         given = ours[1]
-    if _is_equation(expected):
-        if not _is_equation(given):
-            return theirs is not None and _agree(given, theirs[1])
-        if not letters(expected):
-            return _same_sides(given, expected)
-        if ours and theirs and ours[0] == theirs[0] and _agree(ours[1], theirs[1]):
-            return True
+    if _is_equation(expected) and (same := _same_equation(given, expected)) is not None:
+        return same
     values = _values_of(given, expected)
     return any(_agree(value, expected) for value in values) and all(
         _agree(value, expected, computed=True) for value in values
     )
+
+
+def _same_equation(given: str, expected: str) -> bool | None:
+    """Whether the answer is the equation, or the value that it names; None where math-verify is to compare both."""
+    ours, theirs = _named(given), _named(expected)
+    if not _is_equation(given):
+        return theirs is not None and _agree(given, theirs[1])
+    if not letters(expected):
+        return _same_sides(given, expected)
+    if ours and theirs and ours[0] == theirs[0]:
+        return _agree(ours[1], theirs[1])
+    chain = len(top_level(given, "=")) != len(top_level(expected, "="))  # math-verify would read two of its sides
+    return False if chain else None
+
+
+def _exact_and_rounded(text: str) -> set[str]:
+    r"""``x=\ln 3 \approx 1.1`` as ``x=\ln 3`` and ``x=1.1``; ``x \approx 1.1`` as ``x=1.1``."""
+    exact, rounded = [], []
+    for member in top_level(text, ","):
+        first, *others = top_level(member, r"\approx")
+        bare = others and _NAME.fullmatch(first)
+        name = f"{top_level(first, '=')[0]}=" if bare or _is_equation(first) else ""
+        rounded.append(name + others[-1] if others else first)
+        exact.append(rounded[-1] if bare else first)
+    return {",".join(exact), ",".join(rounded)}
 
 
 def _with_constant(given: str, expected: str) -> str:
@@ -100,7 +123,7 @@ def _with_constant(given: str, expected: str) -> str:
 # Lettered options -----------------------------------------------------------------------------------------------------
 
 _OPTION = re.compile(
-    r"(?i:(?:the\s+)?(?:option|choice|answer)\s*(?:is)?\s*:?)?\s*(?:\(([A-J])\)|([A-J])(?:\s*[):.]|$))\s*(.*)"
+    r"(?i:(?:the\s+)?(?:option|choice|answer)\s*(?:is)?\s*:?)?\s*(?:\(([A-J])\)|([A-J])(?:\s*[):.]|$))[\s,;.]*(.*)"
 )
 #: What follows the letter names another one, or takes it back; "A green apple" does not.
 _ANOTHER = re.compile(r"(?<![A-Za-z\\])(?!A\s+[a-z])[A-J](?![A-Za-z])|(?<![A-Za-z])(?:or|not)(?![A-Za-z])")
@@ -138,6 +161,9 @@ def _agree(given: str, expected: str, *, computed: bool = False) -> bool:
     ours, theirs = _coordinates(given), _coordinates(expected)
     if ours or theirs:
         return ours[:1] == theirs[:1] and len(ours) == len(theirs) and all(map(_agree, ours[1:], theirs[1:]))
+    our_name, their_name = _named_value(given), _named_value(expected)
+    if our_name and their_name and our_name[0] == their_name[0]:
+        return _agree(our_name[1], their_name[1])
     for separator in (r"\cup", r"\setminus"):
         ours, theirs = top_level(given, separator), top_level(expected, separator)
         if len(ours) == len(theirs) > 1:
@@ -184,7 +210,7 @@ def _coordinates(text: str) -> list[str]:
 
 _MEMBERSHIP = re.compile(r"(.*)\\in(?![A-Za-z])(\s*[\[(\\].*)")
 _BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{R\})?\s*(?:\\mid\b|\\vert\b|\||:|\\colon\b)(.*)\\\}")
-_WITHOUT = re.compile(r"\s*\\mathbb\s*\{R\}\s*\\setminus\s*\\\{(.*)\\\}\s*")
+_WITHOUT = re.compile(r"\s*\\mathbb\s*\{R\}\s*(?:\\setminus\s*\\\{(.*)\\\}\s*)?")
 _ORDER = re.compile(r"(<|>|\\[lg][et](?![A-Za-z]))")
 _TURNED = {">": "<", r"\gt": "<", r"\lt": "<", r"\ge": r"\le"}
 
@@ -196,11 +222,9 @@ def _membership(text: str) -> tuple[str, str]:
 
 
 def _same_kind_of_set(given: str, expected: str) -> tuple[str, str]:
-    r"""Sets by their conditions where both have one or one is a condition, else as intervals."""
-    conditions = [_condition(text) for text in (given, expected)]
-    if None not in conditions or is_relation(given) or is_relation(expected):
-        return conditions[0] or given, conditions[1] or expected
-    return _as_intervals(given), _as_intervals(expected)
+    r"""Sets by their conditions where both have one, else as intervals."""
+    ours, theirs = (_condition(text) or (text if is_relation(text) else None) for text in (given, expected))
+    return (ours, theirs) if ours and theirs else (_as_intervals(given), _as_intervals(expected))
 
 
 def _condition(text: str) -> str | None:
@@ -211,21 +235,29 @@ def _condition(text: str) -> str | None:
 
 
 def _as_intervals(text: str) -> str:
-    r"""``\{x \mid 1 < x \le 3\}`` and ``\mathbb{R} \setminus \{1\}`` as intervals; other texts as they are."""
+    r"""``1 < x \le 3``, ``x<1 , x>3``, ``\{x \mid x>3\}`` and ``\mathbb{R} \setminus \{1\}`` as intervals."""
     left_out = _WITHOUT.fullmatch(text)
     if left_out is not None:
-        values = {member: parsed(member) for member in _listed(left_out[1])}
+        values = {member: parsed(member) for member in _listed(left_out[1] or "") if member}
         if any(value is None or not value.is_number for value in values.values()):
             return text
         ends = [r"-\infty", *sorted(values, key=lambda member: float(values[member])), r"\infty"]
         return r" \cup ".join(f"({low},{high})" for low, high in itertools.pairwise(ends))
-    parts = [part.strip() for part in _ORDER.split(_condition(text) or "")]
+    intervals = [_interval(part) for part in _listed(_condition(text) or text)]
+    return text if None in intervals else r" \cup ".join(filter(None, intervals))
+
+
+def _interval(condition: str) -> str | None:
+    """The numbers that satisfy inequalities on one unknown; None for anything else."""
+    parts = [part.strip() for part in _ORDER.split(condition)]
     parts = parts[::-1] if any(part in (">", r"\gt", r"\ge") for part in parts) else parts
     parts = [_TURNED.get(part, part) for part in parts]
+    unknown = [letters(part) == {part} for part in parts]
     if len(parts) == 3:
-        parts = ([r"-\infty", "<"] if parts[0] == "x" else []) + parts + (["<", r"\infty"] if parts[2] == "x" else [])
-    if len(parts) != 5 or parts[2] != "x":
-        return text
+        below, above = [r"-\infty", "<"] if unknown[0] else [], ["<", r"\infty"] if unknown[2] else []
+        parts, unknown = below + parts + above, [False, False, unknown[0] != unknown[2]]
+    if len(parts) != 5 or not unknown[2]:
+        return None
     return f"{'(' if parts[1] == '<' else '['}{parts[0]},{parts[4]}{')' if parts[3] == '<' else ']'}"
 
 
@@ -357,7 +389,7 @@ def _named_value(equation: str) -> tuple[str, str] | None:
     """Name and value of an equation whose first side is a name that no other side has."""
     first, *sides = top_level(equation, "=")
     name = _NAME.fullmatch(first)
-    if name is None or not all(side.strip() for side in sides):
+    if name is None or not sides or not all(side.strip() for side in sides):
         return None
     symbols = {symbol for side in sides for symbol in _SYMBOL.findall(TEXT.sub(" ", side))}
     # A point's unknowns, or one unknown without its index: `a_n=2n+1` has a value, `a_n=2a_{n-1}` none.
@@ -365,6 +397,8 @@ def _named_value(equation: str) -> tuple[str, str] | None:
     middle_names = any(_NAME.fullmatch(side) for side in sides[:-1])
     of_argument = name["function"] is None or bool(symbols & set(_SYMBOL.findall(name["arguments"])))
     if own & symbols or middle_names or not of_argument:
+        return None
+    if not all(_agree(side, sides[-1], computed=True) for side in sides[:-1]):
         return None
     last = _NAME.fullmatch(sides[-1])
     return None if last is not None and last["function"] else ("".join(first.split()), sides[-1])

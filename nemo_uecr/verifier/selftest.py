@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses
+from nemo_uecr.verifier.spelling import without_point
 
 _ALL, _INTEGER, _FRACTION = r".*", r"(-?)(\d)(\d*)", r"(-?)\\frac\{(\d+)\}\{(\d+)\}"
 _MATRIX = r"\\begin\{([bp]matrix)\}(.*)\\end\{\1\}"
@@ -24,9 +25,9 @@ _WORDS = re.compile(r"\\text|\\mbox|,|=|\\in\b|\\cup|\\begin|\\pm|\\infty|_|%|\\
 #: Forms of an answer: a name, the answers that have it, and how it is written.
 Forms = Sequence[tuple[str, str, str | Callable[[re.Match[str]], str]]]
 REWRITTEN: Forms = (
-    ("spaced", _ALL, lambda m: _SPACED.sub(" ", m[0])),
-    ("dollar signs", _ALL, r"$\g<0>$"),
-    ("final point", _ALL, r"\g<0>."),
+    ("spaced", _ALL, lambda m: _SPACED.sub(" ", m[0]).replace("{ , }", "{,}")),
+    ("dollar signs", _ALL, lambda m: f"${without_point(m[0])}$"),
+    ("final point", _ALL, lambda m: f"{without_point(m[0])}."),
     ("decimal", _INTEGER, r"\g<0>.0"),
     ("named", _INTEGER, r"n = \g<0>"),
     ("named sum", _INTEGER, r"m+n = \g<0>"),
@@ -40,6 +41,7 @@ REWRITTEN: Forms = (
     ("without blanks", _MATRIX, lambda m: m[0].replace(" ", "")),
     ("bmatrix", _MATRIX, r"\\begin{bmatrix}\2\\end{bmatrix}"),
     ("array", _MATRIX, r"\\left( \\begin{array}{cc}\2\\end{array} \\right)"),
+    ("inequality", r"\[([^,()\[\]]+),([^,()\[\]]+)\)", r"\1 \\le x < \2"),
     ("sized brackets", r"\((?!.*\\left).*", lambda m: re.sub(r"([\[(])|([\])])", _sized, m[0])),
 )
 #: What looks like the answer and is another one.
@@ -51,7 +53,7 @@ CHANGED: Forms = (
     ("a digit in a text", _INTEGER, r"\g<0>\\text{8}"),
     ("another sign", rf"(?=.*[1-9])(?:{_INTEGER}|{_FRACTION})", lambda m: m[0][1:] if m[0][0] == "-" else f"-{m[0]}"),
     ("another letter", _ALL, lambda m: _with_another_letter(m[0])),
-    ("another unit", _UNIT, r"\1\\text{ acres}"),
+    ("another unit", _UNIT, lambda m: rf"{m[1]}\text{{ {'inches' if 'acre' in m[0] else 'acres'} }}"),
     ("places changed", _POINT, r"\1\3,\2\4"),
     ("another bracket", _POINT, lambda m: f"{'[' if m[1] == '(' else '('}{m[2]},{m[3]}{m[4]}"),
 )

@@ -27,8 +27,9 @@ _TYPED = {
     "−–—": "-", "×": r"\times ", "·⋅": r"\cdot ", "÷": r"\div ", "≤⩽": r"\le ", "≥⩾": r"\ge ", "≠": r"\ne ",
     "±": r"\pm ", "∞": r"\infty ", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
     "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "∠": r"\angle ",
-    "⟨〈": r"\langle ", "⟩〉": r"\rangle ", "°º": r"^{\circ}", "√": r"\sqrt ", "∖": r"\setminus ", "，": ",", "（": "(",
-    "）": ")", "€": r"\text{ euro }", "£": r"\text{ sterling }", "¥": r"\text{ yen }", "₹": r"\text{ rupee }",
+    "≈": r"\approx ", "⟨〈": r"\langle ", "⟩〉": r"\rangle ", "°º": r"^{\circ}", "√": r"\sqrt ", "∖": r"\setminus ",
+    "，": ",", "（": "(", "）": ")", "€": r"\text{ euro }",
+    "£": r"\text{ sterling }", "¥": r"\text{ yen }", "₹": r"\text{ rupee }",
 }  # fmt: skip
 _TYPED_SIGN = {ord(sign): latex for signs, latex in _TYPED.items() for sign in signs}
 _TYPED_SIGN |= {
@@ -60,6 +61,10 @@ _COMMANDS = [
         (r"\((\d+)\)(?=\s*_)", r"\1"),
         (r"(?:\s|(?<!\\)\\[,!])+$", ""),
         (r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}\s*(?=\{)|\\color\s*(?:\{[^{}]*\}|[a-z]+\s)", ""),
+        (r"\\[hv]?phantom\s*(?:\{[-+=\s]*\}|[-+=])", ""),
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\s*\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
+        (r"^([+-]?[\d.,/]*\d)\s*\(([A-Za-z][A-Za-z ]+)\)$", r"\1\\text{ \2 }"),
         (r"\\(?:bm|boldsymbol|underline|displaystyle|textstyle|large|Large|bf|rm)(?![A-Za-z])", " "),
     )
 ]  # fmt: skip
@@ -85,7 +90,10 @@ _REPEATING = re.compile(
 )
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?)0*(\d{1,3})(?![\w.])")
 _SLASHED = re.compile(r"(?<![\w.}^)\\])(\d+)(?:\s|\\,)+(\d+)\s*/\s*(\d+)(?![\w.])")
-_THOUSANDS = re.compile(r"(?<![\d.,(\[{])[1-9]\d{0,2}(?:(?:\{,\}|,\\!|\\,|,)\d{3})+(?![\d,])")
+_THOUSANDS = re.compile(
+    r"(?<![\d.,(\[{])[1-9]\d{0,2}(?:(?:\{,\}|,\\!|\\,|,)\d{3})+(?![\d,])"
+    r"|(?<![\d.,])[1-9]\d{0,2}(?:(?:\{,\}|,\\!)\d{3})+(?![\d,])"
+)
 
 
 def spelled(text: str) -> str:
@@ -100,9 +108,14 @@ def spelled(text: str) -> str:
     text = " ".join(text.split())
     text = re.sub(r",(?:\s*,)+", ",", _OR.sub(" , ", text))
     text = _BASE.sub(lambda match: rf"_{{{_BASES.get(match[1] or match[2], match[1] or match[2])}}}", text)
+    text = _ARGUMENTS.sub(lambda match: rf"\frac{_braced(match[1])}{_braced(match[2])}", text)
     text = _SLASHED.sub(r"\1\\frac{\2}{\3}", text)
     text = _SCIENTIFIC.sub(lambda match: rf"({match[1]}\times 10^{{{match[2].strip('+')}{match[3]}}})", text)
     return _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), _REPEATING.sub(_as_fraction, text))
+
+
+def _braced(argument: str) -> str:
+    return argument if argument.startswith("{") else f"{{{argument}}}"
 
 
 def _within_delimiters(text: str) -> str:
@@ -153,6 +166,8 @@ OPENING, CLOSING = ("(", "[", "{", r"\{"), (")", "]", "}", r"\}")
 _COMPARING = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\lt", r"\gt")
 GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
     phi varphi chi psi omega ell Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"""
+_ARGUMENT = rf"\s*({GROUP}|\\(?:pi|{'|'.join(GREEK.split())})(?![A-Za-z])|[0-9A-Za-z])"
+_ARGUMENTS = re.compile(rf"\\frac(?![A-Za-z]){_ARGUMENT}{_ARGUMENT}")
 _UNKNOWNS = frozenset(string.ascii_letters) - {"e", "i"} | {"\\" + name for name in GREEK.split()}
 
 

@@ -66,6 +66,12 @@ def too_large(given: str, expected: str) -> bool:
     return tower or deepest > _DEEPEST or signs > _LONGER + 4 * len(tokens_of(expected))
 
 
+def prose(text: str) -> bool:
+    """Whether three words in a row, outside of text commands, are no units: mathematics would read them as products."""
+    runs = re.findall(r"(?:(?<![A-Za-z\\])[A-Za-z]{2,}(?:[\s,]+|$)){3,}", TEXT.sub(" . ", text))
+    return any(sum(word.lower() not in _UNIT_WORDS for word in _WORD.findall(run)) > 2 for run in runs)
+
+
 def same_value(given: str, expected: str, *, computed: bool) -> bool:
     """Whether two single values are the same; ``computed`` lets an unevaluated computation be a number."""
     if is_relation(given) != is_relation(expected):
@@ -194,7 +200,7 @@ def _other_unit(given: str, expected: str) -> bool:
         return True  # a multiple of pi counts radians
     if not ours or not theirs:
         return False
-    known = set(_UNIT_NAMES.values())
+    known = {*_UNIT_NAMES.values(), *({"unit"} if "unit" in ours and "unit" in theirs else ())}
     measures = [{name: power for name, power in side.items() if name in known} for side in (ours, theirs)]
     counted = [side.keys() - known - {"per", "of", "unit"} for side in (ours, theirs)]
     if not all(measures):
@@ -295,7 +301,9 @@ def _apart(ours: Any, theirs: Any) -> bool:
 
 def _at(value: Any, unknowns: Sequence[Any], turn: int) -> Any:
     """The number that an expression is at one of the points; None where it is none."""
-    point = {unknown: _POINT[(place + turn) % len(_POINT)] for place, unknown in enumerate(unknowns)}
+    import sympy
+
+    point = {each: sympy.Float(_POINT[(place + turn) % len(_POINT)]) for place, each in enumerate(unknowns)}
     found = value.evalf(20, subs=point)
     return found if found.is_number else None
 
@@ -317,9 +325,11 @@ def _other_relation(ours: Any, theirs: Any) -> bool:
     factors = [_at(sides[0] / sides[1], unknowns, turn) for turn in range(3)]
     if None not in factors and all(abs(factor - factors[0]) <= _APART * abs(factors[0]) for factor in factors):
         return False
+    if theirs.has(sympy.exp, sympy.log, sympy.functions.elementary.trigonometric.TrigonometricFunction):
+        return True  # sympy would take seconds, and seldom solve it
     try:
         return unequal[0] or sympy.solve(theirs, unknowns) in ([], sympy.true, sympy.false)
-    except NotImplementedError:  # sympy cannot solve it, and math-verify compares the terms
+    except (NotImplementedError, ValueError):  # sympy cannot solve it, and math-verify compares the terms
         return False
 
 
