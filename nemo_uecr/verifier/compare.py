@@ -71,7 +71,7 @@ def _equivalent(given: str, expected: str) -> bool:
         return True
     if too_large(given, expected) or prose(given) or prose(expected):
         return False
-    if r"\approx" in expected:
+    if len(top_level(expected, r"\approx")) > 1:
         sides = _exact_and_rounded(expected)
         return all(any(_equivalent(each, side) for side in sides) for each in _exact_and_rounded(given))
     member, given = _membership(_with_constant(given, expected))

@@ -26,11 +26,13 @@ from nemo_uecr.verifier.spelling import (
 
 # What is refused before math-verify reads it --------------------------------------------------------------------------
 
-#: What math-verify reads as something people do not mean: `7 \approx 8` as 7, `2^10` as 20.
-_MISREAD = re.compile(r"\\(?:approx|equiv|cong|sim|doteq)|[≈≡→⇒]|\\\\|\^\s*\d\d")
+#: What math-verify reads as something people do not mean: `7 \equiv 8` as 7, `2^10` as 20.
+_MISREAD = re.compile(r"\\(?:equiv|cong|sim|doteq)|[≡→⇒]|\\\\|\^\s*\d\d")
 _WORD = re.compile(r"[A-Za-z\u00b5]+")
-#: Marks that math-verify drops or divides at: primes, the colons of times and ratios, halves of the day.
-_LITERAL = re.compile(r"['\u2032\u2033\u2019\"]|\\prime(?![A-Za-z])|(?<!\\):|(?<![A-Za-z\\])[ap]\.?\s*m\.?(?![A-Za-z])")
+#: Marks that math-verify drops or divides at: rounding, primes, the colons of times and ratios, halves of the day.
+_LITERAL = re.compile(
+    r"\\approx|['\u2032\u2033\u2019\"]|\\prime(?![A-Za-z])|(?<!\\):|(?<![A-Za-z\\])[ap]\.?\s*m\.?(?![A-Za-z])"
+)
 #: Names of points and of things with a number: read as LaTeX they are products, and `CBA` would be `ABC`.
 _NAME_OF_POINTS = re.compile(r"[A-Z]{2,}|(?<![A-Za-z\\\d.])[A-Za-z]+\d+")
 _FRACTION = re.compile(rf"\\(?:[dtc]?frac|[dt]?binom)\s*({GROUP}|\d)\s*({GROUP}|\d)")
