@@ -176,6 +176,20 @@ def check_references(name: str, problems: Sequence[Problem]) -> None:
             "%s: the questions ask for the answer after ####, and the verifier reads \\boxed{} alone; take the bare "
             "question, as in data.question_key=extra_info.question, and ask for the box in data.prompt_template", name,
         )  # fmt: skip
+    if 2 * sum(map(_hides_options, problems)) > len(problems):
+        log.warning(
+            "%s: the questions do not show their options; write them into the questions or data.prompt_template, "
+            "and take the letter of the right one as the answer", name,
+        )  # fmt: skip
+
+
+def _hides_options(problem: Problem) -> bool:
+    """Whether the row has options in a field of their own, of which the question shows not even the last."""
+    last = problem.columns.get("options") or problem.columns.get("choices")
+    while isinstance(last, dict | list):
+        last = list(last.values() if isinstance(last, dict) else last)[-1:]
+        last = last[0] if last else None
+    return isinstance(last, str | int | float) and str(last) not in problem.question
 
 
 def reference_fault(name: str, problems: Sequence[Problem]) -> tuple[int, str] | None:

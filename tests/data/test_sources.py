@@ -16,7 +16,7 @@ from huggingface_hub import constants as hub
 from pyarrow import parquet
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.data.problems import USUAL, Keys, Problem, problems_of, read_problems
+from nemo_uecr.data.problems import USUAL, Keys, Problem, check_references, problems_of, read_problems
 from nemo_uecr.data.sources import find_source
 from nemo_uecr.errors import DataError
 from tests.data.made import COMMIT, cache_data_set
@@ -355,6 +355,25 @@ def test_worked_solutions_are_no_references(
     assert "4 of 4" in refused(capsys, *check, f"data.train={lines(tmp_path / 'sentences.jsonl', sentences)}")
     assert entry_point(["data", "prepare", "--source", str(worked), "--out", str(tmp_path / "out")]) == 0
     assert "cannot judge 4 of 4" in caplog.text  # another reward than the verifier's may read them
+
+
+@pytest.mark.parametrize(
+    ("row", "warned"),
+    [
+        ({"choices": ["a cat", "a dog"]}, "do not show their options"),
+        ({"options": {"A": "a cat", "B": "a dog"}}, "do not show their options"),
+        ({"choices": {"label": ["A", "B"], "text": ["a cat", "a dog"]}}, "do not show their options"),
+        ({"options": "A) a cat B) a dog"}, "do not show their options"),
+        ({"options": ["a cat", "a dog"], "question": "Which barks? A) a cat B) a dog"}, ""),
+        ({"options": None}, ""),
+        ({"question": "Which? Give the answer after ####."}, "after ####"),
+    ],
+)  # fmt: skip
+def test_questions_without_their_options_and_with_other_marks_are_named(
+    row: Row, warned: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    check_references("set", load(lines(tmp_path / "set.jsonl", [{"question": "Which barks?", "answer": "B"} | row])))
+    assert warned in caplog.text if warned else not caplog.text
 
 
 def test_a_run_trains_on_a_folder_of_tables(tmp_path: Path) -> None:
