@@ -63,7 +63,7 @@ def prepare(
     from nemo_uecr.data.filters import NAMES, checked_types
     from nemo_uecr.data.prepare import PrepareSettings
     from nemo_uecr.data.prepare import prepare as run
-    from nemo_uecr.data.problems import USUAL, Keys, read_problems, reference_fault
+    from nemo_uecr.data.problems import USUAL, Keys, check_questions, read_problems, reference_fault
     from nemo_uecr.data.sources import find_source
 
     if keep_answers and drop_answers:
@@ -92,10 +92,11 @@ def prepare(
             "%d of %d rows are benchmark problems or near one: do both come from the same templates or source?",
             screened, counts["read"],
         )  # fmt: skip
-    if counts["kept"] and (
-        fault := reference_fault(str(out), read_problems(find_source(str(out / "train.jsonl"), "train"), USUAL))
-    ):
-        log.warning("%s", fault[1])
+    if counts["kept"]:
+        problems = read_problems(find_source(str(out / "train.jsonl"), "train"), USUAL)
+        if fault := reference_fault(str(out), problems):
+            log.warning("%s", fault[1])
+        check_questions(str(out), problems)
 
 
 @app.command

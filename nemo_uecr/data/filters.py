@@ -13,7 +13,7 @@ from nemo_uecr.data.sources import Row
 from nemo_uecr.errors import DataError
 
 #: Part of every manifest; raised when the same source and settings would give other rows.
-FILTER_VERSION = "4"
+FILTER_VERSION = "5"
 
 _NUMBER = r"[+-]?(?:\d+|\d{1,3}(?:(?:,|\{,\})\d{3})+)"
 _FRACTION = r"[+-]?\\[dt]?frac\s*(?:\{\s*[+-]?\d+\s*\}|\d)\s*(?:\{\s*\d+\s*\}|\d)|[+-]?\d+\s*/\s*\d+"
@@ -86,8 +86,8 @@ class RowFilter:
             and (level := level_of(value_at(row, self.fields.difficulty))) is not None
         ):
             record["difficulty"] = level
-        carried = {name: row.get(name) for name in CARRIED}
-        record |= {name: value for name, value in carried.items() if isinstance(value, str) and usable(value)}
+        carried = {name: value for name in CARRIED if (value := problem.columns.get(name))}
+        record |= {name: each for name, each in carried.items() if not isinstance(each, str) or usable(each)}
         return record | {"answer_type": answer_type(problem.answer), "row": number}
 
 

@@ -43,7 +43,7 @@ LEVEL = re.compile(r"(?:[a-z][a-z\s:_-]*)?([+-]?\d+(?:\.\d+)?)(?:\s*/\s*([1-9]\d
 #: Above any difficulty; NaN, infinity and integers beyond floating point are none.
 HARDEST = 1e9
 #: Small fields that `data prepare` carries along when the source has them.
-CARRIED = ("topic", "subject")
+CARRIED = ("topic", "subject", "options", "choices")
 ABSENT = object()
 SURROGATE = re.compile("[\ud800-\udfff]")
 ROLES = {"human": "user", "gpt": "assistant"}
@@ -171,6 +171,11 @@ def check_references(name: str, problems: Sequence[Problem]) -> None:
         if 2 * count > len(problems):
             raise DataError(text)
         log.warning("%s", text)
+    check_questions(name, problems)
+
+
+def check_questions(name: str, problems: Sequence[Problem]) -> None:
+    """Warn of questions that ask for another mark than the box, or do not show their options."""
     if 2 * sum("####" in each.question and "boxed" not in each.question for each in problems) > len(problems):
         log.warning(
             "%s: the questions ask for the answer after ####, and the verifier reads \\boxed{} alone; take the bare "

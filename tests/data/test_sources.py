@@ -376,6 +376,16 @@ def test_questions_without_their_options_and_with_other_marks_are_named(
     assert warned in caplog.text if warned else not caplog.text
 
 
+def test_prepare_carries_options_and_names_questions_without_them(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    source = lines(tmp_path / "set.jsonl", [row | {"choices": ["a cat", "a dog"]} for row in ROWS])
+    assert entry_point(["data", "prepare", "--source", str(source), "--out", str(tmp_path / "out")]) == 0
+    written = [json.loads(line) for line in (tmp_path / "out/train.jsonl").read_text().splitlines()]
+    assert [row["choices"] for row in written] == len(ROWS) * [["a cat", "a dog"]]
+    assert "do not show their options" in caplog.text
+
+
 def test_a_run_trains_on_a_folder_of_tables(tmp_path: Path) -> None:
     """From the folder to a step; its files are hashed, so that a resume on other rows is refused."""
     from tests.local.tiny import run
