@@ -161,9 +161,9 @@ def _agree(given: str, expected: str, *, computed: bool = False) -> bool:
     ours, theirs = _coordinates(given), _coordinates(expected)
     if ours or theirs:
         return ours[:1] == theirs[:1] and len(ours) == len(theirs) and all(map(_agree, ours[1:], theirs[1:]))
-    our_name, their_name = _named_value(given), _named_value(expected)
-    if our_name and their_name and our_name[0] == their_name[0]:
-        return _agree(our_name[1], their_name[1])
+    our_sides, their_sides = top_level(given, "="), top_level(expected, "=")
+    if len(our_sides) == len(their_sides) == 2 and squeezed(our_sides[0]) == squeezed(their_sides[0]):
+        return _agree(our_sides[1], their_sides[1])
     for separator in (r"\cup", r"\setminus"):
         ours, theirs = top_level(given, separator), top_level(expected, separator)
         if len(ours) == len(theirs) > 1:

@@ -82,9 +82,12 @@ def same_value(given: str, expected: str, *, computed: bool) -> bool:
     if _other_structure(given, expected) or _other_unit(given, expected):
         return False
     given, expected = _without_units(given), _without_units(expected)
-    numbers = plain_number(squeezed(given)), plain_number(squeezed(expected))
+    numbers = [plain_number(squeezed(_unbracketed(text))) for text in (given, expected)]
     if None not in numbers:
         return numbers[0] == numbers[1]
+    percent = [plain_number(squeezed(re.sub(r"\\?%$", "", text))) for text in (given, expected)]
+    if percent[0] is not None and percent[0] == percent[1]:
+        return True  # 12.5 for 12.5 %
     if not computed and _unevaluated(given, expected):
         return False
     return _same(given, expected)
@@ -265,10 +268,12 @@ def _without_units(text: str) -> str:
 
 # math-verify ----------------------------------------------------------------------------------------------------------
 
+#: ``3i`` and ``bi``, in which math-verify does not see the imaginary unit.
+_TIMES_I = re.compile(r"(?<![A-Za-z\\])([A-Za-z\d])i(?![A-Za-z])")
 #: Values of the unknowns where two expressions are compared before sympy simplifies anything.
 _POINT = (1.3717, 0.6411, 1.7233, 0.8537, 1.1939, 0.4793, 1.5491)
-#: Relative difference of two values that are not the same, and the absolute one where a decimal is rounded.
-_APART, _ROUNDED = 1e-9, 2e-6
+#: Relative difference of two values that are not the same; where a decimal is rounded, an absolute and a relative one.
+_APART, _ROUNDED, _ROUNDED_SHARE = 1e-9, 2e-6, 1e-4
 #: Whole numbers of more digits take sympy minutes; none is an answer, but for the very text of its reference.
 _HUGE = 10**5000
 
@@ -298,7 +303,7 @@ def _apart(ours: Any, theirs: Any) -> bool:
     size = max(abs(value) for value in values)
     if size > _HUGE:
         return True
-    return bool(abs(values[0] - values[1]) > max(_APART * size, _ROUNDED if rounded else 0))
+    return bool(abs(values[0] - values[1]) > max(_APART * size, min(_ROUNDED, _ROUNDED_SHARE * size) if rounded else 0))
 
 
 def _at(value: Any, unknowns: Sequence[Any], turn: int) -> Any:
@@ -345,6 +350,7 @@ def parsed(text: str) -> Any:
     from latex2sympy2_extended import NormalizationConfig, normalize_latex
     from math_verify.grader import should_treat_as_complex
 
+    text = _TIMES_I.sub(r"\1 i", text)
     text = MIXED.sub(lambda m: rf"({m[1]}+\frac{{{m[2] or m[3]}}}{{{m[4] or m[5]}}})", text)
     spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
     latex = normalize_latex(rf"\boxed{{{text}}}", config=spelling)
