@@ -82,7 +82,7 @@ def same_value(given: str, expected: str, *, computed: bool) -> bool:
     if _other_structure(given, expected) or _other_unit(given, expected):
         return False
     given, expected = _without_units(given), _without_units(expected)
-    numbers = [plain_number(squeezed(_unbracketed(text))) for text in (given, expected)]
+    numbers = [plain_number(squeezed(re.sub(r"^\(([^()]*)\)$", r"\1", text))) for text in (given, expected)]
     if None not in numbers:
         return numbers[0] == numbers[1]
     percent = [plain_number(squeezed(re.sub(r"\\?%$", "", text))) for text in (given, expected)]
