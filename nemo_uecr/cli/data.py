@@ -63,7 +63,7 @@ def prepare(
     from nemo_uecr.data.filters import NAMES, checked_types
     from nemo_uecr.data.prepare import PrepareSettings
     from nemo_uecr.data.prepare import prepare as run
-    from nemo_uecr.data.problems import USUAL, Keys, check_questions, read_problems, reference_fault
+    from nemo_uecr.data.problems import USUAL, Keys, check_references, read_problems
     from nemo_uecr.data.sources import find_source
 
     if keep_answers and drop_answers:
@@ -94,9 +94,7 @@ def prepare(
         )  # fmt: skip
     if counts["kept"]:
         problems = read_problems(find_source(str(out / "train.jsonl"), "train"), USUAL)
-        if fault := reference_fault(str(out), problems):
-            log.warning("%s", fault[1])
-        check_questions(str(out), problems)
+        check_references(str(out), problems, refuse=False)
 
 
 @app.command

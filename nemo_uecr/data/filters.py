@@ -86,8 +86,9 @@ class RowFilter:
             and (level := level_of(value_at(row, self.fields.difficulty))) is not None
         ):
             record["difficulty"] = level
-        carried = {name: value for name in CARRIED if (value := problem.columns.get(name))}
-        record |= {name: each for name, each in carried.items() if not isinstance(each, str) or usable(each)}
+        carried = {name: problem.columns.get(name) for name in CARRIED}
+        texts = {name: value for name, value in carried.items() if value and isinstance(value, str | list | dict)}
+        record |= {name: value for name, value in texts.items() if usable(json.dumps(value, ensure_ascii=False))}
         return record | {"answer_type": answer_type(problem.answer), "row": number}
 
 

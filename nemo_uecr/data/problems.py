@@ -164,18 +164,13 @@ def check_left_out(name: str, reasons: Mapping[str, int], *, unread: int, kept: 
         )
 
 
-def check_references(name: str, problems: Sequence[Problem]) -> None:
-    """Refuse problems most of whose answers the verifier cannot judge; a few are a warning."""
-    if fault := reference_fault(name, problems):
+def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = True) -> None:
+    """Refuse problems most of whose answers the verifier cannot judge; a few, and questions at fault, are a warning."""
+    if fault := _reference_fault(name, problems):
         count, text = fault
-        if 2 * count > len(problems):
+        if refuse and 2 * count > len(problems):
             raise DataError(text)
         log.warning("%s", text)
-    check_questions(name, problems)
-
-
-def check_questions(name: str, problems: Sequence[Problem]) -> None:
-    """Warn of questions that ask for another mark than the box, or do not show their options."""
     if 2 * sum("####" in each.question and "boxed" not in each.question for each in problems) > len(problems):
         log.warning(
             "%s: the questions ask for the answer after ####, and the verifier reads \\boxed{} alone; take the bare "
@@ -192,12 +187,11 @@ def _hides_options(problem: Problem) -> bool:
     """Whether the row has options in a field of their own, of which the question shows not even the last."""
     last = problem.columns.get("options") or problem.columns.get("choices")
     while isinstance(last, dict | list):
-        last = list(last.values() if isinstance(last, dict) else last)[-1:]
-        last = last[0] if last else None
+        last = next(reversed(last.values() if isinstance(last, dict) else last), None)
     return isinstance(last, str | int | float) and str(last) not in problem.question
 
 
-def reference_fault(name: str, problems: Sequence[Problem]) -> tuple[int, str] | None:
+def _reference_fault(name: str, problems: Sequence[Problem]) -> tuple[int, str] | None:
     """How many reference answers the verifier cannot judge, and a line about them.
 
     Each is compared, in a box, with itself, or with the only number in a sentence.

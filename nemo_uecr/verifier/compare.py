@@ -30,7 +30,7 @@ from nemo_uecr.verifier.spelling import (
     top_level,
     without_point,
 )
-from nemo_uecr.verifier.value import parsed, prose, same_value, too_large
+from nemo_uecr.verifier.value import OPERATION, parsed, prose, same_value, too_large
 
 #: A comma next to a blank separates members of a list; it does not set thousands apart.
 _LISTED = re.compile(r"\s,|(?<!\\),\s")
@@ -69,11 +69,13 @@ def _equivalent(given: str, expected: str) -> bool:
     given, expected = spelled(given), spelled(expected)
     if squeezed(given) == squeezed(expected):
         return True
-    if too_large(given, expected) or prose(given) or prose(expected):
+    if prose(given) or prose(expected):
+        return squeezed(TEXT.sub(r"\1", given)) == squeezed(TEXT.sub(r"\1", expected))
+    if too_large(given, expected) or _contradicts_itself(given):
         return False
-    if len(top_level(expected, r"\approx")) > 1:
-        sides = _exact_and_rounded(expected)
-        return all(any(_equivalent(each, side) for side in sides) for each in _exact_and_rounded(given))
+    sides = _either_side(expected)
+    if sides != {expected}:
+        return all(any(_equivalent(each, side) for side in sides) for each in _either_side(given))
     member, given = _membership(_with_constant(given, expected))
     other, expected = _membership(expected)
     if member and other and member != other:
@@ -102,15 +104,29 @@ def _same_equation(given: str, expected: str) -> bool | None:
     return False if chain else None
 
 
-def _exact_and_rounded(text: str) -> set[str]:
-    r"""``x=\ln 3 \approx 1.1`` as ``x=\ln 3`` and ``x=1.1``; ``x \approx 1.1`` as ``x=1.1``."""
+def _contradicts_itself(given: str) -> bool:
+    """Whether an equation of the answer gives two numbers, as ``x=7=5`` does."""
+    for member in _listed(given):
+        sides = [side for side in top_level(member, "=") if not letters(side)]
+        values = [side for side in sides if not TEXT.search(side) and not OPERATION.search(side)]
+        if not all(_agree(value, values[-1], computed=True) for value in values[:-1]):
+            return True
+    return False
+
+
+def _either_side(text: str) -> set[str]:
+    r"""``x=\ln 3 \approx 1.1`` as ``x=\ln 3`` and ``x=1.1``; ``x \approx 1.1`` and ``AB \approx 1.1`` as one value."""
     exact, rounded = [], []
     for member in top_level(text, ","):
         first, *others = top_level(member, r"\approx")
-        bare = others and _NAME.fullmatch(first)
-        name = f"{top_level(first, '=')[0]}=" if bare or _is_equation(first) else ""
-        rounded.append(name + others[-1] if others else first)
-        exact.append(rounded[-1] if bare else first)
+        if len(others) != 1:  # nothing is rounded, or twice
+            others = [first := member]
+        elif _is_equation(first):
+            others = [f"{top_level(first, '=')[0]}={others[0]}"]
+        elif letters(first) or not first.strip():  # what is asked for, and no value
+            first = others[0] = f"{first}={others[0]}" if _NAME.fullmatch(first) else others[0]
+        exact.append(first)
+        rounded.append(others[0])
     return {",".join(exact), ",".join(rounded)}
 
 
@@ -123,7 +139,7 @@ def _with_constant(given: str, expected: str) -> str:
 # Lettered options -----------------------------------------------------------------------------------------------------
 
 _OPTION = re.compile(
-    r"(?i:(?:the\s+)?(?:option|choice|answer)\s*(?:is)?\s*:?)?\s*(?:\(([A-J])\)|([A-J])(?:\s*[):.]|$))[\s,;.]*(.*)"
+    r"(?i:(?:the\s+)?(?:option|choice|answer)\s*(?:is)?\s*:?)?\s*(?:\(([A-J])\)|([A-J])(?:\s*[):.]|$))(?:[\s,;.]*$|\s*(.*))"
 )
 #: What follows the letter names another one, or takes it back; "A green apple" does not.
 _ANOTHER = re.compile(r"(?<![A-Za-z\\])(?!A\s+[a-z])[A-J](?![A-Za-z])|(?<![A-Za-z])(?:or|not)(?![A-Za-z])")
@@ -141,7 +157,7 @@ def _same_choice(given: str, expected: str) -> bool | None:
         return _equivalent(given, theirs[3])
     if (ours[1] or ours[2]) != (theirs[1] or theirs[2]):
         return False
-    return _equivalent(ours[3], theirs[3]) if ours[3] and theirs[3] else _ANOTHER.search(ours[3]) is None
+    return _equivalent(ours[3], theirs[3]) if ours[3] and theirs[3] else _ANOTHER.search(ours[3] or "") is None
 
 
 # Structure: what is compared with what --------------------------------------------------------------------------------
@@ -216,19 +232,24 @@ _TURNED = {">": "<", r"\gt": "<", r"\lt": "<", r"\ge": r"\le"}
 
 
 def _membership(text: str) -> tuple[str, str]:
-    r"""The unknown and the set of a text such as ``y \in [0,1]``; any other text is a set without an unknown."""
+    r"""Unknown and set of ``y \in [0,1]``, of an inequality its unknown and itself; others have no unknown."""
     found = _MEMBERSHIP.fullmatch(text)
-    return ("".join(found[1].split()), found[2]) if found and _NAME.fullmatch(found[1]) else ("", text)
+    if found is not None and _NAME.fullmatch(found[1]):
+        return "".join(found[1].split()), found[2]
+    unknowns = letters(text)
+    return ("".join(unknowns) if len(unknowns) == 1 and _interval(_listed(text)[0]) else ""), text
 
 
 def _same_kind_of_set(given: str, expected: str) -> tuple[str, str]:
-    r"""Sets by their conditions where both have one, else as intervals."""
-    ours, theirs = (_condition(text) or (text if is_relation(text) else None) for text in (given, expected))
+    """Sets by their conditions where both have one, else as intervals."""
+    ours, theirs = _condition(given), _condition(expected)
     return (ours, theirs) if ours and theirs else (_as_intervals(given), _as_intervals(expected))
 
 
 def _condition(text: str) -> str | None:
-    r"""The condition of ``\{x \mid x>3\}``, on ``x`` whatever its letter is."""
+    r"""An inequality, or the condition of ``\{x \mid x>3\}``, on ``x`` whatever its letter is."""
+    if is_relation(text):
+        return text
     found = _BUILDER.fullmatch(text)
     tokens = TOKEN.findall(found[2]) if found else []
     return "".join("x" if token == found[1] else token for token in tokens) if found and found[1] in tokens else None
@@ -244,21 +265,21 @@ def _as_intervals(text: str) -> str:
         ends = [r"-\infty", *sorted(values, key=lambda member: float(values[member])), r"\infty"]
         return r" \cup ".join(f"({low},{high})" for low, high in itertools.pairwise(ends))
     intervals = [_interval(part) for part in _listed(_condition(text) or text)]
-    return text if None in intervals else r" \cup ".join(filter(None, intervals))
+    unknowns = {interval and interval[0] for interval in intervals}
+    return text if None in unknowns or len(unknowns) > 1 else r" \cup ".join(found[1] for found in intervals if found)
 
 
-def _interval(condition: str) -> str | None:
-    """The numbers that satisfy inequalities on one unknown; None for anything else."""
+def _interval(condition: str) -> tuple[str, str] | None:
+    """The unknown of inequalities of one direction, and the numbers that satisfy them; None for anything else."""
     parts = [part.strip() for part in _ORDER.split(condition)]
-    parts = parts[::-1] if any(part in (">", r"\gt", r"\ge") for part in parts) else parts
-    parts = [_TURNED.get(part, part) for part in parts]
+    turned = {part in (">", r"\gt", r"\ge") for part in parts[1::2]}
+    parts = [_TURNED.get(part, part) for part in (parts[::-1] if True in turned else parts)]
     unknown = [letters(part) == {part} for part in parts]
-    if len(parts) == 3:
-        below, above = [r"-\infty", "<"] if unknown[0] else [], ["<", r"\infty"] if unknown[2] else []
-        parts, unknown = below + parts + above, [False, False, unknown[0] != unknown[2]]
-    if len(parts) != 5 or not unknown[2]:
+    if len(parts) == 3 and unknown[0] != unknown[2]:
+        parts = [r"-\infty", "<", *parts] if unknown[0] else [*parts, "<", r"\infty"]
+    if len(turned) != 1 or len(parts) != 5 or letters(parts[2]) != {parts[2]}:
         return None
-    return f"{'(' if parts[1] == '<' else '['}{parts[0]},{parts[4]}{')' if parts[3] == '<' else ']'}"
+    return parts[2], f"{'(' if parts[1] == '<' else '['}{parts[0]},{parts[4]}{')' if parts[3] == '<' else ']'}"
 
 
 # Matrices -------------------------------------------------------------------------------------------------------------
@@ -397,8 +418,6 @@ def _named_value(equation: str) -> tuple[str, str] | None:
     middle_names = any(_NAME.fullmatch(side) for side in sides[:-1])
     of_argument = name["function"] is None or bool(symbols & set(_SYMBOL.findall(name["arguments"])))
     if own & symbols or middle_names or not of_argument:
-        return None
-    if not all(_agree(side, sides[-1], computed=True) for side in sides[:-1]):
         return None
     last = _NAME.fullmatch(sides[-1])
     return None if last is not None and last["function"] else ("".join(first.split()), sides[-1])

@@ -39,6 +39,8 @@ _TYPED_SIGN |= {
 _TEXTS = re.compile(rf"({_FONT}[^{{}}]*\}})")
 _RADICAND = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))")
 _SCRIPT = re.compile("(?P<raised>[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻]+)|[₀-₉]+")
+#: Words in brackets after a number that are no name of what was counted.
+_NO_THING = "or|and|not|mod|base|dozen|hundred|thousand|million|billion|times"
 _COMMANDS = [
     (re.compile(pattern), latex)
     for pattern, latex in (
@@ -61,13 +63,13 @@ _COMMANDS = [
         (r"\(\s*(\\approx[^()]*)\)$", r"\1"),
         (r"\((\d+)\)(?=\s*_)", r"\1"),
         (r"(?<!\\)\$", " "),
-        (r"(?<=[A-Za-z}])\s*_\s*([A-Za-z0-9])", r"_{\1}"),
+        (r"(?<=[A-Za-z}])\s*_\s*([A-Za-z0-9])(?!\d)", r"_{\1}"),
         (r"(?:\s|(?<!\\)\\[,!])+$", ""),
         (r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}\s*(?=\{)|\\color\s*(?:\{[^{}]*\}|[a-z]+\s)", ""),
-        (r"\\[hv]?phantom\s*(?:\{[-+=\s]*\}|[-+=])", ""),
+        (r"\\[hv]?phantom\s*(?:\{[-+=\s]*\}|[-+=])", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\s*\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
-        (r"^([+-]?[\d.,/]*\d)\s*\(([A-Za-z][A-Za-z ]+)\)$", r"\1\\text{ \2 }"),
+        (rf"^([+-]?[\d.,/]*\d)\s+\((?!.*\b(?:{_NO_THING})\b)([A-Za-z][A-Za-z ]+)\)$", r"\1\\text{ \2 }"),
         (r"\\(?:bm|boldsymbol|underline|displaystyle|textstyle|large|Large|bf|rm)(?![A-Za-z])", " "),
     )
 ]  # fmt: skip

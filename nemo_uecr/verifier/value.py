@@ -43,7 +43,7 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*\}(?:\{[lcr| ]*\})?")
 #: Two values without an operator; ``\x02`` ends a fraction, a root or a word.
 _SIDE_BY_SIDE = re.compile(r"\d\.?[\s{}]+\.?\d|(?:[)\]}\x02]|\\circ(?![A-Za-z]))[\s{}]*\.?\d")
 #: Computations that no answer leaves to be done, and those that a number leaves to nobody.
-_OPERATION = re.compile(
+OPERATION = re.compile(
     r"\\(?:sum|prod|i*nt|oint|lim)(?![A-Za-z])|\\[dt]?frac\s*\{\s*(?:d|\\partial)\s*\}\s*\{\s*(?:d|\\partial)"
 )
 _NUMERIC_OPERATION = re.compile(
@@ -70,7 +70,7 @@ def too_large(given: str, expected: str) -> bool:
 
 def prose(text: str) -> bool:
     """Whether three words in a row, outside of text commands, are no units: mathematics would read them as products."""
-    runs = re.findall(r"(?:(?<![A-Za-z\\])[A-Za-z]{2,}(?:[\s,]+|$)){3,}", TEXT.sub(" . ", text))
+    runs = re.findall(r"(?:(?<![A-Za-z\\])[A-Za-z]{2,}(?:\s+|$)){3,}", TEXT.sub(" . ", text))
     return any(sum(word.lower() not in _UNIT_WORDS for word in _WORD.findall(run)) > 2 for run in runs)
 
 
@@ -95,7 +95,7 @@ def same_value(given: str, expected: str, *, computed: bool) -> bool:
 
 def _unevaluated(given: str, expected: str) -> bool:
     """Whether the answer leaves a computation to be done that its reference does not."""
-    left = [{found[0] for found in _OPERATION.finditer(text)} for text in (given, expected)]
+    left = [{found[0] for found in OPERATION.finditer(text)} for text in (given, expected)]
     if left[0] - left[1]:
         return True
     if not letters(expected) and _NUMERIC_OPERATION.search(given) and not _NUMERIC_OPERATION.search(expected):
@@ -205,7 +205,7 @@ def _other_unit(given: str, expected: str) -> bool:
         return True  # a multiple of pi counts radians
     if not ours or not theirs:
         return False
-    known = {*_UNIT_NAMES.values(), *({"unit"} if "unit" in ours and "unit" in theirs else ())}
+    known = {*_UNIT_NAMES.values(), *(ours.keys() & theirs.keys() & {"unit"})}
     measures = [{name: power for name, power in side.items() if name in known} for side in (ours, theirs)]
     counted = [side.keys() - known - {"per", "of", "unit"} for side in (ours, theirs)]
     if not all(measures):
@@ -268,8 +268,6 @@ def _without_units(text: str) -> str:
 
 # math-verify ----------------------------------------------------------------------------------------------------------
 
-#: ``3i`` and ``bi``, in which math-verify does not see the imaginary unit.
-_TIMES_I = re.compile(r"(?<![A-Za-z\\])([A-Za-z\d])i(?![A-Za-z])")
 #: Values of the unknowns where two expressions are compared before sympy simplifies anything.
 _POINT = (1.3717, 0.6411, 1.7233, 0.8537, 1.1939, 0.4793, 1.5491)
 #: Relative difference of two values that are not the same; where a decimal is rounded, an absolute and a relative one.
@@ -332,7 +330,11 @@ def _other_relation(ours: Any, theirs: Any) -> bool:
     factors = [_at(sides[0] / sides[1], unknowns, turn) for turn in range(3)]
     if None not in factors and all(abs(factor - factors[0]) <= _APART * abs(factors[0]) for factor in factors):
         return False
-    if theirs.has(sympy.exp, sympy.log, sympy.functions.elementary.trigonometric.TrigonometricFunction):
+    elementary = (sympy.exp, sympy.log, sympy.functions.elementary.trigonometric.TrigonometricFunction)
+    powers = ours.atoms(sympy.Pow) | theirs.atoms(sympy.Pow)
+    if len(unknowns) == 1 and (
+        sides[0].has(*elementary) or sides[1].has(*elementary) or any(p.exp.free_symbols for p in powers)
+    ):
         return True  # sympy would take seconds, and seldom solve it
     try:
         return unequal[0] or sympy.solve(theirs, unknowns) in ([], sympy.true, sympy.false)
@@ -350,12 +352,12 @@ def parsed(text: str) -> Any:
     from latex2sympy2_extended import NormalizationConfig, normalize_latex
     from math_verify.grader import should_treat_as_complex
 
-    text = _TIMES_I.sub(r"\1 i", text)
     text = MIXED.sub(lambda m: rf"({m[1]}+\frac{{{m[2] or m[3]}}}{{{m[4] or m[5]}}})", text)
     spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
     latex = normalize_latex(rf"\boxed{{{text}}}", config=spelling)
     try:
-        return _reader()(is_real=not should_treat_as_complex(latex)).parse(latex)
+        # Of `3i` and `bi` math-verify does not see the imaginary unit.
+        return _reader()(is_real="i" not in tokens_of(text) and not should_treat_as_complex(latex)).parse(latex)
     except Exception as error:
         if type(error) is not Exception:
             raise
