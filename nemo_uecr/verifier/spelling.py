@@ -18,7 +18,7 @@ GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 UNIT_LETTERS = frozenset("mgshdlLNJWVCF")
 #: A mixed number, the one form that looks like a product and that people mean as a sum.
 MIXED = re.compile(
-    r"(?<!frac)(?<![\d.}])(\d+)(?:\s|\\[,!])*\\[dtc]?frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))"
+    r"(?<!frac)(?<![\d.}])(\d+)(?:\s|\\[,!])*\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))"
 )
 
 # Signs that people type for what LaTeX writes -------------------------------------------------------------------------

@@ -35,7 +35,7 @@ _LITERAL = re.compile(
 )
 #: Names of points and of things with a number: read as LaTeX they are products, and `CBA` would be `ABC`.
 _NAME_OF_POINTS = re.compile(r"[A-Z]{2,}|(?<![A-Za-z\\\d.])[A-Za-z]+\d+")
-_FRACTION = re.compile(rf"\\(?:[dtc]?frac|[dt]?binom)\s*({GROUP}|\d)\s*({GROUP}|\d)")
+_FRACTION = re.compile(rf"\\(?:frac|[dt]?binom)\s*({GROUP}|\d)\s*({GROUP}|\d)")
 _ROOT = re.compile(rf"\\sqrt\s*(?:\[[^\]]*\]\s*)?({GROUP}|\d)")
 #: A function with its base or power, which a number may follow, as in ``\log_{2} 8``.
 _INDEXED = re.compile(rf"\\(?:log|ln|lg|sin|cos|tan|cot|sec|csc|sum|prod|int|lim)(?:\s*[_^]\s*(?:{GROUP}|\\?\w))+")
@@ -44,7 +44,7 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*\}(?:\{[lcr| ]*\})?")
 _SIDE_BY_SIDE = re.compile(r"\d\.?[\s{}]+\.?\d|(?:[)\]}\x02]|\\circ(?![A-Za-z]))[\s{}]*\.?\d")
 #: Computations that no answer leaves to be done, and those that a number leaves to nobody.
 OPERATION = re.compile(
-    r"\\(?:sum|prod|i*nt|oint|lim)(?![A-Za-z])|\\[dt]?frac\s*\{\s*(?:d|\\partial)\s*\}\s*\{\s*(?:d|\\partial)"
+    r"\\(?:sum|prod|i*nt|oint|lim)(?![A-Za-z])|\\frac\s*\{\s*(?:d|\\partial)\s*\}\s*\{\s*(?:d|\\partial)"
 )
 _NUMERIC_OPERATION = re.compile(
     r"!|\\(?:[dt]?binom|choose|gcd|lcm|max|min|[bp]?mod|lfloor|lceil|det)(?![A-Za-z])|matrix"
@@ -52,7 +52,7 @@ _NUMERIC_OPERATION = re.compile(
 _UNSIGNED = rf"\(?(?:{DIGITS})(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{{[+-]?\d+\}}|\d(?!\d)))?\)?"
 _NUMERAL = re.compile(rf"[+-]?\s*(?:{_UNSIGNED}|10\s*\^\s*(?:\{{[+-]?\d+\}}|\d(?!\d)))\s*(?:\\?%)?")
 _QUOTIENT = re.compile(
-    rf"[+-]?\s*(?:(?:\d+\s*)?\\[dtc]?frac\s*(?:\{{\s*[+-]?{_UNSIGNED}\s*\}}|\d)\s*(?:\{{\s*[+-]?{_UNSIGNED}\s*\}}|\d)"
+    rf"[+-]?\s*(?:(?:\d+\s*)?\\frac\s*(?:\{{\s*[+-]?{_UNSIGNED}\s*\}}|\d)\s*(?:\{{\s*[+-]?{_UNSIGNED}\s*\}}|\d)"
     rf"|{_UNSIGNED}\s*/\s*{_UNSIGNED})\s*(?:\\?%)?"
 )
 #: Brackets in brackets, powers in powers and signs beyond a reference's that no answer has and that take seconds.
