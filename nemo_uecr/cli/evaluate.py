@@ -110,7 +110,7 @@ def evaluate(
         engines.load_tokens(model)  # report a mistyped path before a missing package, and before hours of generation
     loaded = load_benchmarks(_placed(benchmarks, resolve_path))
     for name, each in loaded.items():
-        check_references(name, each.problems)
+        check_references(name, each.problems, template=chat.template)
     averages = []
     for label, model in named.items():
         result = runner.evaluate(label, model, loaded, settings, out / label)

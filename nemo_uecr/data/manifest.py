@@ -106,7 +106,7 @@ def check_answers(config: AnyConfig, read: Mapping[str, Sequence[Problem]]) -> N
     """Refuse problems, by the key that names them, whose answers the verifier must judge and cannot."""
     for name, problems in read.items():
         if name != "data.train" or any(isinstance(each, VerifierReward) for each in config.reward):
-            check_references(name, problems)
+            check_references(name, problems, template=config.data.prompt_template)
 
 
 def faults(folder: Path) -> list[str]:

@@ -17,7 +17,17 @@ from nemo_uecr.data import manifest as folders
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
 from nemo_uecr.data.filters import FILTER_VERSION, RowFilter, row_digest
 from nemo_uecr.data.manifest import MANIFEST, REVIEW, ROW_SETS, TARGETS, Manifest, jsonl, read_manifest
-from nemo_uecr.data.problems import USUAL, Keys, UnreadableRow, check_left_out, fields_of, problem_of, rows_of, value_at
+from nemo_uecr.data.problems import (
+    PARTS,
+    USUAL,
+    Keys,
+    UnreadableRow,
+    check_left_out,
+    fields_of,
+    problem_of,
+    rows_of,
+    value_at,
+)
 from nemo_uecr.data.screening import NORMALISATION, RULES, Screen, Text
 from nemo_uecr.data.sources import Source, find_source
 from nemo_uecr.errors import DataError
@@ -126,7 +136,8 @@ def _sorted_rows(source: Source, rules: RowFilter, screen: Screen) -> RowSets:
             if (finding := screen.find(text)) is not None:
                 shown = {name: value for name, value in asdict(finding).items() if name != "certain"}
                 detail = {"findings": [shown], "question": record["question"], "answer": record["answer"]}
-            key = hashlib.blake2b(text.key.encode(), digest_size=16).digest()
+            parts = "".join(str(record[part]) for part in PARTS if part in record)
+            key = hashlib.blake2b((text.key + parts).encode(), digest_size=16).digest()
             if finding is not None and finding.certain:
                 reason = f"screen_{finding.method}"
             elif (first := first_of.setdefault(key, number)) != number:

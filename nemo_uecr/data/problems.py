@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import re
+import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,8 +43,10 @@ NO_ANSWER = ("answer_empty", "answer_sentinel")
 LEVEL = re.compile(r"(?:[a-z][a-z\s:_-]*)?([+-]?\d+(?:\.\d+)?)(?:\s*/\s*([1-9]\d*))?", re.IGNORECASE)
 #: Above any difficulty; NaN, infinity and integers beyond floating point are none.
 HARDEST = 1e9
+#: Fields that belong to the question, as ASDiv, SVAMP and MMLU have them.
+PARTS = ("options", "choices", "body", "Body", "passage", "context")
 #: Small fields that `data prepare` carries along when the source has them.
-CARRIED = ("topic", "subject", "options", "choices")
+CARRIED = ("topic", "subject", *PARTS)
 ABSENT = object()
 SURROGATE = re.compile("[\ud800-\udfff]")
 ROLES = {"human": "user", "gpt": "assistant"}
@@ -69,6 +72,13 @@ class Problem:
     answer: str
     columns: Row = field(default_factory=dict, compare=False)
     context: tuple[Turn, ...] = ()  # the turns before it
+
+    def turn(self, template: str) -> str:
+        r"""The user's turn: the template with {question}, and its `PARTS`; no other name, as in ``\boxed{answer}``."""
+        for part in PARTS:
+            if f"{{{part}}}" in template and (value := self.columns.get(part)):
+                template = template.replace(f"{{{part}}}", text_of(value) or _lettered(value) or "")
+        return template.replace("{question}", self.question)
 
 
 @dataclass(frozen=True)
@@ -164,8 +174,15 @@ def check_left_out(name: str, reasons: Mapping[str, int], *, unread: int, kept: 
         )
 
 
-def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = True) -> None:
-    """Refuse problems most of whose answers the verifier cannot judge; a few, and questions at fault, are a warning."""
+def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = True, template: str = "") -> None:
+    """Refuse problems most of whose answers the verifier cannot judge; a few, and questions at fault, are a warning.
+
+    Args:
+        name: of the problems in messages.
+        problems: those of one source.
+        refuse: False only warns.
+        template: of the prompts; what it names is shown.
+    """
     if fault := _reference_fault(name, problems):
         count, text = fault
         if refuse and 2 * count > len(problems):
@@ -176,19 +193,20 @@ def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = T
             "%s: the questions ask for the answer after ####, and the verifier reads \\boxed{} alone; take the bare "
             "question, as in data.question_key=extra_info.question, and ask for the box in data.prompt_template", name,
         )  # fmt: skip
-    if 2 * sum(map(_hides_options, problems)) > len(problems):
-        log.warning(
-            "%s: the questions do not show their options; write them into the questions or data.prompt_template, "
-            "and take the letter of the right one as the answer", name,
-        )  # fmt: skip
+    for part in (part for part in PARTS if f"{{{part}}}" not in template):
+        if 2 * sum(_hides(problem, part) for problem in problems) > len(problems):
+            log.warning(
+                "%s: the questions do not show their field %r; name it in the template, as in '{%s} {question}'. "
+                "Of options the answer must be the letter", name, part, part,
+            )  # fmt: skip
 
 
-def _hides_options(problem: Problem) -> bool:
-    """Whether the row has options in a field of their own, of which the question shows not even the last."""
-    last = problem.columns.get("options") or problem.columns.get("choices")
+def _hides(problem: Problem, part: str) -> bool:
+    """Whether the row has this part of the question in a field of its own, and the question shows not even its end."""
+    last = problem.columns.get(part)
     while isinstance(last, dict | list):
         last = next(reversed(last.values() if isinstance(last, dict) else last), None)
-    return isinstance(last, str | int | float) and str(last) not in problem.question
+    return bool(last) and isinstance(last, str | int | float) and str(last) not in problem.question
 
 
 def _reference_fault(name: str, problems: Sequence[Problem]) -> tuple[int, str] | None:
@@ -244,6 +262,14 @@ def filled(template: str, problem: Problem) -> str:
     return re.sub(r"\{([\w.]+)\}", text, template)
 
 
+def _lettered(options: object) -> str | None:
+    """Options as lines, with letters unless they have their own; None for anything else."""
+    if not isinstance(options, dict | list) or not all(isinstance(each, str) for each in options):
+        return None
+    named = options.items() if isinstance(options, dict) else zip(string.ascii_uppercase, options, strict=False)
+    return "\n".join(each if re.match(r"[A-Z][).]", str(each)) else f"{letter}) {each}" for letter, each in named)
+
+
 def teacher_name(problem: Problem, routing: RoutingConfig | None, names: Iterable[str]) -> str:
     """The one of ``names`` that scores the responses to a problem; refused where its column has none of them."""
     known = tuple(names)
@@ -296,11 +322,12 @@ def fields_of(source: Source, keys: Keys) -> Fields:
     question, answer = named(keys.question), named(keys.answer)
     if question is None or answer is None:
         missing = " or ".join(map(repr, keys.question if question is None else keys.answer))
-        likely = {"question_key": named(USUAL.question), "answer_key": named(USUAL.answer)}
-        perhaps = " ".join(f"data.{key}={name}" for key, name in likely.items() if name is not None)
+        likely = (("question_key", question, USUAL.question), ("answer_key", answer, USUAL.answer))
+        perhaps = " ".join(f"data.{key}={named(usual)}" for key, found, usual in likely if not found and named(usual))
         raise DataError(
-            f"{where}: no field {missing}; the row has {', '.join(first) or 'no fields'}. Name the right ones"
-            f"{f', perhaps {perhaps} (data prepare: --question-key, --answer-key)' if perhaps else ''}"
+            f"{where}: no field {missing}; the row has {', '.join(first) or 'no fields'}. Name the right ones in "
+            f"data.question_key and data.answer_key (data prepare: --question-key, --answer-key)"
+            f"{f', perhaps {perhaps}' if perhaps else ''}"
         )
     return Fields(question, answer, named(keys.difficulty), named(keys.id))
 

@@ -95,7 +95,7 @@ class Tokens:
 
     def prompt(self, problem: Problem, chat: ChatSettings) -> tuple[int, ...]:
         """Token ids of the prompt; without a chat template those of the plain text."""
-        text = chat.template.replace("{question}", problem.question)
+        text = problem.turn(chat.template)
         before = models.turns_before(chat.system, problem.context)
         return tuple(models.prompt_ids(self.tokenizer, text, thinking=chat.thinking, before=before))
 

@@ -326,7 +326,7 @@ def fitting_prompts(
     system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
     encoded = {}
     for place, each in enumerate(problems):
-        text, before = data.prompt_template.replace("{question}", each.question), turns_before(system, each.context)
+        text, before = each.turn(data.prompt_template), turns_before(system, each.context)
         encoded[place] = prompt_ids(tokenizer, text, thinking=data.enable_thinking, before=before)
     kept = {place: ids for place, ids in encoded.items() if len(ids) <= data.max_prompt_tokens}
     if long := [place for place in encoded if place not in kept]:

@@ -86,7 +86,7 @@ def samples_of(step: int, sequences: Sequences, config: Config, tokens: Tokens) 
     return [
         Sample(
             id=name,
-            prompt=data.prompt_template.replace("{question}", prompt.problem.question),
+            prompt=prompt.problem.turn(data.prompt_template),
             text=response.text if skip else tokens.whole_text(response.token_ids),
             token_ids=response.token_ids,
             answer=prompt.problem.answer,

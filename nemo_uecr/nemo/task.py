@@ -41,7 +41,7 @@ class ProblemsDataset(upstream.native("RawDataset")):  # type: ignore[misc]
             [
                 {
                     "messages": [
-                        {"role": "user", "content": data.prompt_template.replace("{question}", problem.question)},
+                        {"role": "user", "content": problem.turn(data.prompt_template)},
                         {"role": "assistant", "content": problem.answer},
                     ],
                     "task_name": self.task_name,

@@ -66,12 +66,12 @@ def compare(given: str, expected: str) -> Verdict:
 
 
 def _equivalent(given: str, expected: str) -> bool:
+    digits = any(re.search(r"\d", text) for text in TEXT.findall(given))
     given, expected = spelled(given), spelled(expected)
-    if squeezed(given) == squeezed(expected):
+    bare = [squeezed(text if digits else TEXT.sub(r"\1", text)) for text in (given, expected)]
+    if squeezed(given) == squeezed(expected) or bare[0] == bare[1]:
         return True
-    if prose(given) or prose(expected):
-        return squeezed(TEXT.sub(r"\1", given)) == squeezed(TEXT.sub(r"\1", expected))
-    if too_large(given, expected) or _contradicts_itself(given):
+    if prose(given) or prose(expected) or too_large(given, expected) or _contradicts_itself(given):
         return False
     sides = _either_side(expected)
     if sides != {expected}:
@@ -227,6 +227,7 @@ def _coordinates(text: str) -> list[str]:
 _MEMBERSHIP = re.compile(r"(.*)\\in(?![A-Za-z])(\s*[\[(\\].*)")
 _BUILDER = re.compile(r"\\\{\s*([A-Za-z])\s*(?:\\in\s*\\mathbb\s*\{R\})?\s*(?:\\mid\b|\\vert\b|\||:|\\colon\b)(.*)\\\}")
 _WITHOUT = re.compile(r"\s*\\mathbb\s*\{R\}\s*(?:\\setminus\s*\\\{(.*)\\\}\s*)?")
+_UNEQUAL = re.compile(r"^\s*[A-Za-z]\s*\\ne(?![A-Za-z])([^=<>,]+)$")
 _ORDER = re.compile(r"(<|>|\\[lg][et](?![A-Za-z]))")
 _TURNED = {">": "<", r"\gt": "<", r"\lt": "<", r"\ge": r"\le"}
 
@@ -257,7 +258,7 @@ def _condition(text: str) -> str | None:
 
 def _as_intervals(text: str) -> str:
     r"""``1 < x \le 3``, ``x<1 , x>3``, ``\{x \mid x>3\}`` and ``\mathbb{R} \setminus \{1\}`` as intervals."""
-    left_out = _WITHOUT.fullmatch(text)
+    left_out = _WITHOUT.fullmatch(_UNEQUAL.sub(r"\\mathbb{R} \\setminus \\{\1\\}", text))
     if left_out is not None:
         values = {member: parsed(member) for member in _listed(left_out[1] or "") if member}
         if any(value is None or not value.is_number for value in values.values()):

@@ -15,7 +15,7 @@ TEXT = re.compile(rf"{_FONT}([^{{}}]*)\}}")
 #: A group in braces, three deep.
 GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 #: Letters that a font makes units: ``5\mathrm{m}``.
-UNIT_LETTERS = frozenset("mgshdlLNJWVCF")
+UNIT_LETTERS = frozenset("mgshdlLNJWVCFK")
 #: A mixed number, the one form that looks like a product and that people mean as a sum.
 MIXED = re.compile(
     r"(?<!frac)(?<![\d.}])(\d+)(?:\s|\\[,!])*\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))"
@@ -53,6 +53,9 @@ _COMMANDS = [
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\degree(?![A-Za-z])", r"^{\\circ}"),
+        (r"^(?:\\text\s*\{)?\s*[Aa]ll real(?: numbers?)?\s*\}?$", r"\\mathbb{R}"),
+        (r"^(?:\\text\s*\{)?\s*[Nn]o(?: real)? solutions?\s*\}?$", r"\\emptyset "),
+        (r"(\\(?:text|mathrm)\s*\{[A-Za-z~ ]+)\^\s*(?:\{(\d)\}|(\d))\s*\}", r"\1}^{\2\3}"),
         (r"\\R(?![A-Za-z])|\\Reals(?![A-Za-z])|\\mathbb\s+R", r"\\mathbb{R}"),
         (r"\\backslash(?![A-Za-z])|(?<=\\mathbb\{R\})\s*-(?=\s*\\\{)", r" \\setminus "),
         (r"\\(?:text|mathrm)\s*\{\s*(?:percent|per cent)\s*\}|(?<=\d)\s*percent$", r"\\%"),
@@ -95,6 +98,9 @@ _REPEATING = re.compile(
 )
 _SCIENTIFIC = re.compile(r"(?<![\w.\\])(\d+\.?\d*|\.\d+)[eE]([+-]?)0*(\d{1,3})(?![\w.])")
 _SLASHED = re.compile(r"(?<![\w.}^)\\])(\d+)(?:\s|\\,)+(\d+)\s*/\s*(\d+)(?![\w.])")
+#: Numbers of statements, which are no product.
+_NUMBERED = re.compile(r"(\(\d\))\s*(?=\()")
+_NUMBERED_ALONE = re.compile(r"(?:\(\d\)\s*){2,}")
 _THOUSANDS = re.compile(
     r"(?<![\d.,(\[{])(?<![(\[{][-+])[1-9]\d{0,2}(?:(?:\{,\}|,\\!|\\,|,)\d{3})+(?![\d,])"
     r"|(?<![\d.,])[1-9]\d{0,2}(?:(?:\{,\}|,\\!)\d{3})+(?![\d,])"
@@ -116,6 +122,7 @@ def spelled(text: str) -> str:
     text = _ARGUMENTS.sub(lambda match: rf"\frac{_braced(match[1])}{_braced(match[2])}", text)
     text = _SLASHED.sub(r"\1\\frac{\2}{\3}", text)
     text = _SCIENTIFIC.sub(lambda match: rf"({match[1]}\times 10^{{{match[2].strip('+')}{match[3]}}})", text)
+    text = _NUMBERED.sub(r"\1 , ", text) if _NUMBERED_ALONE.fullmatch(text) else text
     return _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), _REPEATING.sub(_as_fraction, text))
 
 

@@ -360,12 +360,14 @@ def test_worked_solutions_are_no_references(
 @pytest.mark.parametrize(
     ("row", "warned"),
     [
-        ({"choices": ["a cat", "a dog"]}, "do not show their options"),
-        ({"options": {"A": "a cat", "B": "a dog"}}, "do not show their options"),
-        ({"choices": {"label": ["A", "B"], "text": ["a cat", "a dog"]}}, "do not show their options"),
-        ({"options": "A) a cat B) a dog"}, "do not show their options"),
+        ({"choices": ["a cat", "a dog"]}, "do not show their field"),
+        ({"options": {"A": "a cat", "B": "a dog"}}, "do not show their field"),
+        ({"choices": {"label": ["A", "B"], "text": ["a cat", "a dog"]}}, "do not show their field"),
+        ({"options": "A) a cat B) a dog"}, "do not show their field"),
         ({"options": ["a cat", "a dog"], "question": "Which barks? A) a cat B) a dog"}, ""),
         ({"options": None}, ""),
+        ({"body": "One is a cat, one is a dog."}, "'{body} {question}'"),
+        ({"Body": "Which barks?"}, ""),
         ({"question": "Which? Give the answer after ####."}, "after ####"),
     ],
 )  # fmt: skip
@@ -376,6 +378,13 @@ def test_questions_without_their_options_and_with_other_marks_are_named(
     assert warned in caplog.text if warned else not caplog.text
 
 
+def test_problems_that_differ_in_their_body_are_no_duplicates(tmp_path: Path) -> None:
+    rows = [{"question": "How many are left?", "answer": "3", "body": f"Tom had {count} pears."} for count in (4, 5, 5)]
+    source = lines(tmp_path / "set.jsonl", rows)
+    assert entry_point(["data", "prepare", "--source", str(source), "--out", str(tmp_path / "out")]) == 0
+    assert len(load(tmp_path / "out/train.jsonl")) == 2
+
+
 def test_prepare_carries_options_and_names_questions_without_them(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -383,7 +392,13 @@ def test_prepare_carries_options_and_names_questions_without_them(
     assert entry_point(["data", "prepare", "--source", str(source), "--out", str(tmp_path / "out")]) == 0
     written = [json.loads(line) for line in (tmp_path / "out/train.jsonl").read_text().splitlines()]
     assert [row["choices"] for row in written] == len(ROWS) * [["a cat", "a dog"]]
-    assert "do not show their options" in caplog.text
+    problem = load(tmp_path / "out/train.jsonl")[0]
+    assert problem.turn("{question}\n{choices}") == f"{problem.question}\nA) a cat\nB) a dog"
+    assert problem.turn(r"{question} \boxed{answer}") == rf"{problem.question} \boxed{{answer}}"
+    assert "do not show their field" in caplog.text
+    caplog.clear()
+    check_references("set", [problem], template="{question} {choices}")
+    assert not caplog.text
 
 
 def test_a_run_trains_on_a_folder_of_tables(tmp_path: Path) -> None:
