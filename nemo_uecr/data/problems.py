@@ -9,13 +9,12 @@ import json
 import logging
 import math
 import re
-import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -75,10 +74,17 @@ class Problem:
 
     def turn(self, template: str) -> str:
         r"""The user's turn: the template with {question}, and its `PARTS`; no other name, as in ``\boxed{answer}``."""
-        for part in PARTS:
-            if f"{{{part}}}" in template and (value := self.columns.get(part)):
-                template = template.replace(f"{{{part}}}", text_of(value) or _lettered(value) or "")
-        return template.replace("{question}", self.question)
+
+        def shown(found: re.Match[str]) -> str:
+            value = self.question if found[1] == "question" else self.columns.get(found[1])
+            text = _lettered(value) if isinstance(value, dict | list) else text_of(value)
+            if text is None and value:
+                raise DataError(
+                    f"problem {self.id!r}: {found[1]} is {kind_of(value)}, expected a text or a list of texts"
+                )
+            return text or ""
+
+        return re.sub(rf"\{{(question|{'|'.join(PARTS)})\}}", shown, template)
 
 
 @dataclass(frozen=True)
@@ -206,7 +212,7 @@ def _hides(problem: Problem, part: str) -> bool:
     last = problem.columns.get(part)
     while isinstance(last, dict | list):
         last = next(reversed(last.values() if isinstance(last, dict) else last), None)
-    return bool(last) and isinstance(last, str | int | float) and str(last) not in problem.question
+    return bool(text := text_of(last)) and str(text) not in problem.question
 
 
 def _reference_fault(name: str, problems: Sequence[Problem]) -> tuple[int, str] | None:
@@ -262,12 +268,18 @@ def filled(template: str, problem: Problem) -> str:
     return re.sub(r"\{([\w.]+)\}", text, template)
 
 
-def _lettered(options: object) -> str | None:
-    """Options as lines, with letters unless they have their own; None for anything else."""
-    if not isinstance(options, dict | list) or not all(isinstance(each, str) for each in options):
+def _lettered(options: Any) -> str | None:
+    """Options as lines, with letters unless they have their own; None where one has no text."""
+    if isinstance(options, dict) and isinstance(options.get("text"), list):  # as ARC has them
+        options = dict(zip(options.get("label", ()), options["text"], strict=True))
+    named = (
+        options if isinstance(options, dict) else {chr(ord("A") + place): each for place, each in enumerate(options)}
+    )
+    texts = {letter: text for letter, each in named.items() if (text := text_of(each)) is not None}
+    if len(texts) < len(named):
         return None
-    named = options.items() if isinstance(options, dict) else zip(string.ascii_uppercase, options, strict=False)
-    return "\n".join(each if re.match(r"[A-Z][).]", str(each)) else f"{letter}) {each}" for letter, each in named)
+    lettered = all(re.match(rf"\(?{re.escape(letter)}[).:]", text) for letter, text in texts.items())
+    return "\n".join(text if lettered else f"{letter}) {text}" for letter, text in texts.items())
 
 
 def teacher_name(problem: Problem, routing: RoutingConfig | None, names: Iterable[str]) -> str:

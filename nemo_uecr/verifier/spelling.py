@@ -15,7 +15,7 @@ TEXT = re.compile(rf"{_FONT}([^{{}}]*)\}}")
 #: A group in braces, three deep.
 GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
 #: Letters that a font makes units: ``5\mathrm{m}``.
-UNIT_LETTERS = frozenset("mgshdlLNJWVCFK")
+UNIT_LETTERS = frozenset("mgshdlLNJWVCF")
 #: A mixed number, the one form that looks like a product and that people mean as a sum.
 MIXED = re.compile(
     r"(?<!frac)(?<![\d.}])(\d+)(?:\s|\\[,!])*\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))"
@@ -53,9 +53,9 @@ _COMMANDS = [
         (r"\\rangle(?![A-Za-z])", ")"),
         (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset "),
         (r"\\degree(?![A-Za-z])", r"^{\\circ}"),
-        (r"^(?:\\text\s*\{)?\s*[Aa]ll real(?: numbers?)?\s*\}?$", r"\\mathbb{R}"),
-        (r"^(?:\\text\s*\{)?\s*[Nn]o(?: real)? solutions?\s*\}?$", r"\\emptyset "),
-        (r"(\\(?:text|mathrm)\s*\{[A-Za-z~ ]+)\^\s*(?:\{(\d)\}|(\d))\s*\}", r"\1}^{\2\3}"),
+        (rf"^(?i:(?:{_FONT})?\s*all(?:\s|\\ )+real(?:s|(?:\s|\\ )+numbers?)?[\s.]*\}}?)$", r"\\mathbb{R}"),
+        (rf"^(?i:(?:{_FONT})?\s*no(?:(?:\s|\\ )+real)?(?:\s|\\ )+solutions?[\s.]*\}}?)$", r"\\emptyset "),
+        (r"(\\(?:text|mathrm)\s*\{[A-Za-z~/ ]+)\^\s*(?:\{(\d)\}|(\d))\s*\}", r"\1}^{\2\3}"),
         (r"\\R(?![A-Za-z])|\\Reals(?![A-Za-z])|\\mathbb\s+R", r"\\mathbb{R}"),
         (r"\\backslash(?![A-Za-z])|(?<=\\mathbb\{R\})\s*-(?=\s*\\\{)", r" \\setminus "),
         (r"\\(?:text|mathrm)\s*\{\s*(?:percent|per cent)\s*\}|(?<=\d)\s*percent$", r"\\%"),

@@ -385,6 +385,27 @@ def test_problems_that_differ_in_their_body_are_no_duplicates(tmp_path: Path) ->
     assert len(load(tmp_path / "out/train.jsonl")) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["a cat", "a dog"], "A) a cat\nB) a dog"), (["A)a cat", "B)a dog"], "A)a cat\nB)a dog"),
+        (["U.S.", "U.K."], "A) U.S.\nB) U.K."), ([1, 2.5], "A) 1\nB) 2.5"),
+        ({"A": "a cat", "B": "a dog"}, "A) a cat\nB) a dog"),
+        ({"label": ["1", "2"], "text": ["a cat", "a dog"]}, "1) a cat\n2) a dog"),
+        ("A) {question} B) b", "A) {question} B) b"), (None, ""), ([], ""),
+    ],
+)  # fmt: skip
+def test_a_prompt_shows_the_options(options: object, shown: str) -> None:
+    problem = Problem("1", "Which barks?", "B", {"question": "Which barks?", "options": options})
+    assert problem.turn("{question} {options}") == f"Which barks? {shown}"
+
+
+def test_options_without_a_text_are_refused() -> None:
+    problem = Problem("1", "Which barks?", "B", {"options": ["a cat", None]})
+    with pytest.raises(DataError, match="options"):
+        problem.turn("{question} {options}")
+
+
 def test_prepare_carries_options_and_names_questions_without_them(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
