@@ -218,7 +218,8 @@ class ProblemsConfig(Section):
     train: Text  # Problems: a file, a folder or a name on the hub, perhaps with `:SPLIT`.
     question_key: Text  # Field of the question, a text or a list of messages; dots lead into nested fields.
     answer_key: Text  # Field of the reference answer.
-    prompt_template: Annotated[str, Field(pattern=r"\{question\}")]  # The user's turn, with {question} in it.
+    # The user's turn, with {question}; {body}, {passage}, {context}, {options}, {choices} are those fields of the row.
+    prompt_template: Annotated[str, Field(pattern=r"\{question\}")]
     enable_thinking: bool  # Handed to the chat template; false is the non-thinking mode.
     max_prompt_tokens: Count  # Longest prompt in tokens, chat template included.
     # What to do with longer training prompts: `refuse` stops the run at its start, `drop` leaves them out.

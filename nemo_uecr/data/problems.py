@@ -183,11 +183,7 @@ def check_left_out(name: str, reasons: Mapping[str, int], *, unread: int, kept: 
 def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = True, template: str = "") -> None:
     """Refuse problems most of whose answers the verifier cannot judge; a few, and questions at fault, are a warning.
 
-    Args:
-        name: of the problems in messages.
-        problems: those of one source.
-        refuse: False only warns.
-        template: of the prompts; what it names is shown.
+    Without ``refuse`` everything is a warning. The parts that the prompts' ``template`` names are shown.
     """
     if fault := _reference_fault(name, problems):
         count, text = fault

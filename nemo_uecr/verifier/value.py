@@ -331,10 +331,8 @@ def _other_relation(ours: Any, theirs: Any) -> bool:
     if None not in factors and all(abs(factor - factors[0]) <= _APART * abs(factors[0]) for factor in factors):
         return False
     elementary = (sympy.exp, sympy.log, sympy.functions.elementary.trigonometric.TrigonometricFunction)
-    powers = ours.atoms(sympy.Pow) | theirs.atoms(sympy.Pow)
-    if len(unknowns) == 1 and (
-        sides[0].has(*elementary) or sides[1].has(*elementary) or any(p.exp.free_symbols for p in powers)
-    ):
+    powers = [power.exp.free_symbols for side in sides for power in side.atoms(sympy.Pow)]
+    if len(unknowns) == 1 and (any(powers) or any(side.has(*elementary) for side in sides)):
         return True  # sympy would take seconds, and seldom solve it
     try:
         return unequal[0] or sympy.solve(theirs, unknowns) in ([], sympy.true, sympy.false)
