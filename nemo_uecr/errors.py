@@ -71,10 +71,9 @@ class DependencyError(UecrError, ImportError):
 
 
 def require_extra(*extras: str) -> None:
-    """Raise DependencyError if a module of these extras is missing; the message names all extras to install."""
-    absent = {extra: " and ".join(each for each in EXTRAS[extra] if not _installed(each)) for extra in extras}
-    if missing := {extra: modules for extra, modules in absent.items() if modules}:
-        raise _missing(" and ".join(missing.values()), ",".join(missing))
+    """Raise DependencyError if a module of these extras is missing; the message names it and the extras."""
+    if absent := [module for extra in extras for module in EXTRAS[extra] if not _installed(module)]:
+        raise _missing(absent, *extras)
 
 
 def _installed(module: str) -> bool:
@@ -88,12 +87,12 @@ def as_dependency_error(error: ModuleNotFoundError) -> DependencyError | None:
     """The error with a message that names the extra; None for a module of no extra."""
     module = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    return None if extra is None else _missing(module, extra)
+    return None if extra is None else _missing([module], extra)
 
 
-def _missing(module: str, extra: str) -> DependencyError:
-    verb = "are" if " and " in module else "is"
-    return DependencyError(f"{module} {verb} not installed; run: pip install 'nemo-uecr[{extra}]'")
+def _missing(modules: list[str], *extras: str) -> DependencyError:
+    absent = " and ".join(modules) + (" is" if len(modules) == 1 else " are")
+    return DependencyError(f"{absent} not installed; run: pip install 'nemo-uecr[{','.join(extras)}]'")
 
 
 def first_line(error: BaseException) -> str:

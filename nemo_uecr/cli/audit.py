@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from nemo_uecr.cli.common import AtLeastOne, Seed, Words, family, method_settings, say
 from nemo_uecr.errors import DataError, require_extra
+from nemo_uecr.paths import locate_path, resolve_path
 
 if TYPE_CHECKING:
     from nemo_uecr.audit.output import Audit
@@ -192,7 +193,6 @@ def localization(
     from nemo_uecr.audit.judging import STEPS, read_labels
     from nemo_uecr.audit.localization import localization_audit, write_candidates
     from nemo_uecr.generation.engines import load_tokens
-    from nemo_uecr.paths import resolve_path
 
     scored = _read(scores)
     if write_steps is not None:
@@ -235,7 +235,6 @@ def teacher(
     require_extra("local", "data", "plots")
     from nemo_uecr.audit.teacher import teacher_audit
     from nemo_uecr.evaluation.runner import model_digest
-    from nemo_uecr.paths import resolve_path
 
     scored = _read(scores)
     model = resolve_path(teacher or scored.plan["teacher"]["name"])
@@ -257,7 +256,6 @@ def batch(run: Run, /, *, out: Out = None) -> int:
     require_extra("data", "plots")
     from nemo_uecr.audit.runs import batch_audit
     from nemo_uecr.config.load import written_config
-    from nemo_uecr.paths import locate_path
 
     audit = batch_audit(run, Path(locate_path(written_config(run / "config.yaml").data.train)))
     _finish(audit, out, run)

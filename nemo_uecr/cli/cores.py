@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
 import time
 from collections.abc import MutableMapping, Sequence
 
@@ -25,10 +24,6 @@ def choose_wait_policy(words: Sequence[str], environment: MutableMapping[str, st
     """Let OpenMP's threads sleep while they wait if other processes use the cores, unless the user chose otherwise.
 
     The results have the same bits. On an idle machine, threads that spin are up to twice as fast.
-
-    Args:
-        words: the command line.
-        environment: to read and change.
     """
     computes = bool(words) and words[0] in COMPUTING and "--help" not in words
     if not computes or any(name in environment for name in USERS_CHOICES):
@@ -40,18 +35,14 @@ def choose_wait_policy(words: Sequence[str], environment: MutableMapping[str, st
 
 def core_share() -> float:
     """Mean share of the time that threads, one per core, actually run."""
-    shares: list[float] = []
+    from concurrent.futures import ThreadPoolExecutor
 
-    def work() -> None:
+    def share(_: int) -> float:
         started, ran = time.perf_counter(), time.thread_time()
         while time.perf_counter() - started < PROBE_SECONDS:
             hashlib.sha256(BLOCK)
-        shares.append((time.thread_time() - ran) / (time.perf_counter() - started))
+        return (time.thread_time() - ran) / (time.perf_counter() - started)
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = [threading.Thread(target=work) for _ in range(cores)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(shares) / len(shares)
+    with ThreadPoolExecutor(cores) as threads:
+        return sum(threads.map(share, range(cores))) / cores

@@ -11,6 +11,7 @@ from cyclopts import Parameter, types, validators
 
 from nemo_uecr.cli.common import AtLeastOne, Seed, family, say
 from nemo_uecr.errors import DataError
+from nemo_uecr.paths import SCHEME, locate_path, resolve_path
 
 if TYPE_CHECKING:
     from nemo_uecr.generation.engines import ChatSettings
@@ -79,7 +80,6 @@ def evaluate(
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import check_writable
     from nemo_uecr.generation import engines
-    from nemo_uecr.paths import SCHEME, locate_path, resolve_path
 
     named = dict(map(label_of, models))
     if len(named) < len(models):
@@ -122,7 +122,6 @@ def evaluate(
 def label_of(text: str) -> tuple[str, str]:
     """Label and model of ``[LABEL=]MODEL``; a run's checkpoint for a run folder, the last part of the name as label."""
     from nemo_uecr.conversion.export import trained_model
-    from nemo_uecr.paths import SCHEME
 
     label, sign, model = text.partition("=")
     if not sign:
@@ -150,7 +149,6 @@ def _dtype(models: Iterable[str]) -> str:
 def _prompt(models: Collection[str], template: str | None, system: str | None, thinking: bool | None) -> ChatSettings:
     """The prompt of the models' runs or of the demo, else the default, changed by the options; printed too."""
     from nemo_uecr.generation.engines import ChatSettings, training_of
-    from nemo_uecr.paths import SCHEME
 
     if template is not None and "{question}" not in template:
         raise DataError(f"--prompt-template: got {template!r}, expected {{question}} in the text")

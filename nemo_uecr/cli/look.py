@@ -18,12 +18,7 @@ if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.contents import Lengths
-    from nemo_uecr.plan.doctor import Finding
     from nemo_uecr.plan.shapes import ModelShape
-
-
-#: Shown by `config check` for problems that are made on first use.
-DEMO = "of the demo"
 
 
 def plan(
@@ -167,7 +162,7 @@ def doctor(
     from nemo_uecr.plan.doctor import examine
 
     run = None if config is None else load(config, overrides).config
-    findings: list[Finding] = []
+    findings = []
     for finding in examine(run, ray_port=ray_port, sizes=sizes):
         findings.append(finding)
         say(f"{finding.status:<4}  {finding.check:<26}  {' '.join(finding.message.split())}")
@@ -201,7 +196,8 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
         else:
             counts, _ = check_local_problems(loaded.config)
             names = ("data.train", *loaded.config.evaluation.benchmarks)
-            notes.append(f"problems: {', '.join(f'{name} {counts.get(name, DEMO)}' for name in names)}")
+            counted = (f"{name} {counts.get(name, 'of the demo')}" for name in names)  # made on first use
+            notes.append(f"problems: {', '.join(counted)}")
         say(*notes, f"ok: {config}: keys, values and problems")
 
 

@@ -13,7 +13,7 @@ from nemo_uecr import __version__
 from nemo_uecr.cli import audit, data, evaluate, look, runs, score, slurm, train
 from nemo_uecr.cli.common import family
 from nemo_uecr.cli.cores import choose_wait_policy
-from nemo_uecr.errors import UecrError, as_dependency_error
+from nemo_uecr.errors import UecrError
 from nemo_uecr.stopping import STOPPED, RunStopped
 
 USER_ERROR = 2
@@ -48,14 +48,10 @@ app = _app()
 
 
 def entry_point(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the words after `nemo-uecr`, by default those of the process; returns the exit code.
 
-    Args:
-        arguments: the words after `nemo-uecr`; None: those of the process.
-
-    Returns:
-        The command's exit code; 2 after a user's error, 75 after a run that saved and stopped on request, 130 after
-        Ctrl-C.
+    That is the command's own; 2 after a user's error, 75 after a run that saved and stopped on request, 130 after
+    Ctrl-C.
     """
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("nemo_uecr").setLevel(logging.INFO)
@@ -71,11 +67,6 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
         return _refuse(f"{error}{hint} See: {' '.join(['nemo-uecr', *(error.command_chain or ())])} --help")
     except UecrError as error:
         return _refuse(str(error))
-    except ModuleNotFoundError as error:
-        missing = as_dependency_error(error)
-        if missing is None:
-            raise
-        return _refuse(str(missing))
     except RunStopped as stopped:
         sys.stderr.write(f"nemo-uecr: {stopped}\n")
         return STOPPED

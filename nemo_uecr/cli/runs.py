@@ -15,8 +15,6 @@ from cyclopts import Parameter, types
 from nemo_uecr.cli.common import AtLeastOne, Words, method_settings, refuse_input, say
 from nemo_uecr.errors import CheckpointError, ConfigError, DataError, RunFolderError, require_extra
 
-GIGABYTE = 10**9
-
 
 def report(
     run: Path,
@@ -216,7 +214,7 @@ def convert(
     if check == (to is not None):
         raise CheckpointError("expected either --to OUT, to convert, or --check, to verify a converted folder again")
     how: dict[str, Any] = {"model": hf, "tokenizer": tokenizer, "tolerance": tolerance}
-    how["shard_bytes"] = int(shard_gb * GIGABYTE)
+    how["shard_bytes"] = int(shard_gb * 1e9)
     # First: report a wrong path before a missing package.
     job = None if to is None else prepare(ckpt, to, **how)
     if dry_run:

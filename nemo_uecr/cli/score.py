@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Numbers, Override, family, refuse_input, say, write_json
 from nemo_uecr.errors import DataError, require_extra
+from nemo_uecr.paths import resolve_path
 
 teacher = family("teacher", "The effect of FP8 on a Megatron teacher's scores.")
 
@@ -64,7 +65,6 @@ def score(
 
     from nemo_uecr.audit.score import Scoring, score_rollouts
     from nemo_uecr.audit.sources import source_of, students_of
-    from nemo_uecr.paths import resolve_path
 
     sources = [source_of(text, take=take, steps=None if steps is None else frozenset(steps)) for text in rollouts]
     teachers = {source.teacher for source in sources}

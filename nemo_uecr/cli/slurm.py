@@ -6,14 +6,11 @@ import os
 import shlex
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nemo_uecr.cli.common import ConfigFile, Override, family, say
 from nemo_uecr.cli.train import train_local
 from nemo_uecr.errors import require_extra
-
-if TYPE_CHECKING:
-    from nemo_uecr.stopping import StopRequest
+from nemo_uecr.stopping import StopRequest, listening
 
 app = family("slurm", "The commands that slurm/*.sh call.")
 app.show = False
@@ -28,7 +25,6 @@ def smoke(config: ConfigFile, /, *overrides: Override) -> None:
     """
     from nemo_uecr.config.load import load_config
     from nemo_uecr.slurm.replicas import compare_nodes
-    from nemo_uecr.stopping import listening
 
     folder = Path(load_config(config, overrides).config.run.folder).resolve()
     os.environ["RAY_DEDUP_LOGS"] = "0"  # read at import; avoids coloured "[repeated 4x across cluster]"

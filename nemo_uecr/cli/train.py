@@ -17,10 +17,10 @@ from cyclopts import Parameter
 
 from nemo_uecr.cli.common import ConfigFile, Numbers, Override, say
 from nemo_uecr.errors import InvariantError, UecrError, require_extra
+from nemo_uecr.stopping import StopRequest, listening
 
 if TYPE_CHECKING:
     from nemo_uecr.config.load import Loaded
-    from nemo_uecr.stopping import StopRequest
     from nemo_uecr.study.grid import GridCell
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,6 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
     Ctrl-C saves nothing; the command that continues is printed, and whether there is a checkpoint to begin with.
     """
     from nemo_uecr.config.load import load_config
-    from nemo_uecr.stopping import listening
 
     loaded = load_config(config, overrides)
     _try_method(loaded)
@@ -201,7 +200,6 @@ def study(
     """
     require_extra("local", "study")
     from nemo_uecr.files import locked
-    from nemo_uecr.stopping import listening
     from nemo_uecr.study.grid import check_overrides
     from nemo_uecr.study.runner import forecast, other_code, run_study, summarise
     from nemo_uecr.study.schema import load_study
@@ -222,8 +220,6 @@ def study(
 
 def train_cell(config: str, cell: GridCell) -> str | None:
     """Train one cell, continuing it where it was begun; returns the error that a user should read, or None."""
-    from nemo_uecr.stopping import listening
-
     logging.getLogger("nemo_uecr").setLevel(logging.WARNING)
     try:
         with listening() as stop:

@@ -13,7 +13,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
@@ -23,7 +23,6 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config, MethodSection, Section, nearest_name
@@ -108,11 +107,10 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
         ConfigError: one line with the value, what was expected and where it was set.
     """
     shown = os.fspath(path)
-    chain = read_chain(shown)
+    layer = _merged_layers([read_chain(shown), *(override_layer(text, schema) for text in overrides)])
     for key, command in (("arms", "study"), ("backend", "train")):
-        if key in chain.values and key not in schema.model_fields:
+        if key in layer.values and key not in schema.model_fields:
             raise ConfigError(f"{shown} has the key {key}, so it is a file for another command: nemo-uecr {command}")
-    layer = reduce(_overlay, [override_layer(text, schema) for text in overrides], chain)
     config = _validated(schema, _resolved(layer, shown), layer.origins, shown)
     beside = Path(shown).with_name("origins.json")
     written = read_object(beside) if beside.is_file() else {}
@@ -130,7 +128,7 @@ class _MethodAlone(Section):
 def load_method(name: str, overrides: Sequence[str], run: Method | None = None) -> Method:
     """The method with the settings of ``run``, or else its defaults, and `method.key=value` overrides."""
     base = _layer({"method": {**({} if run is None else run.settings()), "name": name}}, OVERRIDE)
-    layer = reduce(_overlay, [override_layer(text, _MethodAlone) for text in overrides], base)
+    layer = _merged_layers([base, *(override_layer(text, _MethodAlone) for text in overrides)])
     return _validated(_MethodAlone, layer.values, layer.origins, OVERRIDE).method
 
 
@@ -187,9 +185,14 @@ def changed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any
 # -- layers ----------------------------------------------------------------------------------------------------------
 
 
-def _overlay(base: Layer, layer: Layer) -> Layer:
-    """The layer merged over the base; a replace marker acts once."""
-    return Layer(_merged(base.values, layer.values), base.origins | layer.origins)
+def _merged_layers(layers: Iterable[Layer]) -> Layer:
+    """The layers in order, later values winning; a replace marker acts once."""
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        values = _merged(values, layer.values)
+        origins |= layer.origins
+    return Layer(values, origins)
 
 
 def _merged(base: Mapping[str, object], layer: Mapping[str, object]) -> dict[str, object]:
@@ -197,9 +200,8 @@ def _merged(base: Mapping[str, object], layer: Mapping[str, object]) -> dict[str
     merged = dict(base)
     for key, value in layer.items():
         if isinstance(value, Mapping):
-            below = merged.get(key)
-            keep = isinstance(below, Mapping) and value.get(REPLACE_MARKER) is not True
-            merged[key] = _merged(below if keep and isinstance(below, Mapping) else {}, value)
+            inherited = None if value.get(REPLACE_MARKER) is True else merged.get(key)
+            merged[key] = _merged(inherited if isinstance(inherited, Mapping) else {}, value)
         elif key != REPLACE_MARKER:
             merged[key] = value
     return merged
@@ -209,13 +211,11 @@ def _layer(tree: dict[str, object], origin: str) -> Layer:
     return Layer(tree, dict.fromkeys(flattened(_merged({}, tree)), origin))
 
 
-def read_chain(path: str) -> Layer:
-    """A file merged over its parents; each file's path, as written, is the origin of its values."""
-    return _overlay(Layer({}, {}), _chain(path, above=()))
+def read_chain(path: str, above: tuple[str, ...] = ()) -> Layer:
+    """A file merged over its parents; each file's path, as written, is the origin of its values.
 
-
-def _chain(path: str, *, above: tuple[str, ...]) -> Layer:
-    """The same, but a file without parents keeps its replace markers; ``above`` lists the files that inherit it."""
+    A file without parents keeps its replace markers. ``above`` lists the files that inherit it.
+    """
     if os.path.realpath(path) in map(os.path.realpath, above):
         raise ConfigError(f"{above[-1]}: 'defaults' leads back to {path}; a file cannot inherit itself")
     tree = _read_mapping(path)
@@ -223,9 +223,9 @@ def _chain(path: str, *, above: tuple[str, ...]) -> Layer:
     names = [defaults] if isinstance(defaults, str) else defaults
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{path}: defaults: got {defaults!r}, expected a file name or a list of file names")
-    below = [_chain(_parent(path, name), above=(*above, path)) for name in names]
+    parents = [read_chain(_parent(path, name), (*above, path)) for name in names]
     own = _layer(tree, path)
-    return reduce(_overlay, [*below, own], Layer({}, {})) if below else own
+    return _merged_layers([*parents, own]) if parents else own
 
 
 def _parent(path: str, name: str) -> str:
@@ -251,22 +251,14 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     whole `teacher={...}` replaces the one in the files.
     """
     name, _, written = text.partition("=")
-    name = name.strip().lstrip("+")
-    key = key_of(name, schema)
-    if key is None:
-        nearest = nearest_name(name, known_keys(schema))
-        raise ConfigError(f"override {text!r}: unknown key {name}; the nearest known key is {nearest}")
-    annotation, parts = known_keys(schema)[key].annotation, (name if ".NAME." in key else key).split(".")
-    if name != key and ".NAME." not in key:
-        annotation, parts = get_args(annotation)[1], [*parts, name.removeprefix(f"{key}.")]
+    parts, annotation = key_of(name.strip().lstrip("+"), schema)
     value = _override_value(text, written, annotation)
     if isinstance(value, Mapping) and (get_origin(annotation) is dict or len(sections_of(annotation)) > 1):
         value = {**value, REPLACE_MARKER: True}
-    tree = reduce(lambda inner, part: {part: inner}, reversed(parts[1:]), value)
-    return _layer({parts[0]: tree}, OVERRIDE)
+    return _layer(reduce(lambda inner, part: {part: inner}, reversed(parts), value), OVERRIDE)
 
 
-def _override_value(text: str, written: str, annotation: object) -> object:
+def _override_value(text: str, written: str, annotation: object) -> Any:
     if written == "" or _takes_text(annotation):
         # Paths and prompts need no YAML quoting; surrounding quotes are dropped.
         quoted = len(written) >= 2 and written[0] in "'\"" and written[-1] == written[0]
@@ -287,19 +279,19 @@ def _takes_text(annotation: object) -> bool:
 
 
 @cache
-def known_keys(schema: type[BaseModel]) -> dict[str, FieldInfo]:
-    """All sections and keys by dotted name, in schema order; NAME stands for a name that the user chooses."""
-    keys: dict[str, FieldInfo] = {}
+def known_keys(schema: type[BaseModel]) -> dict[str, Any]:
+    """The type of every section and key by dotted name, in schema order; NAME is a name that the user chooses."""
+    keys: dict[str, Any] = {}
     for name, field in schema.model_fields.items():
-        keys[name] = field
-        own = ".NAME" if get_origin(field.annotation) is dict else ""
+        keys[name] = field.annotation
+        place = f"{name}.NAME" if get_origin(field.annotation) is dict else name
         for section in sections_of(field.annotation):
-            keys |= {f"{name}{own}.{key}": inner for key, inner in known_keys(section).items()}
+            keys |= {f"{place}.{key}": inner for key, inner in known_keys(section).items()}
         if field.annotation is Method:
-            keys[f"{name}.name"] = FieldInfo(annotation=str)
+            keys[f"{name}.name"] = str
             for method in METHODS.values():
                 kinds = get_type_hints(method)
-                keys |= {f"{name}.{key}": FieldInfo(annotation=kinds[key]) for key in method.ranges()}
+                keys |= {f"{name}.{key}": kinds[key] for key in method.ranges()}
     return keys
 
 
@@ -310,16 +302,17 @@ def sections_of(annotation: object) -> list[type[BaseModel]]:
     return [section for part in get_args(annotation) for section in sections_of(part)]
 
 
-def key_of(name: str, schema: type[BaseModel]) -> str | None:
-    """The known key for a dotted name, or that of the mapping which contains it; None if unknown."""
+def key_of(name: str, schema: type[BaseModel]) -> tuple[list[str], Any]:
+    """The parts of a key, of which a name that the user chooses is one, and its type; None for an unknown key."""
     keys = known_keys(schema)
-    if name in keys:
-        return name
-    holder = next((k for k in keys if name.startswith(f"{k}.") and get_origin(keys[k].annotation) is dict), None)
-    if holder is None or not sections_of(keys[holder].annotation):
-        return holder
-    below = name.removeprefix(f"{holder}.").partition(".")[2]
-    return holder if not below else f"{holder}.NAME.{below}" if f"{holder}.NAME.{below}" in keys else None
+    holder = next((key for key, kind in keys.items() if name.startswith(f"{key}.") and get_origin(kind) is dict), None)
+    if holder is None:
+        return name.split("."), keys.get(name)
+    own, inner = name.removeprefix(f"{holder}."), get_args(keys[holder])[1]
+    below = own.partition(".")[2]
+    if below and sections_of(inner):
+        return name.split("."), keys.get(f"{holder}.NAME.{below}")
+    return [*holder.split("."), own], inner
 
 
 # -- errors in one line ----------------------------------------------------------------------------------------------
@@ -357,7 +350,7 @@ def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[s
 
 def _unknown(name: str, schema: type[BaseModel], origins: Mapping[str, str], path: str) -> str:
     nearest = nearest_name(name, known_keys(schema))
-    return f"{_origin(name, origins, path)}: unknown key {name}; the nearest known key is {nearest}"
+    return f"unknown key {name} ({_set_where(name, origins, path)}); the nearest known key is {nearest}"
 
 
 def _name(loc: Sequence[int | str]) -> str:
@@ -365,15 +358,11 @@ def _name(loc: Sequence[int | str]) -> str:
     return ".".join(part for part in loc if isinstance(part, str) and not part.startswith("["))
 
 
-def _origin(name: str, origins: Mapping[str, str], path: str) -> str:
-    """Origin of a key, of a key in the section or of the list that contains it; else the file that was loaded."""
-    known = [name] if name in origins else [key for key in origins if f"{key}.".startswith(f"{name}.")]
-    known = known or [key for key in origins if name.startswith(f"{key}.")]
-    return origins[known[0]] if known else path
-
-
 def _set_where(name: str, origins: Mapping[str, str], path: str) -> str:
-    origin = _origin(name, origins, path)
+    """Origin of a key, of a key in the section or of the list that contains it; else the file that was loaded."""
+    within = [at for key, at in origins.items() if f"{key}.".startswith(f"{name}.")]
+    around = [at for key, at in origins.items() if name.startswith(f"{key}.")]
+    origin = origins.get(name) or next(iter((*within, *around)), path)
     return "set on the command line" if origin == OVERRIDE else f"set in {origin}"
 
 
@@ -382,8 +371,7 @@ def _set_where(name: str, origins: Mapping[str, str], path: str) -> str:
 
 def dump_config(config: BaseModel) -> str:
     """The complete configuration as YAML that `load_config` reads back unchanged."""
-    text: str = OmegaConf.to_yaml(OmegaConf.create(_escaped(config)))
-    return text
+    return str(OmegaConf.to_yaml(OmegaConf.create(_escaped(config))))
 
 
 def annotated_yaml(config: BaseModel, origins: Mapping[str, str]) -> str:
@@ -403,10 +391,8 @@ def _annotated(tree: Mapping[str, object], origins: Mapping[str, str], path: tup
 
 def _scalar(value: object) -> str:
     style = '"' if isinstance(value, str) and "\n" in value else None
-    text: str = yaml.safe_dump(
-        value, default_flow_style=True, default_style=style, width=float("inf"), allow_unicode=True
-    )
-    return text.rstrip("\n").removesuffix("\n...")
+    text = yaml.safe_dump(value, default_flow_style=True, default_style=style, width=float("inf"), allow_unicode=True)
+    return str(text).rstrip("\n").removesuffix("\n...")
 
 
 def _escaped(config: BaseModel) -> Any:

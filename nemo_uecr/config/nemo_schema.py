@@ -33,9 +33,7 @@ from nemo_uecr.config.schema import (
     TolerancesConfig,
     VerifierReward,
     by_key,
-    check_batch,
-    check_routing,
-    check_teacher,
+    check_sections,
 )
 
 Form = Literal["paper", "nemo_rl"]
@@ -255,11 +253,9 @@ class NemoConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        check_batch(self)
-        check_teacher(self)
+        check_sections(self)
         if len(self.reward) > 1 and any(isinstance(each, NemoRlEnvironment) for each in self.reward):
             raise ValueError("reward.nemo_rl_environment: expected no other; NeMo-RL asks one environment per problem")
-        check_routing(self)
         method, own = self.method, self.teacher.dedicated_gpus
         if "initial_logp" in method.reads:
             raise ValueError(

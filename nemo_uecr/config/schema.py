@@ -265,27 +265,19 @@ class LocalTolerancesConfig(TolerancesConfig):
 BFLOAT16_ON_GPU = {"first_ratio": 0.05, "first_ratio_p99": 0.9}
 
 
-def check_batch(config: AnyConfig) -> None:
-    """Refuse a mini-batch that does not divide the batch of responses."""
+def check_sections(config: AnyConfig) -> None:
+    """Rules of both back ends: the mini-batch divides the batch, and teachers, method and routing agree."""
     responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
     if responses % config.train.minibatch_responses:
         raise ValueError(
             f"train.minibatch_responses: got {config.train.minibatch_responses}, expected a divisor of "
             f"rollout.prompts_per_step * rollout.responses_per_prompt = {responses}"
         )
-
-
-def check_teacher(config: AnyConfig) -> None:
-    """Refuse a method that reads a teacher if there is none."""
     if config.method.needs_teacher() and not config.active_teachers:
         raise ValueError(
             f"teacher.model_name: got null, but method {config.method.name} reads a teacher; name a model, or choose "
             "method.name=grpo"
         )
-
-
-def check_routing(config: AnyConfig) -> None:
-    """Refuse named teachers beside an unnamed one, and a routing that does not match the teachers."""
     names, routing = ", ".join(config.teachers), config.routing
     if config.teachers and getattr(config.teacher, "model_name", config.teacher) is not None:
         raise ValueError(f"teacher and teachers.{names}: got both, expected one; remove the unnamed teacher")
@@ -507,9 +499,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
-        check_batch(self)
-        check_teacher(self)
-        check_routing(self)
+        check_sections(self)
         self._check_quantized()
         for key, teacher in url_teachers(self).items():
             if teacher.entropy == "none" and "teacher_entropy" in self.method.reads:

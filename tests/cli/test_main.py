@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr import __version__
-from nemo_uecr.cli import common, cores, main, train
+from nemo_uecr.__main__ import main
+from nemo_uecr.cli import common, cores, train
 from nemo_uecr.cli.main import app, entry_point
 from nemo_uecr.errors import DependencyError, RewardError, require_extra
 from nemo_uecr.stopping import RunStopped
@@ -33,8 +34,9 @@ def probed(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | int) -> int
 
     other = common.family("probes")
     other.command(probe)
-    monkeypatch.setattr(main, "app", other)
-    return entry_point(["probe"])
+    monkeypatch.setattr("nemo_uecr.cli.main.app", other)
+    monkeypatch.setattr("sys.argv", ["nemo-uecr", "probe"])
+    return main()
 
 
 ROOM = "out/train.jsonl: No space left on device; make room or name another path, and run the command again"

@@ -44,7 +44,8 @@ def fault_of(words: tuple[str, ...]) -> str | None:
     if " ".join(chain) not in WITH_OVERRIDES:
         return None
     keys = [found[1] for word in rest if (found := re.match(r"\+{0,2}([a-z_]+(?:\.[\w-]+)+)=", word))]
-    return next((f"no key {key}" for key in keys if not (key_of(key, Config) or key_of(key, NemoConfig))), None)
+    unknown = [key for key in keys if all(key_of(key, schema)[1] is None for schema in (Config, NemoConfig))]
+    return f"no key {unknown[0]}" if unknown else None
 
 
 @pytest.mark.parametrize("typed", OURS, ids=str)

@@ -70,7 +70,7 @@ def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:
         (
             "n1",
             ["--smoke", LOCAL, "train.step=3"],
-            "override 'train.step=3': unknown key train.step; the nearest known key is train.steps",
+            "unknown key train.step (set on the command line); the nearest known key is train.steps",
         ),
         ("n2", ["--smoke", LOCAL], "ray is not installed; run: pip install 'nemo-uecr[ray]'"),
     ],
