@@ -21,6 +21,17 @@ json.dump(sorted({{name.partition(".")[0] for name in sys.modules}}), sys.stderr
 """
 
 HELP = "from nemo_uecr.cli.main import entry_point; entry_point(['{}'])"
+LIGHT_MODULES = (
+    "config.load", "data.problems", "study.demo", "stats", "core.methods", "plan.local", "plan.nemo", "report.page",
+    "telemetry.metric_table", "verifier.pool",
+)  # fmt: skip
+HELP_OF_EACH = f"""
+import contextlib
+from nemo_uecr.cli.main import entry_point
+for words in {[words for words, _ in commands()]}:
+    with contextlib.suppress(SystemExit):
+        entry_point([*words, "--help"])
+"""
 
 
 def loaded_modules(action: str) -> set[str]:
@@ -42,24 +53,8 @@ def test_nothing_heavy_is_loaded_and_it_answers_at_once(action: str) -> None:
     assert min(times) < SECONDS
 
 
-LIGHT_MODULES = [
-    "nemo_uecr.config.load", "nemo_uecr.data.problems", "nemo_uecr.study.demo", "nemo_uecr.stats",
-    "nemo_uecr.core.methods", "nemo_uecr.plan.local", "nemo_uecr.plan.nemo",
-    "nemo_uecr.report.page", "nemo_uecr.telemetry.metric_table", "nemo_uecr.verifier.pool",
-]  # fmt: skip
-HELP_OF_EACH = f"""
-import contextlib
-from nemo_uecr.cli.main import entry_point
-for words in {[words for words, _ in commands()]}:
-    with contextlib.suppress(SystemExit):
-        entry_point([*words, "--help"])
-"""
-
-
-def test_light_layers_load_no_torch() -> None:
-    assert loaded_modules(f"import {', '.join(LIGHT_MODULES)}") & {"torch", "transformers"} == set()
-
-
-def test_help_of_no_command_loads_torch() -> None:
-    assert loaded_modules(HELP_OF_EACH) & {"torch", "transformers"} == set()
+def test_light_layers_and_the_help_of_each_command_load_no_torch() -> None:
+    imports = f"import {', '.join(f'nemo_uecr.{name}' for name in LIGHT_MODULES)}"
+    for action in (imports, HELP_OF_EACH):
+        assert loaded_modules(action) & {"torch", "transformers"} == set()
     assert "torch" in loaded_modules("import torch")  # so the probe would see it

@@ -8,8 +8,6 @@ from cyclopts import App
 
 from nemo_uecr.cli.main import app
 
-__all__ = ["commands", "find", "options"]
-
 
 def commands(parent: App = app, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], App]]:
     """The words of every command that can run, the hidden ones too, and its app."""
@@ -18,11 +16,6 @@ def commands(parent: App = app, words: tuple[str, ...] = ()) -> Iterator[tuple[t
     for name in parent:
         if not name.startswith("-"):
             yield from commands(parent[name], (*words, name))
-
-
-def find(words: tuple[str, ...]) -> App | None:
-    """The command with exactly these words."""
-    return dict(commands()).get(words)
 
 
 def options(command: App) -> set[str]:

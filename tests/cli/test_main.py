@@ -175,12 +175,9 @@ def test_a_busy_machine_makes_threads_sleep_while_they_wait() -> None:
 @pytest.mark.parametrize(
     ("share", "words", "chosen"),
     [
-        (1.0, ["train"], {}),
         (0.9, ["train"], {}),
-        (0.1, ["train"], {"OMP_WAIT_POLICY": "active"}),
-        (0.1, ["train"], {"GOMP_SPINCOUNT": "9"}),
-        (0.1, ["train"], {"OMP_NUM_THREADS": "1"}),
-        *((0.1, words, {}) for words in ([], ["--help"], ["train", "--help"], ["plan", "run.yaml"])),  # no computing
+        *((0.1, ["train"], {name: "1"}) for name in cores.USERS_CHOICES),
+        *((0.1, words, {}) for words in ([], ["train", "--help"], ["plan", "run.yaml"])),  # no computing
     ],
 )
 def test_an_idle_machine_a_users_choice_and_other_commands_stay(

@@ -48,12 +48,9 @@ def test_python_runs_and_prints_what_is_shown(page: Path, tmp_path: Path, monkey
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(compile(block.text, block.where, "exec"), names)
-        if following is not None and following.language == "text" and adjoins(block, following):
+        adjoins = following is not None and following.line <= block.line + len(block.text.splitlines()) + 3
+        if adjoins and following.language == "text":
             assert printed.getvalue().strip() == following.text.strip(), following.where
-
-
-def adjoins(block: Block, following: Block) -> bool:
-    return following.line <= block.line + len(block.text.splitlines()) + 3
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "json"], ids=lambda block: block.where)

@@ -27,6 +27,11 @@ def test_named_paths_exist() -> None:
     assert [each for each in plain if not has_own_test(each[0]) and not (ROOT / each[1]).exists()] == []
 
 
+def test_named_tests_exist() -> None:
+    named = {text.partition("::")[::2] for page in PAGES for _, text in spans_of(page) if re.match(r"tests/.*::", text)}
+    assert [each for each in named if f"def {each[1]}(" not in (ROOT / each[0]).read_text(encoding="utf-8")] == []
+
+
 def test_pages_named_in_the_code_exist() -> None:
     files = [file for folder in ("nemo_uecr", "examples", "slurm") for file in (ROOT / folder).rglob("*")]
     texts = [file for file in files if file.suffix in (".py", ".yaml", ".sbatch", ".sh", ".md")]
