@@ -142,15 +142,15 @@ def locked(folder: Path, *, wait: float = 0.0) -> Iterator[None]:
 
 def in_use(folder: Path) -> bool:
     """Whether another process holds a run folder."""
-    if (folder / LOCK).exists():
-        with suppress(PermissionError):  # another user's folder
-            lock = FileLock(folder / LOCK)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                return True
-            lock.release()
-    return False
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            return False
+    except PermissionError:  # another user's folder
+        return False
+    except Timeout:
+        return True
 
 
 def check_writable(folder: Path) -> None:

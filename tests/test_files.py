@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,56 +49,39 @@ def test_others_may_read_a_file_as_far_as_the_umask_lets_them(tmp_path: Path) ->
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
-@pytest.mark.parametrize("write", [replace_file, append_whole])
-def test_a_full_disk_keeps_the_old_content_and_names_the_file(
+@pytest.mark.parametrize("write", [replace_file, append_whole, fill])
+def test_a_full_disk_keeps_the_old_content_and_names_the_path(
     tmp_path: Path, write: Callable[[Path, bytes], None]
 ) -> None:
-    path = tmp_path / "file"
+    path = tmp_path / "c"
     write(path, b"old")
     with room(1000), pytest.raises(OSError, match="too large") as error:
         write(path, b"x" * 5000)
     assert str(error.value).endswith(f": '{path}'")
-    assert path.read_bytes() == b"old"
-    assert names(tmp_path) == ["file"]
-
-
-def test_a_full_disk_keeps_the_old_folder_and_names_it(tmp_path: Path) -> None:
-    path = tmp_path / "c"
-    fill(path, b"old")
-    with room(1000), pytest.raises(OSError, match="too large") as error:
-        fill(path, b"x" * 5000)
-    assert str(error.value).endswith(f": '{path}'")
-    assert (path / "file").read_bytes() == b"old"
+    assert (path / "file" if write is fill else path).read_bytes() == b"old"
     assert names(tmp_path) == ["c"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads names of open files from /proc")
 def test_content_is_on_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[tuple[str, str]] = []
-    fsync, rename, replace = os.fsync, os.rename, os.replace
 
-    def noting(move: Callable[..., None]) -> Callable[..., None]:
-        def moved(source: object, target: object) -> None:
-            events.append(("rename", Path(str(target)).name))
-            move(source, target)
+    def note(name: str) -> None:
+        real = getattr(os, name)
 
-        return moved
+        def noting(*given: Any) -> None:
+            events.append((name, Path(os.readlink(f"/proc/self/fd/{given[0]}") if name == "fsync" else given[1]).name))
+            real(*given)
 
-    def synced(descriptor: int) -> None:
-        events.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
-        fsync(descriptor)
+        monkeypatch.setattr(os, name, noting)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "rename", noting(rename))
-    monkeypatch.setattr(os, "replace", noting(replace))
+    for name in ("fsync", "rename", "replace"):
+        note(name)
     replace_file(tmp_path / "a.json", b"1")
-    assert [kind for kind, _ in events] == ["sync", "rename", "sync"]
-    assert [name for _, name in events[1:]] == ["a.json", tmp_path.name]
+    assert events == [("fsync", ".a.json.tmp"), ("replace", "a.json"), ("fsync", tmp_path.name)]
     events.clear()
     fill(tmp_path / "c", b"1")
-    assert events == [
-        ("sync", "file"), ("sync", ".c.tmp"), ("rename", "c"), ("sync", tmp_path.name)
-    ]  # fmt: skip
+    assert events == [("fsync", "file"), ("fsync", ".c.tmp"), ("rename", "c"), ("fsync", tmp_path.name)]
 
 
 KILLED = """

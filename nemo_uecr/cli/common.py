@@ -57,21 +57,19 @@ def method_settings(name: str, words: Sequence[str], run: Method | None = None) 
     from nemo_uecr.config.load import load_method
     from nemo_uecr.core.methods import RunState
 
-    pairs = [word.partition("=")[::2] for word in words]
-    counts = {key: text for key, text in pairs if key in ("step", "seed", "total_steps")}
-    carried = {key: text for key, text in pairs if key.startswith("state.")}
-    overrides = [f"method.{word}" for word in words if word.partition("=")[0] not in counts | carried]
+    given = dict(word.partition("=")[::2] for word in words)
     try:
-        state = {key.removeprefix("state."): float(text) for key, text in carried.items()}
-        counted = {key: int(text) for key, text in counts.items()}
-        return load_method(name, overrides, run), RunState(**counted, state=state)
+        counts = {key: int(given.pop(key)) for key in ("step", "seed", "total_steps") if key in given}
+        state = {key.removeprefix("state."): float(given.pop(key)) for key in [*given] if key.startswith("state.")}
+        overrides = [f"method.{key}={text}" for key, text in given.items()]
+        return load_method(name, overrides, run), RunState(**counts, state=state)
     except ValueError as error:  # ConfigError among them
         raise ConfigError(f"{error} (on this command: --set key=value, without 'method.')") from error
 
 
-def refuse_input(out: Path, *inputs: Path) -> None:
-    """Refuse an output file that would overwrite an input."""
-    if any(out.exists() and given.exists() and out.samefile(given) for given in inputs):
+def refuse_input(out: Path, given: Path) -> None:
+    """Refuse an output file that would overwrite the input."""
+    if out.exists() and given.exists() and out.samefile(given):
         raise ConfigError(f"{out} is the input itself and would be lost; name another file")
 
 

@@ -161,17 +161,11 @@ def smoke(
         )  # fmt: skip
         folder = train_local(config, [*overrides, *short], resume=False)
         say(*(f"smoke {count}: {name} at most {worst:.3g}" for name, worst in worst_residuals(folder).items()))
-        reductions = _check_reductions(folder)
-        compared = (
-            f"{reductions} reductions bit for bit"
-            if reductions
-            else "no reductions: they need teacher_logp and teacher_entropy"
-        )
-        say(f"smoke {count}: passed, {compared}, {folder}")
+        say(f"smoke {count}: passed, {_check_reductions(folder)}, {folder}")
 
 
-def _check_reductions(folder: Path) -> int:
-    """UECR's reductions on every saved batch of a run; returns how many were compared."""
+def _check_reductions(folder: Path) -> str:
+    """UECR's reductions on every saved batch of a run; returns how many hold, in words."""
     from nemo_uecr.core.invariants import reductions
     from nemo_uecr.data.batch_file import load_batch, scored_batch
 
@@ -181,7 +175,8 @@ def _check_reductions(folder: Path) -> int:
             if difference != 0.0:
                 raise InvariantError(f"{path}: uecr with {condition} differs from its baseline by {difference:.3g}")
             compared += 1
-    return compared
+    none = "no reductions: they need teacher_logp and teacher_entropy"
+    return f"{compared} reductions bit for bit" if compared else none
 
 
 def study(

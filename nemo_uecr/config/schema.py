@@ -488,13 +488,12 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_room_for_rounding(cls, values: object) -> object:
+    def _leave_room_for_rounding(cls, values: Any) -> Any:
         """Set the bounds of the first ratio that are not given if a GPU may compute in bfloat16."""
-        if not isinstance(values, dict) or not isinstance(values.get("tolerances", {}), dict):
-            return values
-        match values.get("device"), values.get("student"):
-            case "auto" | "cuda", {"dtype": "bfloat16"}:
-                return {**values, "tolerances": {**BFLOAT16_ON_GPU, **values.get("tolerances", {})}}
+        match values:
+            case {"device": "auto" | "cuda", "student": {"dtype": "bfloat16"}, **rest}:
+                given = rest.get("tolerances", {})
+                return {**values, "tolerances": BFLOAT16_ON_GPU | given} if isinstance(given, dict) else values
         return values
 
     @model_validator(mode="after")
