@@ -9,14 +9,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-#: Modules that the command line itself needs.
-PLAIN = (
-    "cyclopts", "filelock", "jinja2", "numpy", "omegaconf", "psutil", "pydantic", "yaml", "rich", "safetensors",
-    "scipy",
-)  # fmt: skip
-#: The modules of each extra.
+#: The modules of each extra; those of `cli` are what the command line itself needs.
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "cli": PLAIN,
+    "cli": (
+        "cyclopts", "filelock", "jinja2", "numpy", "omegaconf", "psutil", "pydantic", "yaml", "rich", "safetensors",
+        "scipy",
+    ),
     "local": ("transformers", "tokenizers"),
     "lora": ("peft",),
     "lowbit": ("bitsandbytes", "torchao"),
@@ -31,7 +29,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "study": ("matplotlib",),
     "ray": ("ray",),
     "convert": ("transformers", "megatron", "accelerate", "einops", "six", "triton"),
-}
+}  # fmt: skip
 
 
 class UecrError(Exception):

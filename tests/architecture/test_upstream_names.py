@@ -24,25 +24,15 @@ def test_nemo_rl_is_named_in_one_file() -> None:
 
 def used(source: str) -> set[tuple[str, str]]:
     """Module and name of everything that is imported from NeMo-RL, or taken from a module of it."""
-    tree = ast.parse(source)
-    modules = {
-        alias.asname: alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import)
-        for alias in node.names
-        if alias.name.startswith("nemo_rl")
-    }
-    found = {
-        (str(node.module), alias.name)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("nemo_rl")
-        for alias in node.names
-    }
-    return found | {
-        (modules[node.value.id], node.attr)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules
-    }
+    nodes = list(ast.walk(ast.parse(source)))
+    modules = {alias.asname: alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            found |= {(str(node.module), alias.name) for alias in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.add((modules.get(node.value.id, ""), node.attr))
+    return {(module, name) for module, name in found if module.startswith("nemo_rl")}
 
 
 def test_everything_that_is_used_is_checked() -> None:

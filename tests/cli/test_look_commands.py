@@ -32,19 +32,11 @@ def test_a_local_run_that_does_not_fit_names_its_lever(capsys: pytest.CaptureFix
     assert entry_point(["plan", *DEMO, "--memory", "0.08", "train.microbatch_responses=16"]) == 0
 
 
-@pytest.fixture
-def few_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real import in a process of its own, but of one package instead of all."""
-    from nemo_uecr.plan import doctor
-
-    monkeypatch.setattr(doctor, "PLAIN", {"pydantic": doctor.PLAIN["pydantic"]})
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-
-
-@pytest.mark.usefixtures("few_imports")
 def test_doctor_on_a_run_that_is_ready_and_on_one_that_is_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr("nemo_uecr.plan.doctor.PLAIN", {"pydantic": ""})  # one real import in place of all
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     out = tmp_path / "doctor.json"
     assert entry_point(["doctor", *DEMO, f"run.folder={tmp_path}/run", "--json", str(out)]) == 0
     assert capsys.readouterr().out.rstrip().endswith("0 fail")
