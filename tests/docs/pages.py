@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -23,15 +24,11 @@ SHELL = ("&&", "|", ";", ">", "||")
 class Block:
     """One block of code, and the HTML comment on the line before it."""
 
-    page: Path
+    where: str
     line: int
     language: str
     text: str
     note: str
-
-    @property
-    def where(self) -> str:
-        return f"{name_of(self.page)}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,8 @@ def blocks_of(page: Path) -> list[Block]:
     found, before = [], ""
     for token in tokens_of(page):
         if token.type in ("fence", "code_block"):
-            note = NOTE.search(before)
-            found.append(Block(page, token.map[0] + 1, token.info, token.content, note[1] if note else ""))
+            note, line = NOTE.search(before), token.map[0] + 1
+            found.append(Block(f"{name_of(page)}:{line}", line, token.info, token.content, note[1] if note else ""))
         before = token.content if token.type == "html_block" else ""
     return found
 
@@ -85,13 +82,15 @@ def spans_of(page: Path) -> Iterator[tuple[str, str]]:
     return ((where, token.content) for where, token in inline_of(page, "code_inline"))
 
 
-def commands_in(block: Block) -> Iterator[Typed]:
-    """The commands of a block without a language: its lines, or where it shows output the lines behind `$ `."""
-    joined = re.sub(r"\\\n\s*", " ", block.text).splitlines()
-    prompted = any(line.startswith("$ ") for line in joined)
-    for line in joined:
-        if line.startswith("$ ") or not prompted:
-            yield from _typed(line.removeprefix("$ "), block.where)
+def commands_of(page: Path) -> list[Typed]:
+    """The commands of blocks without a language: their lines, or where a block shows output the lines behind `$ `."""
+    found: list[Typed] = []
+    for block in blocks_of(page):
+        lines = re.sub(r"\\\n\s*", " ", block.text).splitlines() if block.language == "" else []
+        prompted = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        for line in prompted or lines:
+            found += _typed(line, block.where)
+    return found
 
 
 def _typed(line: str, where: str) -> Iterator[Typed]:
@@ -99,18 +98,11 @@ def _typed(line: str, where: str) -> Iterator[Typed]:
         words = shlex.split(line, comments=True)
     except ValueError:  # a line of output with an apostrophe
         return
-    command: list[str] = []
-    for word in [*words, ";"]:
-        if word in SHELL:
-            if command:
-                yield Typed(where, tuple(command))
-            command = []
-        elif command or not re.fullmatch(r"[A-Z_]+=.*", word):  # leading variables belong to the shell
-            command.append(word)
-
-
-def commands_of(page: Path) -> list[Typed]:
-    return [typed for block in blocks_of(page) if block.language == "" for typed in commands_in(block)]
+    for ends, group in itertools.groupby(words, SHELL.__contains__):
+        # Leading variables belong to the shell.
+        command = tuple(itertools.dropwhile(lambda word: re.fullmatch(r"[A-Z_]+=.*", word), group))
+        if command and not ends:
+            yield Typed(where, command)
 
 
 #: Files that a page tells its reader to write: a block begins with the name.
