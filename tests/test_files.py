@@ -17,7 +17,6 @@ import pytest
 
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import append_whole, check_writable, in_use, locked, new_folder, replace_file
-from tests.holding import held
 
 
 @contextmanager
@@ -123,10 +122,20 @@ def test_a_kill_in_the_exchange_loses_nothing(tmp_path: Path, renames: int, cont
 def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert not in_use(run)
-    with held(run):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        with locked(run):
+            os.write(writing, b"x")
+            signal.pause()
+    os.read(reading, 1)
+    try:
         assert in_use(run)
         with pytest.raises(RunFolderError, match="in use"), locked(run):
             pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     assert not in_use(run)
     with locked(run, wait=5.0):
         pass

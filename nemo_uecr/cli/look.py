@@ -196,7 +196,7 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
         else:
             counts, _ = check_local_problems(loaded.config)
             names = ("data.train", *loaded.config.evaluation.benchmarks)
-            counted = (f"{name} {counts.get(name, 'of the demo')}" for name in names)  # made on first use
+            counted = (f"{name} {counts.get(name, 'of the demo')}" for name in names)  # those are made on first use
             notes.append(f"problems: {', '.join(counted)}")
         say(*notes, f"ok: {config}: keys, values and problems")
 

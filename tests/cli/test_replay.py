@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nemo_uecr.cli.main import entry_point
-from tests.holding import held
+from nemo_uecr.files import locked
 from tests.local import tiny
 from tests.reliability.commands import refused
 
@@ -98,5 +98,5 @@ def test_what_cannot_be_packed_or_replayed(copy: Path, tmp_path: Path, capsys: p
     for words in (["--check", "--method", "uecr"], []):
         assert "expected --check alone" in refused(capsys, "replay", copy, *words)
     assert "no config.yaml" in refused(capsys, "pack", tmp_path, tmp_path / "a.tar.gz")
-    with held(copy):
+    with locked(copy):
         assert "in use by a run" in refused(capsys, "pack", copy, tmp_path / "a.tar.gz")

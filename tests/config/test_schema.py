@@ -78,10 +78,6 @@ def test_the_first_ratio_has_room_where_a_gpu_may_round(given: Sequence[str], bo
         assert (read.tolerances.first_ratio, read.tolerances.first_ratio_p99) == bounds
 
 
-def text_of(*overrides: str) -> str:
-    return objective(load_config(DEMO, overrides).config)
-
-
 def unused(*overrides: str) -> list[str]:
     loaded = load_config(DEMO, overrides)
     return (unused_line(loaded.config, loaded.origins) or "").partition(": ")[2].split(", ")
@@ -98,7 +94,8 @@ def test_what_a_method_does_not_use_is_reported() -> None:
 def test_the_second_surrogate_is_described_by_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss knows two advantages; only the method knows what they are."""
     monkeypatch.setattr(GrpoPlusOpd, "__doc__", "A = A^GRPO, A_opd = the mean gap of the turn.")
-    assert text_of("method.name=grpo_plus_opd", "method.opd_coef=0.5", "loss.reference_kl=0") == (
+    words = ["method.name=grpo_plus_opd", "method.opd_coef=0.5", "loss.reference_kl=0"]
+    assert objective(load_config(DEMO, words).config) == (
         "loss = PG(A; clip 0.2/0.2) + 0.5 PG(A_opd; clip 0.2/0.2); A = A^GRPO, A_opd = the mean gap of the turn; "
         "opd_coef = 0.5"
     )

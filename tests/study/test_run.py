@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.files import locked
 from nemo_uecr.study.grid import finished_run
-from tests.holding import held
 from tests.study.small import study_file
 
 
@@ -116,6 +116,6 @@ def test_an_override_that_the_study_says_itself_is_refused_before_anything_is_ma
 
 
 def test_a_second_study_in_the_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with held(tmp_path / "study"):
+    with locked(tmp_path / "study"):
         assert entry_point(["study", str(study_file(tmp_path))]) == 2
     assert "study is in use" in capsys.readouterr().err
