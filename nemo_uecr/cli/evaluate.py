@@ -85,11 +85,6 @@ def evaluate(
     if len(named) < len(models):
         raise DataError("two models have the same label; give each its own: LABEL=MODEL")
     chat = _prompt(named.values(), prompt_template, system_prompt, thinking)
-    for (label, path), text in zip(named.items(), models, strict=True):
-        if not text.rstrip("/").endswith(Path(path).name):  # a run's folder
-            newest = max(Path(path).parent.glob("step-*")).name
-            best = f"the best on the run's own benchmarks (checkpoint.keep_best); its newest is {newest}"
-            say(f"{label}: {path}, {'the newest of the run' if path.endswith(newest) else best}")
     decoding = engines.Decoding(temperature, top_p, top_k, max_tokens, stop)
     settings = runner.EvaluationSettings(samples, decoding, seed, chat, engine, dtype or _dtype(named.values()), batch)
     if dry_run:
@@ -120,7 +115,7 @@ def evaluate(
 
 
 def label_of(text: str) -> tuple[str, str]:
-    """Label and model of ``[LABEL=]MODEL``; a run's checkpoint for a run folder, the last part of the name as label."""
+    """Label (by default the last part of the name) and model of ``[LABEL=]MODEL``; of a run its checkpoint, printed."""
     from nemo_uecr.conversion.export import trained_model
 
     label, sign, model = text.partition("=")
@@ -131,8 +126,11 @@ def label_of(text: str) -> tuple[str, str]:
     if model.endswith((".jsonl", ".parquet")):
         raise DataError(f"{model} is a file of problems, not a model; name it with --benchmarks")
     path = Path(model).expanduser()
-    checkpoint = trained_model(path) if (path / "checkpoints").is_dir() else path
-    return label, model if checkpoint == Path(model) else str(checkpoint)
+    if (path / "checkpoints").is_dir():
+        path, newest = trained_model(path), max((path / "checkpoints").glob("step-*"), default=path)
+        best = f"the best on the run's own benchmarks (checkpoint.keep_best); its newest is {newest.name}"
+        say(f"{label}: {path}, {'the newest of the run' if path == newest else best}")
+    return label, model if path == Path(model) else str(path)
 
 
 def _dtype(models: Iterable[str]) -> str:

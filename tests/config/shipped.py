@@ -24,11 +24,6 @@ PAPER = {ablations.__name__, baselines.__name__, uecr.__name__}
 OTHERS = [name for name, method in METHODS.items() if method.__module__ in PAPER and name != "uecr"]
 
 
-def given(scale: str, name: str) -> list[str]:
-    """What a user types for a method other than UECR."""
-    return [*GIVEN[scale], *(GRPO if name == "grpo" else [f"method.name={name}"])]
-
-
 def nemo_run(*overrides: str) -> NemoConfig:
     """The smaller shipped run inside NeMo-RL, with its teacher named."""
     return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GIVEN["1p7b"], *overrides])

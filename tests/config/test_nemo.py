@@ -8,13 +8,14 @@ import pytest
 
 from nemo_uecr.config.load import backend_of, load_nemo_config
 from nemo_uecr.errors import ConfigError
-from tests.config.shipped import CONFIGS, GIVEN, GRPO, OTHERS, SCALES, given
+from tests.config.shipped import CONFIGS, GIVEN, GRPO, OTHERS, SCALES
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_method_composes_at_each_scale(scale: str, name: str) -> None:
-    config = load_nemo_config(CONFIGS / f"uecr_qwen3_{scale}.yaml", given(scale, name))
+    words = [*GIVEN[scale], *(GRPO if name == "grpo" else [f"method.name={name}"])]
+    config = load_nemo_config(CONFIGS / f"uecr_qwen3_{scale}.yaml", words)
     assert config.method.name == name
     assert config.run.folder == f"runs/{name}_qwen3_{scale}"
 
