@@ -239,9 +239,7 @@ def teacher(
     scored = _read(scores)
     model = resolve_path(teacher or scored.plan["teacher"]["name"])
     if model_digest(model) != scored.plan["teacher"]["sha256"]:
-        raise DataError(
-            f"the weights of {model} are not those that gave the scores; name the scores' own teacher with --teacher"
-        )
+        raise DataError(f"the weights of {model} are not those that gave the scores; name their teacher with --teacher")
     _finish(teacher_audit(scored, model, engines, responses=responses), out, scores)
 
 

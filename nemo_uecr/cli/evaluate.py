@@ -138,9 +138,7 @@ def _dtype(models: Iterable[str]) -> str:
 
     known: set[str] = {run["student"]["dtype"] for model in models if (run := training_of(model))}
     if len(known) > 1:
-        raise DataError(
-            "the models' runs trained in different precisions; evaluate them separately, or give one --dtype"
-        )
+        raise DataError("the models' runs differ in student.dtype; evaluate them separately, or give one --dtype")
     return known.pop() if known else "bfloat16"
 
 

@@ -102,9 +102,7 @@ def _fit(
     from nemo_uecr.plan.fit import SOLD_GB, card, climb, fit_text, typed
 
     if run.backend != "local":
-        raise ConfigError(
-            f"--fit: got backend: {run.backend}, expected local; without --fit, plan reports what would fit"
-        )
+        raise ConfigError(f"--fit: got backend {run.backend}, expected local; plan without --fit lists what would fit")
     if "cpu" in (device, run.device) or memory is not None:
         raise ConfigError(f"--fit {size:g} plans for a GPU: leave out --memory and --device cpu, set device=cuda")
     gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - size * SOLD_GB))

@@ -103,9 +103,7 @@ class NemoDataConfig(ProblemsConfig):
     def _difficulty_is_a_range(self) -> Self:
         low, high = self.difficulty_low, self.difficulty_high
         if len({self.difficulty_key is None, low is None, high is None}) > 1:
-            raise ValueError(
-                "data.difficulty_key, data.difficulty_low, data.difficulty_high: got some of them, expected all or none"
-            )
+            raise ValueError("data.difficulty_key, _low and _high: got some of them, expected all or none")
         return self
 
 
@@ -262,14 +260,10 @@ class NemoConfig(Section):
                 f"method.name: got {method.name!r}, which reads the initial student at temperature 1, but backend "
                 "nemo_rl scores it at rollout.temperature alone; use backend=local or another method"
             )
-        if own and not method.needs_teacher():
-            raise ValueError(
-                f"teacher.dedicated_gpus: got {own}, but method {method.name} loads no teacher; set it to 0"
-            )
-        if own and self.teachers:
-            raise ValueError(
-                f"teacher.dedicated_gpus: got {own}, but several teachers take turns on the student's GPUs; set it to 0"
-            )
+        if own and (self.teachers or not method.needs_teacher()):
+            shared = "several teachers take turns on the student's GPUs"
+            reason = shared if self.teachers else f"method {method.name} loads no teacher"
+            raise ValueError(f"teacher.dedicated_gpus: got {own}, but {reason}; set it to 0")
         needed = self.packed(self.longest)
         padded = f", rounded up to a multiple of {self.sequence_multiple} for the parallel layouts: {needed}"
         for name, section in (("train", self.train), ("scoring", self.scoring)):

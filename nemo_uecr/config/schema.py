@@ -205,10 +205,7 @@ class EvaluationConfig(Section):
     @model_validator(mode="after")
     def _decoding_is_possible(self) -> Self:
         if self.temperature == 0 and self.samples != 1:
-            raise ValueError(
-                f"evaluation.samples: got {self.samples}, expected 1 because evaluation.temperature = 0 is greedy and "
-                "every sample would be the same"
-            )
+            raise ValueError(f"evaluation.samples: got {self.samples}, expected 1 because temperature = 0 is greedy")
         return self
 
 
@@ -286,9 +283,7 @@ def check_sections(config: AnyConfig) -> None:
     if routing is None and len(config.teachers) > 1:
         raise ValueError(f"routing: missing, but there are teachers {names}; write routing.key=COLUMN")
     if routing is not None and not config.teachers:
-        raise ValueError(
-            f"routing: got key {routing.key}, but no teachers by name; name them: teachers.NAME.model_name=..."
-        )
+        raise ValueError(f"routing: got key {routing.key}, but no named teachers; set teachers.NAME.model_name=...")
     if routing is not None and routing.default not in (None, *config.teachers):
         raise ValueError(f"routing.default: got {routing.default}, expected one of teachers: {names}")
 
@@ -512,14 +507,10 @@ class Config(Section):
                 f"train.microbatch_responses: got {size}, expected at most train.minibatch_responses = {most}"
             )
         if self.train.optimizer == "adamw8bit_sr" and (self.student.dtype != "bfloat16" or self.student.lora_rank):
-            raise ValueError(
-                "train.optimizer: got adamw8bit_sr, which trains bfloat16 weights; set student.dtype=bfloat16 and "
-                "student.lora_rank=0, or choose adamw8bit"
-            )
+            raise ValueError("train.optimizer: adamw8bit_sr needs student.dtype=bfloat16 and student.lora_rank=0")
         if self.checkpoint.keep_best and not self.evaluation.benchmarks:
             raise ValueError(
-                "checkpoint.keep_best: got true, but evaluation.benchmarks is empty and cannot decide which is best; "
-                "name a benchmark or set checkpoint.keep_best=false"
+                "checkpoint.keep_best: got true, but evaluation.benchmarks is empty; name one, or set it to false"
             )
         return self
 
