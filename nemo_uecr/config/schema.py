@@ -507,7 +507,9 @@ class Config(Section):
                 f"train.microbatch_responses: got {size}, expected at most train.minibatch_responses = {most}"
             )
         if self.train.optimizer == "adamw8bit_sr" and (self.student.dtype != "bfloat16" or self.student.lora_rank):
-            raise ValueError("train.optimizer: adamw8bit_sr needs student.dtype=bfloat16 and student.lora_rank=0")
+            raise ValueError(
+                "train.optimizer: adamw8bit_sr trains bfloat16 weights; set student.dtype=bfloat16, student.lora_rank=0"
+            )
         if self.checkpoint.keep_best and not self.evaluation.benchmarks:
             raise ValueError(
                 "checkpoint.keep_best: got true, but evaluation.benchmarks is empty; name one, or set it to false"
