@@ -50,8 +50,6 @@ INTERPOLATION = re.compile(r"(\\*)\$\{")
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b),
 }  # fmt: skip
-#: Column of the comments of `annotated_yaml`.
-COLUMN = 48
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -386,7 +384,7 @@ def _annotated(tree: Mapping[str, object], origins: Mapping[str, str], path: tup
             yield label
             yield from _annotated(value, origins, (*path, key))
         else:
-            yield f"{f'{label} {_scalar(value)}':<{COLUMN}}  # {origins['.'.join((*path, key))]}"
+            yield f"{f'{label} {_scalar(value)}':<48}  # {origins['.'.join((*path, key))]}"
 
 
 def _scalar(value: object) -> str:
