@@ -84,9 +84,8 @@ def prepare(
         f"  kept     {counts['kept']:>7}  {out}/train.jsonl",
         f"manifest: {out}/manifest.json",
     )
-    screened = counts["held"] + sum(
-        number for reason, number in counts["reasons"].items() if reason.startswith("screen_")
-    )
+    removed = (number for reason, number in counts["reasons"].items() if reason.startswith("screen_"))
+    screened = counts["held"] + sum(removed)
     if 2 * screened > counts["read"]:
         log.warning(
             "%d of %d rows are benchmark problems or near one: do both come from the same templates or source?",

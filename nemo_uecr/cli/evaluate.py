@@ -94,10 +94,8 @@ def evaluate(
             if not Path(locate_path(model)).exists() and not model.startswith(SCHEME):
                 say(f"{label}: no folder {model} here; assumed to be on the hub, which is not checked")
             check_writable(out / label)
-        return say(
-            "# dry run: nothing is written",
-            yaml.safe_dump(asdict(settings), sort_keys=False, width=float("inf")).rstrip(),
-        )
+        shown = yaml.safe_dump(asdict(settings), sort_keys=False, width=float("inf"))
+        return say("# dry run: nothing is written", shown.rstrip())
     # Report a mistyped file before the demo's models are made.
     check_benchmarks([text for text in benchmarks if SCHEME not in text])
     named = {label: resolve_path(model) for label, model in named.items()}

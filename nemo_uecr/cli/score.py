@@ -149,17 +149,11 @@ def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
         lambda batch: compute_again(saved, batch, first).advantage_BT,
     )
     heads = ("quantity", "unit", "spread", "bias", "mean |d|", "99% |d|", "max |d|", "sign changed")
+    numbers = ("spread", "bias", "mean", "high", "largest")
     rows = [
-        (
-            effect["quantity"],
-            effect["unit"],
-            *(f"{effect[name]:.4g}" for name in ("spread", "bias", "mean", "high", "largest")),
-            shown(effect["flipped"], ".2%"),
-        )
-        for effect in effects
+        (each["quantity"], each["unit"], *(f"{each[name]:.4g}" for name in numbers), shown(each["flipped"], ".2%"))
+        for each in effects
     ]
-    say(
-        text_table(heads, rows),
-        f"d = second - first; spread: standard deviation of the first; advantages of {saved.method}",
-    )
+    note = f"d = second - first; spread: standard deviation of the first; advantages of {saved.method}"
+    say(text_table(heads, rows), note)
     write_json(json, effects)
