@@ -14,11 +14,10 @@ import torch
 
 from nemo_uecr.audit.groups import GroupTable, checkpoint_counts, group_table, teacher_rewards
 from nemo_uecr.audit.output import Audit, Numbers, shown
-from nemo_uecr.audit.store import STUDENT, Array, ScoreFolder
+from nemo_uecr.audit.store import STUDENT, ScoreFolder
 from nemo_uecr.core import EPSILON, GAP_CLIP, GAP_RANGE
-from nemo_uecr.core.functions import unified_advantage
 from nemo_uecr.core.record import Groups
-from nemo_uecr.stats import ClusterBootstrap, cluster_totals, percentile_interval
+from nemo_uecr.stats import Array, ClusterBootstrap, cluster_totals, percentile_interval
 
 #: The sweep: named operating points and 161 values over [0, 8], a step of 0.05.
 POINTS, TOP, DENSE = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), 8.0, 161
@@ -105,15 +104,10 @@ def _mixed_groups(table: GroupTable, reward_B: Array) -> _Mixed:
 
 def sign_changes(table: GroupTable, reward_B: Array, alpha_A: Array) -> Array:
     """[B, A] bool, sign of A^U(alpha) differs from the sign of the centred task reward; False outside mixed groups."""
-    index_B = torch.from_numpy(table.index_B)
-    task_B, teacher_B = torch.from_numpy(table.correct_B.astype(np.float64)), torch.from_numpy(reward_B)
-    expected_B, in_mixed_B = Groups.of(index_B).centre(task_B).sign(), torch.from_numpy(table.mixed_P[table.index_B])
-    changed = []
-    for alpha in alpha_A:
-        parts = unified_advantage(task_B, teacher_B, index_B, alpha=float(alpha))
-        changed.append((parts.unified.sign() != expected_B) & in_mixed_B)
-    changed_BA: Array = torch.stack(changed, dim=1).numpy()
-    return changed_BA
+    groups, rewards = Groups.of(torch.from_numpy(table.index_B)), (table.correct_B, reward_B)
+    task_B1, teacher_B1 = (groups.centre(torch.from_numpy(each)).numpy()[:, None] for each in rewards)
+    changed_BA = np.sign(task_B1 + alpha_A * teacher_B1) != np.sign(task_B1)  # A^U without its denominator
+    return np.asarray(changed_BA & table.mixed_P[table.index_B][:, None])
 
 
 def _overall(mixed: _Mixed, sampler: ClusterBootstrap) -> Numbers:
@@ -144,35 +138,30 @@ def _overall(mixed: _Mixed, sampler: ClusterBootstrap) -> Numbers:
 
 def _by_problem(mixed: _Mixed, value_GA: Array, sampler: ClusterBootstrap) -> dict[str, Array]:
     """Mean over a checkpoint's mixed groups, then over checkpoints; a replicate draws the same problems for all."""
-    replicate_SA = np.zeros((sampler.count_SK.shape[0], value_GA.shape[1]))
-    counted_S1 = np.zeros((sampler.count_SK.shape[0], 1))
-    values = []
+    if not len(value_GA):
+        return dict.fromkeys(("value", "low", "high"), np.full(value_GA.shape[1], np.nan))
+    values, ratios_SA = [], []
     for step in np.unique(mixed.checkpoint_G):
         own_G = mixed.checkpoint_G == step
-        values.append(value_GA[own_G].mean(axis=0))
-        problem = mixed.problem_G[own_G]
-        total_KA = cluster_totals(value_GA[own_G], problem, sampler.clusters)
-        weight_K1 = np.bincount(problem, minlength=sampler.clusters)[:, None]
-        ratio_SA = sampler.replicate_ratios(total_KA, weight_K1)
-        drawn_S1 = np.isfinite(ratio_SA[:, :1])
-        replicate_SA += np.where(drawn_S1, ratio_SA, 0.0)
-        counted_S1 += drawn_S1
+        own_GA, problem_G = value_GA[own_G], mixed.problem_G[own_G]
+        size_K1 = np.bincount(problem_G, minlength=sampler.clusters)[:, None]
+        ratios_SA.append(sampler.replicate_ratios(cluster_totals(own_GA, problem_G, sampler.clusters), size_K1))
+        values.append(own_GA.mean(axis=0))
     with np.errstate(invalid="ignore"):
-        interval = percentile_interval(np.where(counted_S1 > 0, replicate_SA / counted_S1, np.nan))
-    value_A = np.mean(values, axis=0) if values else np.full(value_GA.shape[1], np.nan)
-    return {"value": value_A} | interval
+        replicate_SA = np.nansum(ratios_SA, axis=0) / np.isfinite(ratios_SA).sum(axis=0)
+    return {"value": np.mean(values, axis=0)} | percentile_interval(replicate_SA)
 
 
 def _checkpoint(step: int, table: GroupTable, reward_B: Array, mixed: _Mixed, sign_BA: Array) -> Numbers:
     here_P, own_G = table.checkpoint_P == step, mixed.checkpoint_G == step
-    degenerate_P = here_P & ~table.mixed_P
+    spread_P = table.range(reward_B) > GAP_RANGE
     numbers: Numbers = {
         "checkpoint": step,
         "mixed_groups": int(own_G.sum()),
         "pairs": int(mixed.pairs_G[own_G].sum()),
-        "all_wrong_groups": int((degenerate_P & table.all_wrong_P).sum()),
-        "all_right_groups": int((degenerate_P & table.all_right_P).sum()),
-        "degenerate_groups_with_teacher_variation": int((table.range(reward_B) > GAP_RANGE)[degenerate_P].sum()),
+        "all_wrong_groups": int((here_P & table.all_wrong_P).sum()),
+        "all_right_groups": int((here_P & table.all_right_P).sum()),
+        "degenerate_groups_with_teacher_variation": int((here_P & ~table.mixed_P & spread_P).sum()),
     }
     if not own_G.any():
         return numbers | {"skipped": "no mixed group"}

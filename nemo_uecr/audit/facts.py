@@ -17,7 +17,6 @@ import torch
 from nemo_uecr.audit.advice import Facts
 from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
 from nemo_uecr.audit.groups import table_of
-from nemo_uecr.audit.output import Array
 from nemo_uecr.audit.signal import conflicts
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
@@ -35,7 +34,7 @@ from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
 from nemo_uecr.local.trainer import Rollouts
 from nemo_uecr.reproducible import derive
-from nemo_uecr.stats import DIFFERENT, ClusterBootstrap, Share, pass_at_k, score_interval
+from nemo_uecr.stats import DIFFERENT, Array, ClusterBootstrap, Share, pass_at_k, score_interval
 from nemo_uecr.steps.metrics import Stopwatch, agreement_metrics, method_metrics
 from nemo_uecr.telemetry.run_folder import read_run
 from nemo_uecr.verifier.pool import SHARED

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nemo_uecr.audit.store import Array, Responses, ScoreFolder, Tokens
+from nemo_uecr.audit.store import Responses, ScoreFolder, Tokens
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
+from nemo_uecr.stats import Array
 
 
 @dataclass(frozen=True)

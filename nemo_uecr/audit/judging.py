@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -27,10 +28,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_uecr.audit.groups import group_table
-from nemo_uecr.audit.store import Array, ScoreFolder
+from nemo_uecr.audit.store import ScoreFolder
 from nemo_uecr.data.problems import checked_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import replace_file
+from nemo_uecr.stats import Array
 
 PAIRS, STEPS, KEY = "pairs.jsonl", "steps.jsonl", "key.jsonl"
 VALID, INVALID = "valid", "invalid"
@@ -98,8 +100,7 @@ def write_pairs(scores: ScoreFolder, folder: Path, *, pairs: int, seed: int) -> 
     """
     table, generator = group_table(scores.responses), np.random.default_rng(seed)
     question, answer, text = (scores.column(name) for name in ("question", "answer", "response"))
-    shown: list[Row] = []
-    key: list[Row] = []
+    shown, key = list[Row](), list[Row]()
     for group in generator.permutation(np.flatnonzero(~table.mixed_P)):
         first, *others = generator.permutation(np.flatnonzero(table.index_B == group))
         second = next((each for each in others if text[each] != text[first]), None)
@@ -125,8 +126,7 @@ def read_pairs(verdicts: Path, key: Path) -> list[JudgedPair]:
 def write_steps(scores: ScoreFolder, rows: Array, folder: Path, *, seed: int) -> int:
     """Write the numbered steps of some responses in random order, and their key; return the number of steps."""
     question, answer, text = (scores.column(name) for name in ("question", "answer", "response"))
-    shown: list[Row] = []
-    key: list[Row] = []
+    shown, key = list[Row](), list[Row]()
     for row in np.random.default_rng(seed).permutation(rows):
         name = _blind_name(seed, scores.responses.ids[row])
         texts = [text[row][start:end].strip() for start, end in segment(text[row])]
@@ -169,8 +169,7 @@ def segment(response: str) -> list[tuple[int, int]]:
     shielded = [match.span() for match in _MATH.finditer(response)]
 
     def free(cut: int) -> bool:
-        index = bisect.bisect_left(shielded, (cut, 0)) - 1
-        return index < 0 or cut >= shielded[index][1]
+        return not any(start < cut < end for start, end in shielded)
 
     cuts = {match.end() for mark in (_LINE, _MARK) for match in mark.finditer(response) if free(match.end())}
     for match in _SENTENCE.finditer(response):
@@ -179,16 +178,9 @@ def segment(response: str) -> list[tuple[int, int]]:
         abbreviated = _ABBREVIATION.search(response[max(0, match.start() - 8) : match.start() + 1])
         if not abbreviated and free(cut) and not _ONLY_MARK.fullmatch(response[begin:cut]):
             cuts.add(cut)
-    steps: list[tuple[int, int]] = []
-    start = 0
-    for end in [*sorted(cut for cut in cuts if 0 < cut < len(response)), len(response)]:
-        if response[start:end].strip():
-            steps.append((start, end))
-            start = end
-        elif steps:  # blank text joins the step before it
-            steps[-1] = (steps[-1][0], end)
-            start = end
-    return steps
+    # White space before a cut belongs to the step before it, white space at the start to the first step.
+    starts = [0, *sorted(cut for cut in cuts if response[:cut].strip() and cut < len(response))]
+    return list(itertools.pairwise([*starts, len(response)])) if response.strip() else []
 
 
 def is_reasoning_free(response: str) -> bool:

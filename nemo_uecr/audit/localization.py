@@ -17,12 +17,12 @@ import torch
 from nemo_uecr.audit.groups import rows_of, scored_batch, seeded
 from nemo_uecr.audit.judging import INVALID, VALID, Labels, is_reasoning_free, segment, token_steps, write_steps
 from nemo_uecr.audit.output import Audit, Numbers, shown, tracked
-from nemo_uecr.audit.store import STUDENT, Array, ScoreFolder, Tokens
+from nemo_uecr.audit.store import STUDENT, ScoreFolder, Tokens
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr
-from nemo_uecr.core.record import Groups, ScoredBatch
+from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError
-from nemo_uecr.stats import ClusterBootstrap
+from nemo_uecr.stats import Array, ClusterBootstrap
 
 #: Responses per group of the audit.
 GROUP_SIZE = 8
@@ -165,18 +165,14 @@ class Judged:
 
 
 def candidates(scores: ScoreFolder, tokens: Tokens) -> tuple[Array, dict[str, int]]:
-    """Incorrect responses with A^task|U < 0 in mixed groups of eight, except reasoning-free ones.
-
-    The teacher has no influence: the sign of ``A^task|U = (R - mean R) / (Std(R^U) + eps)`` is the numerator's.
+    """Incorrect responses of mixed groups of eight, whose A^task|U is negative, except reasoning-free ones.
 
     Returns their rows in ``tokens``, and the counts of the selection.
     """
     texts = scores.column("response")
-    reward_B, group_B = scores.responses.verified_rewards()[tokens.rows], scores.responses.group_B[tokens.rows]
-    centred_B = Groups.of(torch.from_numpy(group_B)).centre(torch.from_numpy(reward_B)).numpy()
-    groups = rows_of(group_B)
+    reward_B, groups = scores.responses.verified_rewards()[tokens.rows], rows_of(scores.responses.group_B[tokens.rows])
     mixed = [rows for rows in groups if len(rows) == GROUP_SIZE and np.ptp(reward_B[rows]) > 0]
-    wrong = [int(row) for rows in mixed for row in rows if centred_B[row] < 0 and reward_B[row] <= 0]
+    wrong = [int(row) for rows in mixed for row in rows if reward_B[row] <= 0]
     kept = [row for row in wrong if not is_reasoning_free(texts[tokens.rows[row]])]
     counts = {
         "groups": len(groups), "mixed_groups_of_eight": len(mixed), "incorrect_in_them": len(wrong),
@@ -218,8 +214,9 @@ def _judged_responses(
             continue
         steps = segment(text)
         if len(steps) != len(judgement.labels):  # another run's response may have the same name
-            count = len(judgement.labels)
-            raise DataError(f"response {name!r} has {len(steps)} steps but {count} labels; judge it again")
+            raise DataError(
+                f"response {name!r} has {len(steps)} steps but {len(judgement.labels)} labels; judge it again"
+            )
         step_N = token_steps(text, steps, tokens.token_ids[span].tolist(), tokenizer)
         label_N = np.asarray([*judgement.labels, ""])[step_N]  # "" for tokens without a step
         invalid_N, valid_N, first = label_N == INVALID, label_N == VALID, (judgement.first_error or -1) - 1

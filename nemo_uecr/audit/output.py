@@ -19,7 +19,6 @@ FORMAT = "nemo_uecr.audit/1"
 NUMBERS = "numbers.json"
 
 Numbers = dict[str, Any]
-Array = np.ndarray
 Item = TypeVar("Item")
 
 

@@ -165,11 +165,10 @@ def packed_scores(
     assert found.entropy_BT is not None
     if found.dropped_BT is not None:
         cut_N = found.dropped_BT[mask_BT]
-        mean, most = float(cut_N.mean()), float(cut_N.max())
         log.info(
             "the columns that the student lacks held %.2g of the teacher's probability on average, %.2g at most",
-            mean,
-            most,
+            cut_N.mean(),
+            cut_N.max(),
         )
     scores = {"teacher_logp": found.logp_BT, "teacher_entropy": found.entropy_BT}
     for name, model in anchors.items():

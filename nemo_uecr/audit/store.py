@@ -23,8 +23,8 @@ from torch import Tensor
 from nemo_uecr.core.record import group_ids
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import replace_file
+from nemo_uecr.stats import Array
 
-Array = np.ndarray
 CPU = torch.device("cpu")
 
 FORMAT = "nemo_uecr.scores/4"
@@ -127,8 +127,7 @@ class ScoreFolder:
                 f"folder with --anchor {anchor}=MODEL"
             )
         if checkpoint not in steps:
-            known = ", ".join(map(str, steps))
-            raise DataError(f"{self.folder} has no response of checkpoint {checkpoint}; expected one of {known}")
+            raise DataError(f"{self.folder} has no response of checkpoint {checkpoint}; expected one of {steps}")
         import pyarrow.compute as compute
 
         table = _read(part_paths(self.folder), (*TOKENS, ANCHOR + anchor), checkpoint)
@@ -219,9 +218,8 @@ def joined_plan(folder: Path, plan: Mapping[str, Any], ids: Set[str]) -> tuple[d
     written = _read_plan(folder)
     for key, own in plan.items():
         known = written[key]
-        if key in APPEND_ONLY:
-            joined[key] = known | own
-        if (joined[key] != own | known) if key in APPEND_ONLY else own != known:
+        joined[key] = known | own if key in APPEND_ONLY else own
+        if joined[key] != (own | known if key in APPEND_ONLY else known):
             raise RunFolderError(f"{folder} was scored with {key}={known!r}, not {own!r}; choose another --out")
     return joined | {REQUESTED: sorted({*written[REQUESTED], *ids})}, set(_read(paths, ["id"])["id"].to_pylist())
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,13 +18,14 @@ from torch import Tensor
 
 from nemo_uecr.audit.advice import FLOOR
 from nemo_uecr.audit.groups import rows_of
-from nemo_uecr.audit.output import Array, Audit, Numbers, shown, tracked
+from nemo_uecr.audit.output import Audit, Numbers, shown, tracked
 from nemo_uecr.audit.store import STUDENT, ScoreFolder
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.core import GAP_CLIP
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 from nemo_uecr.generation.engines import start_vllm
+from nemo_uecr.stats import Array
 
 if TYPE_CHECKING:
     from nemo_uecr.local.sequences import Sequences
@@ -82,7 +84,7 @@ class Engine(NamedTuple):
 
 
 def teacher_audit(scores: ScoreFolder, model: str, engines: Sequence[str], *, responses: int | None) -> Audit:
-    """Differences of each engine from the reference, over the first ``responses`` or all; ``model`` is a folder."""
+    """Differences of each engine from the reference, over the first ``responses`` or all."""
     if scores.plan["dtype"] != "float32":
         raise DataError(f"{scores.folder} was scored in {scores.plan['dtype']}; expected float32, the reference")
     sequences, reference = _reference(scores, responses)
@@ -106,20 +108,20 @@ def teacher_audit(scores: ScoreFolder, model: str, engines: Sequence[str], *, re
 def _reference(scores: ScoreFolder, limit: int | None) -> tuple[Sequences, Reference]:
     from nemo_uecr.audit.score import sequences_of
 
-    ids: list[list[int]] = scores.column("prompt_ids")
-    chosen: list[tuple[list[int], list[int]]] = []
-    scored, kept = [], []
+    prompt_ids: list[list[int]] = scores.column("prompt_ids")
+    spans = []
     for step in scores.responses.checkpoints:
         tokens = scores.tokens(STUDENT, step)
-        for place, row in enumerate(tokens.rows[: None if limit is None else limit - len(chosen)].tolist()):
-            span = tokens.span(place)
-            chosen.append((ids[row], tokens.token_ids[span].tolist()))
-            nats = (tokens.teacher_logp, tokens.teacher_entropy, tokens.anchor_logp)
-            scored.append(torch.stack([each[span] for each in nats]))
-            kept.append(row)
-    response_N = np.repeat(np.arange(len(kept)), [each.shape[1] for each in scored])
-    logp, entropy, student = torch.cat(scored, dim=1)
-    return sequences_of(chosen), Reference(logp, entropy, student, response_N, scores.responses.group_B[kept])
+        spans += [(row, tokens, tokens.span(place)) for place, row in enumerate(tokens.rows.tolist())]
+    spans = spans[:limit]
+    pairs = [(prompt_ids[row], tokens.token_ids[span].tolist()) for row, tokens, span in spans]
+    logp, entropy, student = (
+        torch.cat([getattr(tokens, name)[span] for _, tokens, span in spans])
+        for name in ("teacher_logp", "teacher_entropy", "anchor_logp")
+    )
+    response_N = np.repeat(np.arange(len(pairs)), [len(ids) for _, ids in pairs])
+    group_B = scores.responses.group_B[[row for row, _, _ in spans]]
+    return sequences_of(pairs), Reference(logp, entropy, student, response_N, group_B)
 
 
 def compared(reference: Reference, scores: EngineScores, engine: str) -> Numbers:
@@ -159,16 +161,15 @@ def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     blank = ("",) * (len(COLUMNS) - 2)
     for name, differences in engines.items():
-        if "skipped" in differences:
-            rows.append((name, differences["skipped"], *blank))
-            continue
         for quantity, values in differences.items():
-            if values is None:
+            if quantity == "skipped":
+                rows.append((name, values, *blank))
+            elif values is None:
                 rows.append((name, f"{quantity}: not available", *blank))
-                continue
-            sizes = [f"{value:.1e}" for value in values["quantiles"].values()]
-            more = (shown(values[key], form) if key in values else "" for key, form in FORMS.items())
-            rows.append((name, quantity, *sizes, *more))
+            else:
+                sizes = [f"{value:.1e}" for value in values["quantiles"].values()]
+                more = (shown(values[key], form) if key in values else "" for key, form in FORMS.items())
+                rows.append((name, quantity, *sizes, *more))
     return rows
 
 
@@ -181,18 +182,15 @@ def _whole(sequences: Sequences) -> list[tuple[int, list[int]]]:
     return [(len(prompt.token_ids), [*prompt.token_ids, *response.token_ids]) for prompt, response in pairs]
 
 
-def _transformers(dtype: str, quantize: Quantize) -> Callable[[str, Sequences], EngineScores]:
-    def score(model: str, sequences: Sequences) -> EngineScores:
-        from nemo_uecr.audit.score import packed_scores
-        from nemo_uecr.local.token_model import load_model
+def _transformers(model: str, sequences: Sequences, *, dtype: str, quantize: Quantize = "none") -> EngineScores:
+    from nemo_uecr.audit.score import packed_scores
+    from nemo_uecr.local.token_model import load_model
 
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        loaded = load_model(model, role="teacher", dtype=dtype, device=device, master_weights=False, quantize=quantize)
-        # One response at a time: shapes differ from the reference's, so that their rounding shows as well.
-        tokens, _ = packed_scores(sequences, loaded, {}, batch=1)
-        return EngineScores(tokens["teacher_logp"], tokens["teacher_entropy"])
-
-    return score
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded = load_model(model, role="teacher", dtype=dtype, device=device, master_weights=False, quantize=quantize)
+    # One response at a time: shapes differ from the reference's, so that their rounding shows as well.
+    tokens, _ = packed_scores(sequences, loaded, {}, batch=1)
+    return EngineScores(tokens["teacher_logp"], tokens["teacher_entropy"])
 
 
 @torch.no_grad()
@@ -216,35 +214,32 @@ def _megatron(model: str, sequences: Sequences) -> EngineScores:
     return EngineScores(torch.cat(logp), torch.cat(entropy))
 
 
-def _vllm(dtype: str, quantization: str | None) -> Callable[[str, Sequences], EngineScores]:
-    def score(model: str, sequences: Sequences) -> EngineScores:
-        from vllm import SamplingParams
+def _vllm(model: str, sequences: Sequences, *, dtype: str, quantization: str | None = None) -> EngineScores:
+    from vllm import SamplingParams
 
-        whole = _whole(sequences)
-        longest = 1 + max(len(ids) for _, ids in whole)
-        engine = start_vllm(model, dtype=dtype, max_length=longest, lora_rank=0, quantization=quantization)
-        # prompt_logprobs=0: the token of the prompt alone. vLLM does not return the distribution for an entropy.
-        sampling = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-        outputs = engine.generate([{"prompt_token_ids": ids} for _, ids in whole], sampling, use_tqdm=False)
-        values = [
-            output.prompt_logprobs[at][ids[at]].logprob
-            for (start, ids), output in zip(whole, outputs, strict=True)
-            for at in range(start, len(ids))
-        ]
-        return EngineScores(torch.tensor(values), None)
-
-    return score
+    whole = _whole(sequences)
+    longest = 1 + max(len(ids) for _, ids in whole)
+    engine = start_vllm(model, dtype=dtype, max_length=longest, lora_rank=0, quantization=quantization)
+    # prompt_logprobs=0: the token of the prompt alone. vLLM does not return the distribution for an entropy.
+    sampling = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
+    outputs = engine.generate([{"prompt_token_ids": ids} for _, ids in whole], sampling, use_tqdm=False)
+    values = [
+        output.prompt_logprobs[at][ids[at]].logprob
+        for (start, ids), output in zip(whole, outputs, strict=True)
+        for at in range(start, len(ids))
+    ]
+    return EngineScores(torch.tensor(values), None)
 
 
 ENGINES = {
-    "transformers": Engine(_transformers("float32", "none")),
-    "transformers-bf16": Engine(_transformers("bfloat16", "none")),
-    "transformers-int8": Engine(_transformers("bfloat16", "int8"), "torchao"),
-    "transformers-nf4": Engine(_transformers("bfloat16", "nf4"), "bitsandbytes"),
+    "transformers": Engine(partial(_transformers, dtype="float32")),
+    "transformers-bf16": Engine(partial(_transformers, dtype="bfloat16")),
+    "transformers-int8": Engine(partial(_transformers, dtype="bfloat16", quantize="int8"), "torchao"),
+    "transformers-nf4": Engine(partial(_transformers, dtype="bfloat16", quantize="nf4"), "bitsandbytes"),
     "megatron": Engine(_megatron, "megatron.bridge"),
-    "vllm": Engine(_vllm("float32", None), "vllm"),
-    "vllm-bf16": Engine(_vllm("bfloat16", None), "vllm", gpu=True),
-    "vllm-fp8": Engine(_vllm("bfloat16", "fp8"), "vllm", gpu=True),
+    "vllm": Engine(partial(_vllm, dtype="float32"), "vllm"),
+    "vllm-bf16": Engine(partial(_vllm, dtype="bfloat16"), "vllm", gpu=True),
+    "vllm-fp8": Engine(partial(_vllm, dtype="bfloat16", quantization="fp8"), "vllm", gpu=True),
 }
 
 
@@ -279,15 +274,14 @@ def _effect(quantity: str, unit: str, before_N: Tensor, after_N: Tensor, *, sign
     """Differences of a quantity, second minus first; ``flipped`` is the share of changed signs, if it is signed."""
     before_N, after_N = before_N.double(), after_N.double()
     difference_N = after_N - before_N
-    size_N = difference_N.abs().sort().values
+    size_N = difference_N.abs()
     return {
         "quantity": quantity,
         "unit": unit,
         "spread": float(before_N.std(correction=0)),  # of the first: the scale of the differences
         "bias": float(difference_N.mean()),
         "mean": float(size_N.mean()),
-        # The 99% quantile; torch.quantile is limited to 2^24 values.
-        "high": float(size_N[-(-99 * size_N.numel() // 100) - 1]),
-        "largest": float(size_N[-1]),
+        "high": float(np.quantile(size_N.numpy(), 0.99, method="inverted_cdf")),  # torch.quantile: 2^24 values at most
+        "largest": float(size_N.max()),
         "flipped": float((before_N.sign() != after_N.sign()).double().mean()) if signed else None,
     }

@@ -13,12 +13,12 @@ import torch
 
 from nemo_uecr.audit.groups import rows_of, scored_batch
 from nemo_uecr.audit.output import Audit, Numbers, percent, tracked
-from nemo_uecr.audit.store import STUDENT, Array, ScoreFolder, Tokens
+from nemo_uecr.audit.store import STUDENT, ScoreFolder, Tokens
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.stats import ClusterBootstrap
+from nemo_uecr.stats import Array, ClusterBootstrap
 
 STRATA = 10
 #: Shares of the largest absolute gaps.
@@ -57,8 +57,6 @@ def token_credit_audit(scores: ScoreFolder, uecr: Uecr, *, checkpoint: int | Non
     quartile = float(np.quantile(reference_N, 0.75, method="inverted_cdf"))
     gap_N, rank_N = np.abs(tokens.gap_N), tokens.teacher_rank.numpy()
     own_ranks = [rank_N[stratum_N == each] for each in range(strata.count)]
-    weights = {name: _weights(scores, tokens, method, uecr, strata) for name, method in WEIGHTS.items()}
-    _add_histograms(weights)
     numbers: Numbers = {
         "settings": {
             "anchor": STUDENT,
@@ -82,7 +80,7 @@ def token_credit_audit(scores: ScoreFolder, uecr: Uecr, *, checkpoint: int | Non
             "median_rank": [float(np.median(own)) if own.size else None for own in own_ranks],
         },
         "large_gaps": _large_gaps(gap_N, entropy_N, strata, quartile, uecr),
-        "weights": weights,
+        "weights": _weights(scores, tokens, uecr, strata),
     }  # fmt: skip
     return Audit("token-credit", "Token credit", NOTE, numbers, COLUMNS, _rows(numbers))
 
@@ -102,10 +100,9 @@ def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float,
     calibrated_N = magnitude_N * np.exp(-entropy_N / uecr.tau_entropy)
     highest_N = (entropy_N > quartile).astype(np.float64)
     whole = replace(strata, stratum_N=np.zeros_like(strata.stratum_N), count=1)
-    rows: list[Numbers] = []
+    sorted_N, rows = np.sort(gap_N), list[Numbers]()
     for share in TOP:
-        keep = max(1, round(share * len(gap_N)))
-        threshold = float(np.partition(gap_N, len(gap_N) - keep)[len(gap_N) - keep])
+        threshold = float(sorted_N[-max(1, round(share * len(gap_N)))])
         among_N = gap_N >= threshold
         rows.append(
             {
@@ -127,46 +124,43 @@ def _last(estimates: Mapping[str, Mapping[str, Array]]) -> Numbers:
     return {way: {key: float(value[-1]) for key, value in each.items()} for way, each in estimates.items()}
 
 
-def _weights(scores: ScoreFolder, tokens: Tokens, method: str, uecr: Uecr, strata: Strata) -> Numbers:
-    """``B_i = sum_t m w / sum_t m`` in float64, over responses with a non-zero verifier advantage."""
+def _weights(scores: ScoreFolder, tokens: Tokens, uecr: Uecr, strata: Strata) -> Numbers:
+    """``B_i = sum_t m w / sum_t m`` in float64, over responses with a non-zero verifier advantage, by method."""
     scores.responses.verified_rewards()
-    budget_B, sign_B = np.ones(len(tokens.rows)), np.zeros(len(tokens.rows))
-    groups, length_B = rows_of(scores.responses.group_B[tokens.rows]), np.diff(tokens.offsets)
-    for rows in tracked(groups, f"weights of {method}"):
-        advantages = compute(method_of(method, uecr.settings()), scored_batch(scores, tokens, rows))
-        assert advantages.weight_BT is not None
-        assert advantages.advantage_task_B is not None
-        pairs = zip(advantages.weight_BT, length_B[rows], strict=True)
-        budget_B[rows] = [float(weight_T[:length].mean()) for weight_T, length in pairs]
-        sign_B[rows] = advantages.advantage_task_B.sign().numpy()
+    budgets = {name: np.ones(len(tokens.rows)) for name in WEIGHTS}
+    sign_B, length_B = np.zeros(len(tokens.rows)), np.diff(tokens.offsets)
+    for rows in tracked(rows_of(scores.responses.group_B[tokens.rows]), "token weights"):
+        batch = scored_batch(scores, tokens, rows)
+        for name, method in WEIGHTS.items():
+            advantages = compute(method_of(method, uecr.settings()), batch)
+            assert advantages.weight_BT is not None
+            assert advantages.advantage_task_B is not None
+            pairs = zip(advantages.weight_BT, length_B[rows], strict=True)
+            budgets[name][rows] = [float(weight_T[:length].mean()) for weight_T, length in pairs]
+            sign_B[rows] = advantages.advantage_task_B.sign().numpy()
     signed = sign_B != 0
-    own_B, own_length_B = budget_B[signed], length_B[signed].astype(np.float64)
-    if not len(own_B):
-        return {"responses": 0, "method": method}
-    problem, ratio = strata.problem_B[signed], strata.sampler.ratio
+    if not signed.any():
+        return {name: {"responses": 0, "method": method} for name, method in WEIGHTS.items()}
+    sign_B, problem_B, length_B = sign_B[signed], strata.problem_B[signed], length_B[signed]
+    budgets = {name: own_B[signed] for name, own_B in budgets.items()}
+    span = max(float(np.abs(own_B - 1.0).max()) for own_B in budgets.values()) or 0.01
+    edges = np.linspace(1.0 - span, 1.0 + span, BINS + 1)
     return {
-        "method": method,
-        "responses": len(own_B),
-        "largest_error": float(np.abs(own_B - 1.0).max()),
-        "smallest": float(own_B.min()),
-        "largest": float(own_B.max()),
-        "quantiles": dict(zip(("q05", "q50", "q95"), np.quantile(own_B, [0.05, 0.5, 0.95]), strict=True)),
-        "response_balanced": ratio(own_B, np.ones_like(own_B), problem),
-        "token_weighted": ratio(own_B * own_length_B, own_length_B, problem),
-        "correct_mean": float(budget_B[sign_B > 0].mean()) if (sign_B > 0).any() else None,
-        "incorrect_mean": float(budget_B[sign_B < 0].mean()) if (sign_B < 0).any() else None,
-        "budgets": own_B,
+        name: {
+            "method": WEIGHTS[name],
+            "responses": len(own_B),
+            "largest_error": float(np.abs(own_B - 1.0).max()),
+            "smallest": float(own_B.min()),
+            "largest": float(own_B.max()),
+            "quantiles": dict(zip(("q05", "q50", "q95"), np.quantile(own_B, [0.05, 0.5, 0.95]), strict=True)),
+            "response_balanced": strata.sampler.ratio(own_B, np.ones_like(own_B), problem_B),
+            "token_weighted": strata.sampler.ratio(own_B * length_B, length_B, problem_B),
+            "correct_mean": float(own_B[sign_B > 0].mean()),
+            "incorrect_mean": float(own_B[sign_B < 0].mean()),
+            "histogram": {"edges": edges, "counts": np.histogram(own_B, edges)[0]},
+        }
+        for name, own_B in budgets.items()
     }
-
-
-def _add_histograms(weights: Numbers) -> None:
-    """Replace the values B_i by their counts over common bins."""
-    budgets = {name: each.pop("budgets") for name, each in weights.items() if "budgets" in each}
-    if budgets:
-        span = max(float(np.abs(each - 1.0).max()) for each in budgets.values()) or 0.01
-        edges = np.linspace(1.0 - span, 1.0 + span, BINS + 1)
-        for name, own in budgets.items():
-            weights[name]["histogram"] = {"edges": edges, "counts": np.histogram(own, edges)[0]}
 
 
 # Entropy strata
@@ -198,21 +192,19 @@ class Strata:
 
     def mean(self, value_N: Array, among_N: Array | float = 1.0) -> Numbers:
         """Mean of a value in each stratum, over all or the selected tokens."""
-        return self._both(self._sums(value_N, among_N), self._sums(1.0, among_N))
+        size_BM = self._sums(1.0, among_N)
+        return self._ratios(self._sums(value_N, among_N), size_BM, size_BM)
 
     def location(self, among_N: Array) -> Numbers:
         """Share of the selected tokens in each stratum."""
         size_BM = self._sums(1.0, among_N)
-        return self._both(size_BM, np.broadcast_to(size_BM.sum(axis=1, keepdims=True), size_BM.shape))
+        size_B1 = size_BM.sum(axis=1, keepdims=True)
+        return self._ratios(size_BM, size_B1, size_B1)
 
     def reduction(self, before_N: Array, after_N: Array, among_N: Array) -> Numbers:
         """``1 - mean(after) / mean(before)`` over the selected tokens of each stratum."""
         before_BM, less_BM = self._sums(before_N, among_N), self._sums(before_N - after_N, among_N)
-        length_BM = np.maximum(self._sums(1.0, among_N), 1)  # 0 / 1 for a response without such a token
-        return {
-            "token_weighted": self.sampler.ratio(less_BM, before_BM, self.problem_B),
-            "response_balanced": self.sampler.ratio(less_BM / length_BM, before_BM / length_BM, self.problem_B),
-        }
+        return self._ratios(less_BM, before_BM, self._sums(1.0, among_N))
 
     def _sums(self, value_N: Array | float, among_N: Array | float) -> Array:
         """[B, M] sum of a value over the selected tokens."""
@@ -221,11 +213,12 @@ class Strata:
         size = (len(self.problem_B), self.count)
         return np.bincount(cell_N, weights=weight_N, minlength=size[0] * size[1]).reshape(size)
 
-    def _both(self, total_BM: Array, size_BM: Array) -> Numbers:
-        own_BM = np.divide(total_BM, size_BM, out=np.zeros(size_BM.shape), where=size_BM > 0)
+    def _ratios(self, above_BM: Array, below_BM: Array, length_BM: Array) -> Numbers:
+        """Ratios of sums over tokens, and of the responses' means over ``length_BM`` tokens."""
+        length_BM = np.maximum(length_BM, 1)  # 0 / 1 for a response without such a token
         return {
-            "token_weighted": self.sampler.ratio(total_BM, size_BM, self.problem_B),
-            "response_balanced": self.sampler.ratio(own_BM, (size_BM > 0).astype(np.float64), self.problem_B),
+            "token_weighted": self.sampler.ratio(above_BM, below_BM, self.problem_B),
+            "response_balanced": self.sampler.ratio(above_BM / length_BM, below_BM / length_BM, self.problem_B),
         }
 
 
