@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +55,11 @@ def _line(axes: Axes, x: Sequence[float] | np.ndarray, share: Numbers, label: st
     axes.fill_between(x, low, high, color=f"C{colour}", alpha=0.16, linewidth=0)
 
 
-def _by_checkpoint(axes: Axes, rows: Sequence[Numbers], shares: Sequence[Numbers], label: str, colour: int) -> None:
-    steps = [row["checkpoint"] for row in rows]
-    share = {key: [each[key] for each in shares] for key in ("value", "low", "high")}
-    _line(axes, steps, share, label, colour, marker="o", markersize=3.5)
+def _by_checkpoint(axes: Axes, rows: Sequence[Numbers], label: str, colour: int, *keys: str) -> None:
+    """A line through the share that each checkpoint's row has under these keys."""
+    shares = [reduce(operator.getitem, keys, row) for row in rows]
+    share = {end: [each[end] for each in shares] for end in ("value", "low", "high")}
+    _line(axes, [row["checkpoint"] for row in rows], share, label, colour, marker="o", markersize=3.5)
 
 
 def _percent_axis(axes: Axes, title: str, label: str, x: str = "checkpoint, training steps") -> None:
@@ -70,12 +73,9 @@ def _percent_axis(axes: Axes, title: str, label: str, x: str = "checkpoint, trai
 def _signal(figure: Figure, numbers: Numbers) -> None:
     left, middle, right = figure.subplots(1, 3)
     rows = numbers["checkpoints"]
-    for axes, key, label, colour in (
-        (left, "degenerate", "verifier-degenerate", 0),
-        (left, "distinguished_degenerate_of_all", "of these, range of R$^T$ > 0.05", 1),
-        (middle, "conflict", "conflict rate", 0),
-    ):
-        _by_checkpoint(axes, rows, [row[key] for row in rows], label, colour)
+    _by_checkpoint(left, rows, "verifier-degenerate", 0, "degenerate")
+    _by_checkpoint(left, rows, "of these, range of R$^T$ > 0.05", 1, "distinguished_degenerate_of_all")
+    _by_checkpoint(middle, rows, "conflict rate", 0, "conflict")
     _percent_axis(left, "(a) groups without a verdict to compare", "share of groups")
     middle.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
     _percent_axis(middle, "(b) teacher against verifier", "share of pairs, group-balanced")
@@ -85,14 +85,13 @@ def _signal(figure: Figure, numbers: Numbers) -> None:
 def _judge(axes: Axes, judge: Numbers | None) -> None:
     _percent_axis(axes, "(c) judge on verifier-tied pairs", "teacher agrees with judge")
     axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
-    rows = [] if judge is None else judge["checkpoints"]
-    _by_checkpoint(axes, rows, rows, "by checkpoint", 0)
+    _by_checkpoint(axes, [] if judge is None else judge["checkpoints"], "by checkpoint", 0)
     if judge is None or judge["all"]["value"] is None:
         reason = "no judge's verdicts" if judge is None else "no preferences of the judge"
         axes.text(0.5, 0.25, reason, ha="center", transform=axes.transAxes, color="0.4")
         axes.set(xticks=[], xlabel="")
         return
-    axes.axhline(judge["all"]["value"], color="#c44d12", linewidth=1, label=f"all {judge['all']['of']} pairs")
+    axes.axhline(judge["all"]["value"], color="C1", linewidth=1, label=f"all {judge['all']['of']} pairs")
 
 
 def _group_signal(figure: Figure, numbers: Numbers) -> None:
@@ -103,22 +102,18 @@ def _group_signal(figure: Figure, numbers: Numbers) -> None:
     width = 0.6 * min((b - a for a, b in itertools.pairwise(steps)), default=1)
     left.bar(steps, wrong, width, color="#e59a5c", label="all wrong")
     left.bar(steps, correct, width, bottom=wrong, color="#5b93c9", label="all right")
-    _by_checkpoint(left, rows, [row["std_above"] for row in rows], "Std(R$^U$) > 0.1", 2)
-    _by_checkpoint(left, rows, [row["range_above"] for row in rows], "range(R$^T$) > 0.05", 3)
+    _by_checkpoint(left, rows, "Std(R$^U$) > 0.1", 2, "std_above")
+    _by_checkpoint(left, rows, "range(R$^T$) > 0.05", 3, "range_above")
     _percent_axis(left, "(a) all pseudo-groups", "share of groups")
     left.set(ylim=(0, 1.35), yticks=[0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     left.legend(fontsize=7, ncols=2, loc="upper right")
-    components = {
-        "grpo": "$|A^{GRPO}|$",
-        "unified": "$|A^U|$",
-        "task": "$|A^{task|U}|$",
-        "teacher": r"$|\alpha A^{T|U}|$",
-    }
-    for colour, (key, label) in enumerate(components.items()):
-        _by_checkpoint(middle, rows, [row["mean_absolute"][key] for row in rows], label, colour)
+    _by_checkpoint(middle, rows, "$|A^{GRPO}|$", 0, "mean_absolute", "grpo")
+    _by_checkpoint(middle, rows, "$|A^U|$", 1, "mean_absolute", "unified")
+    _by_checkpoint(middle, rows, "$|A^{task|U}|$", 2, "mean_absolute", "task")
+    _by_checkpoint(middle, rows, r"$|\alpha A^{T|U}|$", 3, "mean_absolute", "teacher")
     middle.set(title="(b) advantage in mixed groups", ylabel="mean absolute value", xlabel=left.get_xlabel())
     middle.set_ylim(bottom=0)
-    _by_checkpoint(right, rows, [row["teacher_share"] for row in rows], "teacher share", 3)
+    _by_checkpoint(right, rows, "teacher share", 3, "teacher_share")
     _percent_axis(right, "(c) teacher's share of (b)", "share")
 
 
@@ -163,8 +158,7 @@ def _token_credit(figure: Figure, numbers: Numbers) -> None:
         share, label = row["by_stratum"]["token_weighted"]["value"], f"top {100 * row['share']:g}% of |gap|"
         middle.bar(places - 0.4 + width * (number + 0.5), share, width, color=f"C{number}", label=label)
     expected = np.asarray(tokens) / sum(tokens)
-    edges, heights = [0.5, *(places + 0.5)], [expected[0], *expected]
-    middle.step(edges, heights, color="0.3", linewidth=1, label="all tokens")
+    middle.step([0.5, *(places + 0.5)], [expected[0], *expected], color="0.3", linewidth=1, label="all tokens")
     _percent_axis(middle, "(b) location of the largest gaps", "share of these tokens", x)
     for axes in (left, middle):
         axes.set_xticks(places)
@@ -203,11 +197,7 @@ def _localization(figure: Figure, numbers: Numbers) -> None:
     right.axhline(0.0, color="black", linewidth=0.6)
     right.set_xticks(range(4), (*others, full))
     right.margins(y=0.18)
-    right.set(
-        xlim=(-0.6, 3.6),
-        title="(b) gap with 95% interval; label: share above 0",
-        ylabel="invalid-minus-valid weight gap",
-    )
+    right.set(xlim=(-0.6, 3.6), title="(b) gap with 95% interval; label: share above 0", ylabel=left.get_xlabel())
 
 
 def _teacher(figure: Figure, numbers: Numbers) -> None:
@@ -242,7 +232,7 @@ def _batch(figure: Figure, numbers: Numbers) -> None:
     tokens.set_title("(b) tokens in the loss")
     done.plot(steps, facts["count/global_steps"], color="C0", linewidth=3.0, label="global steps")
     done.plot(steps, facts["count/optimizer_steps"], color="C1", label="optimizer steps")
-    due = [step * intended["optimizer_steps_per_step"] for step in steps]
+    due = np.multiply(steps, intended["optimizer_steps_per_step"])
     done.plot(steps, due, color="black", linestyle=SPARSE, linewidth=0.8)
     done.set_title("(c) steps counted")
     faulty = sorted({each["step"] for each in numbers["faults"]})

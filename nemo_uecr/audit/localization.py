@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError
-from nemo_uecr.stats import Array, ClusterBootstrap
+from nemo_uecr.stats import Array, ClusterBootstrap, Share
 
 #: Responses per group of the audit.
 GROUP_SIZE = 8
@@ -60,40 +60,47 @@ def localization_audit(
     tokens = scores.tokens(STUDENT, checkpoint)
     rows, selection = candidates(scores, tokens)
     judged, counts = _judged_responses(scores, tokens, rows, labels, tokenizer)
-    own = np.asarray([each.row for each in judged])
+    own = np.asarray(judged.rows)
     names = [scores.responses.ids[row] for row in tokens.rows[own]]
     _, problem_B = np.unique(scores.responses.problem_B[tokens.rows], return_inverse=True)
-    sampler = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
+    sampler, problem_I = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed), problem_B[own]
     batch = scored_batch(scores, tokens, own)
     weights = {
-        "PUU": [np.ones(len(each.valid_N)) for each in judged],
+        "PUU": [np.ones(len(valid_N)) for valid_N in judged.valid],
         "no entropy": _weights(batch, "ecr_no_entropy", uecr),
         "full ECR": _weights(batch, "uecr", uecr),
     }
     streams, shuffled = [seeded(seed, name) for name in names], []
     for _ in tracked(range(shuffles), "shuffles"):
-        shuffled.append(_gaps(judged, _weights(_permuted(batch, streams), "uecr", uecr)))
+        shuffled.append(_gaps(_weights(_permuted(batch, streams), "uecr", uecr), judged.invalid, judged.valid))
     shuffled_SI = np.stack(shuffled)
-    variants = {name: _variant(judged, weight, sampler, problem_B[own]) for name, weight in weights.items()}
-    variants["shuffled, mean"] = _summary(shuffled_SI.mean(axis=0), sampler, problem_B[own])
-    gaps = {name: _gaps(judged, weight).tolist() for name, weight in weights.items()}
+    gaps = {name: _gaps(weight, judged.invalid, judged.valid) for name, weight in weights.items()}
+    variants: dict[str, Numbers] = {
+        name: {"gap": _mean(gap_I, sampler, problem_I), "positive": _mean(gap_I > 0, sampler, problem_I)}
+        for name, gap_I in {**gaps, "shuffled, mean": shuffled_SI.mean(axis=0)}.items()
+    }
+    for name, weight in weights.items():
+        variants[name] |= {
+            "first_error": _mean(_gaps(weight, judged.first_error, judged.valid_before), sampler, problem_I),
+            "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in weight),
+        }
     numbers: Numbers = {
         "settings": {
             **{name: getattr(uecr, name) for name in ("alpha", "rho", "tau_delta", "tau_entropy")},
             "checkpoint": checkpoint, "shuffles": shuffles, "replicates": replicates, "seed": seed,
         },
         "scores": scores.provenance(),
-        "selection": {**selection, "candidates": len(rows), **counts, "eligible": len(judged)},
+        "selection": {**selection, "candidates": len(rows), **counts, "eligible": len(names)},
         "variants": variants,
         "shuffles": position(shuffled_SI.mean(axis=1), float(variants["full ECR"]["gap"]["value"])),
         "responses": [
             {
                 "response": name,
-                "invalid_tokens": int(each.invalid_N.sum()),
-                "valid_tokens": int(each.valid_N.sum()),
-                "gap": {variant: gap[place] for variant, gap in gaps.items()},
+                "invalid_tokens": int(judged.invalid[place].sum()),
+                "valid_tokens": int(judged.valid[place].sum()),
+                "gap": {variant: float(gap_I[place]) for variant, gap_I in gaps.items()},
             }
-            for place, (name, each) in enumerate(zip(names, judged, strict=True))
+            for place, name in enumerate(names)
         ],
     }  # fmt: skip
     return Audit("localization", "ECR credit localization", NOTE, numbers, COLUMNS, _rows(variants))
@@ -116,32 +123,17 @@ def _permuted(batch: ScoredBatch, streams: Sequence[np.random.Generator]) -> Sco
     return replace(batch, teacher_entropy_BT=mixed_BT)
 
 
-def _gap(weight_N: Array, above_N: Array, below_N: Array) -> float:
-    """Mean weight of some tokens minus that of others; NaN if either set is empty."""
-    if not (above_N.any() and below_N.any()):
-        return float("nan")
-    return float(weight_N[above_N].mean() - weight_N[below_N].mean())
+def _gaps(weights: Sequence[Array], above: Sequence[Array], below: Sequence[Array]) -> Array:
+    """[I] mean weight of some tokens of each response minus that of others; NaN if it has none of either."""
+    gaps = np.full(len(weights), np.nan)
+    for place, (weight_N, above_N, below_N) in enumerate(zip(weights, above, below, strict=True)):
+        if above_N.any() and below_N.any():
+            gaps[place] = weight_N[above_N].mean() - weight_N[below_N].mean()
+    return gaps
 
 
-def _gaps(judged: Sequence[Judged], weights: Sequence[Array]) -> Array:
-    return np.asarray([_gap(w_N, each.invalid_N, each.valid_N) for each, w_N in zip(judged, weights, strict=True)])
-
-
-def _variant(judged: Sequence[Judged], weight: Sequence[Array], sampler: ClusterBootstrap, problem_I: Array) -> Numbers:
-    pairs = zip(judged, weight, strict=True)
-    first_I = np.asarray([_gap(w_N, each.first_error_N, each.valid_before_N) for each, w_N in pairs])
-    return _summary(_gaps(judged, weight), sampler, problem_I) | {
-        "first_error": sampler.mean(first_I, np.isfinite(first_I), problem_I),
-        "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in weight),
-    }
-
-
-def _summary(gap_I: Array, sampler: ClusterBootstrap, problem_I: Array) -> Numbers:
-    every_I = np.ones(len(gap_I), dtype=bool)
-    return {
-        "gap": sampler.mean(gap_I, every_I, problem_I),
-        "positive": sampler.mean((gap_I > 0).astype(np.float64), every_I, problem_I),
-    }
+def _mean(value_I: Array, sampler: ClusterBootstrap, problem_I: Array) -> Share:
+    return sampler.mean(value_I, np.isfinite(value_I), problem_I)
 
 
 def position(gap_S: Array, full: float) -> Numbers:
@@ -153,15 +145,14 @@ def position(gap_S: Array, full: float) -> Numbers:
 # The judged responses
 
 
-@dataclass(frozen=True)
-class Judged:
-    """One response with both kinds of steps: its row in `Tokens`, and the tokens of each kind."""
+class Judged(NamedTuple):
+    """Responses with both kinds of steps: their rows in `Tokens`, and a mask of each one's tokens of every kind."""
 
-    row: int
-    invalid_N: Array
-    valid_N: Array
-    first_error_N: Array
-    valid_before_N: Array
+    rows: Sequence[int]
+    invalid: Sequence[Array]
+    valid: Sequence[Array]
+    first_error: Sequence[Array]
+    valid_before: Sequence[Array]
 
 
 def candidates(scores: ScoreFolder, tokens: Tokens) -> tuple[Array, dict[str, int]]:
@@ -196,11 +187,11 @@ def write_candidates(scores: ScoreFolder, folder: Path, *, checkpoint: int, limi
 
 def _judged_responses(
     scores: ScoreFolder, tokens: Tokens, rows: Array, labels: Mapping[str, Labels], tokenizer: Any
-) -> tuple[list[Judged], dict[str, int]]:
+) -> tuple[Judged, dict[str, int]]:
     """The labelled candidates with tokens in both kinds of steps, and the counts of judged and excluded ones."""
     texts = scores.column("response")
     known = {scores.responses.ids[tokens.rows[row]]: int(row) for row in rows}
-    judged, nonfinite = [], 0
+    found, nonfinite = [], 0
     for name, judgement in labels.items():
         if name not in known:
             raise DataError(
@@ -221,14 +212,15 @@ def _judged_responses(
         label_N = np.asarray([*judgement.labels, ""])[step_N]  # "" for tokens without a step
         invalid_N, valid_N, first = label_N == INVALID, label_N == VALID, (judgement.first_error or -1) - 1
         if invalid_N.any() and valid_N.any():
-            judged.append(Judged(row, invalid_N, valid_N, step_N == first, valid_N & (step_N < first)))
-    if not judged:
+            found.append((row, invalid_N, valid_N, step_N == first, valid_N & (step_N < first)))
+    if not found:
         raise DataError(
             "no judged response has tokens in a valid and in an invalid step; expected at least one"
             f" ({nonfinite} have a token without finite scores)"
         )
     steps_of = Counter(f"steps_{label}" for judgement in labels.values() for label in judgement.labels)
-    return judged, {"judged": len(labels), "left_out_nonfinite": nonfinite, "steps": steps_of.total(), **steps_of}
+    counts = {"judged": len(labels), "left_out_nonfinite": nonfinite, "steps": steps_of.total(), **steps_of}
+    return Judged(*zip(*found, strict=True)), counts
 
 
 def _rows(variants: Mapping[str, Numbers]) -> list[tuple[str, ...]]:

@@ -222,13 +222,11 @@ def efficiency_audit(runs: Sequence[RunFolder], baseline: str | None) -> Audit:
         _check_metrics(run.steps, NEEDED, run.label)
     costs = {run.label: _costs(run) for run in runs}
     for label, cost in costs.items():
-        cost["overhead_against_baseline"] = None
-        if baseline is not None and label != baseline:
-            base = costs[baseline]
-            cost["overhead_against_baseline"] = {
-                "per_token": base["tokens_per_s"] / cost["tokens_per_s"] - 1.0,
-                "per_step": cost["training_s"] / cost["steps"] / (base["training_s"] / base["steps"]) - 1.0,
-            }
+        base = None if baseline in (None, label) else costs[baseline]
+        cost["overhead_against_baseline"] = base and {
+            "per_token": base["tokens_per_s"] / cost["tokens_per_s"] - 1.0,
+            "per_step": cost["training_s"] / cost["steps"] / (base["training_s"] / base["steps"]) - 1.0,
+        }
     numbers: Numbers = {"baseline": baseline, "runs": costs}
     return Audit("efficiency", "Efficiency", COST_NOTE, numbers, COST_COLUMNS, _cost_rows(costs))
 
