@@ -43,11 +43,7 @@ COLUMNS = (
 
 
 def alpha_sweep_audit(scores: ScoreFolder, *, replicates: int, seed: int) -> Audit:
-    """Ordering conflicts and fully safe groups over a grid of alpha, with tie points.
-
-    References:
-        app:alpha-sweep, fig:alpha-sweep, eq:app-alpha-audit-teacher-score.
-    """
+    """Ordering conflicts and fully safe groups over a grid of alpha, with tie points (app:alpha-sweep)."""
     responses = scores.responses
     reward_B, nonfinite_B = teacher_rewards(scores, STUDENT, clip=GAP_CLIP)
     table = group_table(responses)
@@ -200,10 +196,7 @@ def _below_a10(values: Sequence[tuple[Array, Array]], tie_G: Array) -> Numbers:
 def conflict_rate(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
     """[A] share of pairs whose incorrect response has the higher utility, from R^T of both kinds.
 
-    ``C_g(alpha) = mean_{c, w} 1[alpha R_w > 1 + alpha R_c + 1e-6]``
-
-    References:
-        eq:app-alpha-audit-conflict, eq:app-alpha-audit-utility.
+    ``C_g(alpha) = mean_{c, w} 1[alpha R_w > 1 + alpha R_c + 1e-6]``   (eq:app-alpha-audit-conflict)
     """
     utility_AC = 1.0 + alpha_A[:, None] * correct_C
     utility_AW = alpha_A[:, None] * wrong_W
@@ -218,11 +211,7 @@ def margin(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
 
 
 def tie_point(correct_C: Array, wrong_W: Array) -> float:
-    """``alpha*_g = 1 / (max_w R_w - min_c R_c)``, infinite if the difference is not positive.
-
-    References:
-        eq:app-alpha-audit-threshold.
-    """
+    """``alpha*_g = 1 / (max_w R_w - min_c R_c)``, infinite unless positive (eq:app-alpha-audit-threshold)."""
     difference = float(wrong_W.max() - correct_C.min())
     return 1.0 / difference if difference > 0 else float("inf")
 

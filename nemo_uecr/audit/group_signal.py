@@ -34,12 +34,9 @@ NOTE = (
 
 
 def group_signal_audit(scores: ScoreFolder, *, anchor: str, replicates: int, seed: int) -> Audit:
-    """Degenerate pseudo-groups, those with unified signal, and the components of mixed ones, by checkpoint.
+    """Degenerate pseudo-groups, those with unified signal, and the components of mixed ones (app:puu-signal-audit).
 
     ``anchor`` names the fixed base model.
-
-    References:
-        app:puu-signal-audit, fig:puu-group-signal, eq:app-puu-audit-reward.
     """
     responses = scores.responses
     reward_B, nonfinite_B = teacher_rewards(scores, anchor, clip=GAP_CLIP)

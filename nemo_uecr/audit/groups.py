@@ -81,22 +81,15 @@ def seeded(seed: int, name: str) -> np.random.Generator:
 
 
 def teacher_rewards(scores: ScoreFolder, anchor: str, *, clip: float | None) -> tuple[Array, Array]:
-    """Token mean of the teacher-to-anchor gap of each response.
+    """[B] token mean of the teacher-to-anchor gap in float64 nats, and [B] the number of tokens left out.
 
     ``R^T_i = sum_t clip(log pi_T(y_t) - log pi_anchor(y_t), -c, c) / L_i``
 
-    A token with a non-finite gap is left out and counted.
+    A token with a non-finite gap is left out. ``clip`` is c in nats, None for no clip (eq:unified-reward without it;
+    eq:app-puu-audit-reward and eq:app-alpha-audit-teacher-score with it).
 
-    Args:
-        scores: the scored responses.
-        anchor: the policy whose log-probability is subtracted.
-        clip: c in nats; None for no clip.
-
-    Returns:
-        [B] float64 R^T in nats per token, and [B] the number of tokens left out of each response.
-
-    References:
-        eq:unified-reward (no clip), eq:app-puu-audit-reward, eq:app-alpha-audit-teacher-score.
+    Raises:
+        ScoreError: a response has no token with a finite gap.
     """
     responses = len(scores.responses.ids)
     total_B, nonfinite_B = np.zeros(responses), np.zeros(responses, dtype=np.int64)

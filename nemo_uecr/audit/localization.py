@@ -49,13 +49,10 @@ def localization_audit(
 ) -> Audit:
     """Invalid-minus-valid weight gaps of PUU, ECR without entropy, shuffled entropies and full ECR.
 
-    ``D_i = mean of w over tokens of invalid steps - mean of w over tokens of valid steps``
+    ``D_i = mean of w over tokens of invalid steps - mean of w over tokens of valid steps``   (eq:ecr-localization-gap)
 
     ``scores`` has groups of eight responses by the policy at ``checkpoint``; ``tokenizer`` is that policy's. Each of
     the ``shuffles`` permutes the teacher's entropies within every response.
-
-    References:
-        eq:ecr-localization-gap, fig:ecr-token-localization, app:ecr-localization.
     """
     tokens = scores.tokens(STUDENT, checkpoint)
     rows, selection = candidates(scores, tokens)

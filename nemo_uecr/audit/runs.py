@@ -1,4 +1,4 @@
-"""Audits of a run's own records: its batch facts against the configuration, and its costs.
+"""Audits of a run's own records, as in the paper's appendix: its batch facts against the configuration, and its costs.
 
 Batch faults are a changed batch size, a prompt drawn twice, dropped trajectories, or micro-batches counted as steps.
 The facts come from the step records; saved batches must agree with them.
@@ -58,11 +58,7 @@ BATCH_NOTE = (
 
 
 def batch_audit(run: Path, train: Path) -> Audit:
-    """Facts and faults of a run; its prompts are checked if the training data is on this machine.
-
-    References:
-        The paper's appendix on efficiency and batch-fact auditing.
-    """
+    """Facts and faults of a run; its prompts are checked if the training data is on this machine."""
     config, problems = written_config(run / "config.yaml"), None
     steps, cut_off = read_records(run / STEPS)  # in their order, with repeated steps
     batches = read_run(run).batches
@@ -213,11 +209,7 @@ COST_COLUMNS = (
 
 
 def efficiency_audit(runs: Sequence[RunFolder], baseline: str | None) -> Audit:
-    """Costs of runs, compared with the run labelled ``baseline`` if one is given.
-
-    References:
-        The paper's appendix on efficiency and batch-fact auditing.
-    """
+    """Costs of runs, compared with the run labelled ``baseline`` if one is given."""
     for run in runs:
         _check_metrics(run.steps, NEEDED, run.label)
     costs = {run.label: _costs(run) for run in runs}

@@ -32,10 +32,7 @@ COLUMNS = (
 def signal_audit(scores: ScoreFolder, judged: Sequence[JudgedPair] | None, *, replicates: int, seed: int) -> Audit:
     """Degenerate groups, teacher-distinguished groups, conflicts and the agreement with a judge, by checkpoint.
 
-    ``judged`` has a judge's preferences on pairs of equally verified responses, from `judging.read_pairs`.
-
-    References:
-        fig:signal-complementarity, app:signal-diagnosis.
+    ``judged`` has a judge's preferences on pairs of equally verified responses (app:signal-diagnosis).
     """
     reward_B, nonfinite_B = teacher_rewards(scores, STUDENT, clip=None)
     table = group_table(scores.responses)

@@ -39,10 +39,7 @@ COLUMNS = ("quantity", "token-weighted", "response-balanced")
 def token_credit_audit(scores: ScoreFolder, uecr: Uecr, *, checkpoint: int | None, replicates: int, seed: int) -> Audit:
     """Entropy strata, location and calibrated magnitude of large gaps, and mean token weights of one checkpoint.
 
-    ``checkpoint`` None is the first one, which also defines the strata.
-
-    References:
-        app:token-credit-diagnosis, fig:token-credit-diagnosis, eq:local-signal, eq:projection-weights.
+    ``checkpoint`` None is the first one, which also defines the strata (app:token-credit-diagnosis).
     """
     first = scores.responses.checkpoints[0]
     chosen = first if checkpoint is None else checkpoint
