@@ -1,4 +1,4 @@
-"""Small folders of scores with chosen or random responses, written by `store.write_part`."""
+"""Small folders of scores with chosen or random responses, written by `store.write_part`; the audit of a run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from nemo_uecr.audit.runs import batch_audit
 from nemo_uecr.audit.store import ScoreFolder, joined_plan, read_scores, write_part, write_plan
+from nemo_uecr.config.load import load_config
 from nemo_uecr.study.task import build_tokenizer
 
 MODEL = {"name": "made", "sha256": None}
@@ -106,3 +109,12 @@ def _tensors(made: Sequence[Made]) -> dict[str, torch.Tensor]:
         "anchor_student": teacher_N - gap_N,
         "anchor_base": teacher_N - 2 * gap_N,
     }
+
+
+def audited(run: Path) -> dict[str, Any]:
+    """The batch audit of a run."""
+    return batch_audit(run, Path(load_config(run / "config.yaml", ()).config.data.train)).numbers
+
+
+def faults(run: Path) -> list[tuple[int, str]]:
+    return [(each["step"], each["fault"]) for each in audited(run)["faults"]]

@@ -17,7 +17,7 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import dump_config, load_config
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import read_records
-from tests.audit.batch_audit import audited, faults
+from tests.audit.made import audited, faults
 from tests.local import tiny
 
 Steps = list[dict[str, Any]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Sequence
@@ -18,39 +17,40 @@ from nemo_uecr.audit.score import Scoring, score_rollouts
 from nemo_uecr.audit.sources import Source, evaluation_source, jsonl_source, run_source, students_of
 from nemo_uecr.audit.store import ScoreFolder, read_scores
 from nemo_uecr.errors import DataError
-from nemo_uecr.local.token_model import TokenModel, load_model
-from tests.local.tiny import assets, in_child, run
-
-CPU = torch.device("cpu")
-
-
-def model(path: Path) -> TokenModel:
-    return load_model(str(path), role="made", dtype="float32", device=CPU, master_weights=False)
+from nemo_uecr.local.token_model import TokenModel
+from tests.audit.made import TOKENIZER, encoded
+from tests.data.made import write_jsonl
+from tests.local.tiny import assets, in_child, load, run, save_model
 
 
-def rollouts(folder: Path, rows: int = 10) -> Source:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
     """A JSONL file with sampled ids of different lengths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = model(assets().student).tokenizer
-    prompt = tokenizer.apply_chat_template(
+    prompt = TOKENIZER.apply_chat_template(
         [{"role": "user", "content": "1"}], add_generation_prompt=True, tokenize=False, enable_thinking=False
     )
-    lines = []
-    for row in range(rows):
-        text = ("1=" * (row % 3)) + rf"\boxed{{{row % 4}}}"
-        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
-        given = {"prompt": prompt, "response": text, "answer": "1", "token_ids": ids, "question": "1"}
-        lines.append({"problem": f"p{row // 2}", "checkpoint": 0} | given)
-    path = folder / "rollouts.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return jsonl_source(path, step=None)
+    texts = [("1=" * (row % 3)) + rf"\boxed{{{row % 4}}}" for row in range(10)]
+    rows = [
+        {
+            "problem": f"p{row // 2}", "checkpoint": 0, "prompt": prompt, "response": text, "answer": "1",
+            "token_ids": encoded(text), "question": "1",
+        }
+        for row, text in enumerate(texts)
+    ]  # fmt: skip
+    return jsonl_source(write_jsonl(tmp_path_factory.mktemp("source") / "rollouts.jsonl", rows), step=None)
+
+
+@pytest.fixture(scope="module")
+def whole(source: Source, tmp_path_factory: pytest.TempPathFactory) -> ScoreFolder:
+    """Its scores, with the teacher as a further anchor."""
+    return scored(tmp_path_factory.mktemp("whole"), source, anchors={"base": str(assets().teacher)})
 
 
 def scored(folder: Path, source: Source, **changes: Any) -> ScoreFolder:
     own = assets()
     fields: dict[str, Any] = {
         "teacher": str(own.teacher), "student_of": lambda step: str(own.student), "anchors": {}, "dtype": "float32",
-        "device": CPU, "max_length": None, "batch": 3, "part": 4,
+        "device": torch.device("cpu"), "max_length": None, "batch": 3, "part": 4,
     }  # fmt: skip
     return score_rollouts(folder, source.rollouts, source.files, Scoring(**(fields | changes)))
 
@@ -89,27 +89,24 @@ def by_response(scores: ScoreFolder, anchor: str) -> dict[str, dict[str, torch.T
     return found
 
 
-def test_a_teacher_with_padding_columns_scores_as_the_one_without(tmp_path: Path) -> None:
+def test_a_teacher_with_padding_columns_scores_as_the_one_without(
+    tmp_path: Path, source: Source, whole: ScoreFolder
+) -> None:
     """Padding columns as likely as real tokens have no effect."""
-    own, source = assets(), rollouts(tmp_path)
-    teacher = model(own.teacher)
-    weight = teacher.module.get_input_embeddings().weight.detach().clone()
-    teacher.module.resize_token_embeddings(len(weight) + 20, mean_resizing=False)
-    teacher.module.get_input_embeddings().weight.data.copy_(torch.cat((weight, weight[:20])))
-    teacher.module.save_pretrained(tmp_path / "wide")
-    teacher.tokenizer.save_pretrained(tmp_path / "wide")
-    plain = by_response(scored(tmp_path / "plain", source), "student")
-    wide = by_response(scored(tmp_path / "scores", source, teacher=str(tmp_path / "wide")), "student")
-    assert_close(wide, plain, atol=2e-5)
+    module = load(assets().teacher).module
+    weight = module.get_input_embeddings().weight.detach().clone()
+    module.resize_token_embeddings(len(weight) + 20, mean_resizing=False)
+    module.get_input_embeddings().weight.data.copy_(torch.cat((weight, weight[:20])))
+    teacher = str(save_model(module, TOKENIZER, tmp_path / "wide"))
+    wide = by_response(scored(tmp_path / "scores", source, teacher=teacher), "student")
+    assert_close(wide, by_response(whole, "student"), atol=2e-5)
 
 
-def test_scores_are_those_of_the_whole_logits(tmp_path: Path) -> None:
-    source = rollouts(tmp_path)
-    scores = scored(tmp_path / "s", source, anchors={"base": str(assets().teacher)})
-    found, base = by_response(scores, "student"), by_response(scores, "base")
-    prompts = dict(zip(scores.responses.ids, scores.column("prompt_ids"), strict=True))
+def test_scores_are_those_of_the_whole_logits(source: Source, whole: ScoreFolder) -> None:
+    found, base = by_response(whole, "student"), by_response(whole, "base")
+    prompts = dict(zip(whole.responses.ids, whole.column("prompt_ids"), strict=True))
     assert len(found) == 10
-    models = [model(path) for path in (assets().teacher, assets().student)]
+    models = [load(path) for path in (assets().teacher, assets().student)]
     for rollout in source.rollouts:
         own = found[rollout.id]
         assert own["ids"].tolist() == list(rollout.token_ids or ())  # no prompt, no padding, the end token included
@@ -119,17 +116,15 @@ def test_scores_are_those_of_the_whole_logits(tmp_path: Path) -> None:
         expected = teacher | {"anchor": student["logp"], "base": teacher["logp"], "rank": teacher["rank"].double()}
         assert_close({"": values}, {"": expected}, atol=2e-5)
     assert any((each["rank"] > 1).any() for each in found.values())
-    rewards = dict(zip(scores.responses.ids, scores.responses.reward_B, strict=True))
+    rewards = dict(zip(whole.responses.ids, whole.responses.reward_B, strict=True))
     assert [rewards[each.id] for each in source.rollouts] == [0, 1, 0, 0, 0, 1, 0, 0, 0, 1]  # verified: the answer is 1
 
 
 @pytest.mark.parametrize("writes", [2, 3])
 def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
-    tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: Source, whole: ScoreFolder, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan is written first; then it dies before the first part, or before the second."""
-    source = rollouts(tmp_path)
-    whole = by_response(scored(tmp_path / "whole", source), "student")
     done = 0
 
     def replace_file(path: Path, content: bytes) -> None:
@@ -150,21 +145,22 @@ def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
     assert len(before) == writes - 2
     again = by_response(scored(tmp_path / "s", source), "student")
     assert {path: path.read_bytes() for path in before} == before  # what was scored is not scored again
-    assert again.keys() == whole.keys()
-    assert_close(again, whole, atol=1e-6)
+    assert again.keys() == set(whole.responses.ids)
+    assert_close(again, by_response(whole, "student"), atol=1e-6)
 
 
-def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path) -> None:
-    source = rollouts(tmp_path)
-    whole = by_response(scored(tmp_path / "whole", source), "student")
-    prompt = len(scored(tmp_path / "whole", source).column("prompt_ids")[0])
+def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path, source: Source, whole: ScoreFolder) -> None:
+    prompt = len(whole.column("prompt_ids")[0])
     scores = scored(tmp_path / "cut", source, max_length=prompt + 5)
     found = scores.responses
     assert set(found.scored_B.tolist()) <= {4, 5}
     assert found.cut_B.tolist() == [tokens > 5 for tokens in scores.column("sampled_tokens")]
     assert found.cut_B.any()
     kept = by_response(scores, "student")
-    heads = {name: {key: value[: len(kept[name][key])] for key, value in each.items()} for name, each in whole.items()}
+    heads = {
+        name: {key: value[: len(kept[name][key])] for key, value in each.items()}
+        for name, each in by_response(whole, "student").items()
+    }
     assert_close(kept, heads, atol=1e-5)
     with pytest.raises(DataError, match="--max-length"):
         scored(tmp_path / "none", source, max_length=prompt)
@@ -197,8 +193,7 @@ def test_a_run_of_the_training_loop(tmp_path: Path) -> None:
         run_source(folder, take="evaluations", steps=frozenset({7}))
 
 
-def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path) -> None:
-    source = rollouts(tmp_path, rows=4)
+def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path, source: Source) -> None:
     texts = [replace(each, token_ids=None, truncated=False) for each in source.rollouts]
     by_text = scored(tmp_path / "t", replace(source, rollouts=texts))
     assert by_text.responses.from_text_B.all()
@@ -206,9 +201,8 @@ def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path) -> None:
     assert {name: each["ids"].tolist() for name, each in by_response(by_text, "student").items()} == ids
 
 
-def test_two_students_of_one_step_are_refused(tmp_path: Path) -> None:
+def test_two_students_of_one_step_are_refused(source: Source) -> None:
     """Two runs on other problems: each response's name is its own, and one student would score them all."""
-    source = rollouts(tmp_path)
     first, second = (replace(source, student_of=lambda step, run=run: f"{run}/{step}") for run in ("a", "b"))
     assert students_of([first, first], None, str.upper)(0) == "A/0"
     with pytest.raises(DataError, match="a/0 and b/0"):
@@ -238,7 +232,6 @@ def test_an_evaluation_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ["response", "truncated", "prompt", "checkpoint"])
 def test_a_row_that_cannot_be_scored_is_named(tmp_path: Path, missing: str) -> None:
     good = {"problem": "p", "response": "1", "prompt": "1", "checkpoint": 0, "truncated": False}
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(good) + "\n" + json.dumps(good | {missing: None}) + "\n")
+    path = write_jsonl(tmp_path / "rows.jsonl", [good, good | {missing: None}])
     with pytest.raises(DataError, match=f"rows.jsonl:2: .*{missing}"):
         jsonl_source(path, step=None)

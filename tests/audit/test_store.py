@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_uecr.audit.groups import rows_of, scored_batch, teacher_rewards
+from nemo_uecr.audit.groups import teacher_rewards
 from nemo_uecr.audit.store import joined_plan, part_paths, read_scores, write_plan
 from nemo_uecr.errors import DataError, RunFolderError
 from tests.audit.made import MODEL, PLAN, Made, write_scores
@@ -79,13 +79,3 @@ def test_scores_made_differently_do_not_mix(tmp_path: Path) -> None:
     for changes in ({"dtype": "bfloat16"}, {"students": {"10": MODEL | {"sha256": "another"}}}):
         with pytest.raises(RunFolderError, match="|".join(changes)):
             joined_plan(tmp_path, PLAN | changes, {"new"})
-
-
-def test_groups_are_whole_however_parts_cut_them(tmp_path: Path) -> None:
-    made = [Made(name, reward, [0.1, 0.2]) for name, reward in (("a", 1.0), ("b", 0.0), ("a", 0.0), ("b", 0.0))]
-    scores = write_scores(tmp_path, made, part=3)
-    assert [rows.tolist() for rows in rows_of(scores.responses.group_B)] == [[0, 2], [1, 3]]
-    batch = scored_batch(scores, scores.tokens("student", 0), np.asarray([0, 2]))
-    assert batch.sample_ids == ("r0", "r2")
-    assert batch.task_reward_B.tolist() == [1.0, 0.0]
-    assert batch.old_logp_BT.dtype == torch.float64

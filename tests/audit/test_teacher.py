@@ -19,6 +19,7 @@ from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
+from tests.local.by_hand import by_hand
 
 PAIRS = (((5, 6, 7), (20, 21, 3)), ((9,), (4, 8, 15, 16, 23)), ((11, 12), (2,)))
 
@@ -67,20 +68,11 @@ def test_noise_of_the_teacher_reward_by_hand() -> None:
 
 
 def slow(model: str) -> Reference:
-    """Plain transformers: the whole logits, log_softmax, and the sum over the vocabulary."""
-    from transformers import AutoModelForCausalLM
-
-    module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    logp, entropy = [], []
-    for prompt, response in PAIRS:
-        ids = torch.tensor([*prompt, *response])
-        with torch.no_grad():
-            table = module(input_ids=ids[None]).logits[0].double().log_softmax(-1)
-        for place in range(len(prompt), len(ids)):
-            logp.append(table[place - 1, ids[place]])
-            entropy.append(-(table[place - 1].exp() * table[place - 1]).sum())
-    rows = [row for row, (_, response) in enumerate(PAIRS) for _ in response]
-    return reference_of(EngineScores(torch.stack(logp), torch.stack(entropy)), [0.0] * len(rows), rows, [0, 0, 0])
+    """From the whole logits in float64."""
+    sequences = sequences_of(PAIRS)
+    logp_BT, entropy_BT, _ = by_hand(tiny.load(Path(model), role="teacher"), sequences, 1.0)
+    mask_BT, rows = sequences.mask_BT, sequences.mask_BT.nonzero()[:, 0].tolist()
+    return reference_of(EngineScores(logp_BT[mask_BT], entropy_BT[mask_BT]), [0.0] * len(rows), rows, [0, 0, 0])
 
 
 @pytest.mark.parametrize(

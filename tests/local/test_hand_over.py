@@ -10,7 +10,7 @@ import pytest
 from nemo_uecr.data.batch_file import recompute
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.local.sequences import Response, Sequences, encode_prompts
-from tests.audit.batch_audit import faults
+from tests.audit.made import faults
 from tests.core import sparse
 from tests.local import tiny
 from tests.local.by_hand import by_hand, worst
