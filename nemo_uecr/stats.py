@@ -209,14 +209,9 @@ class ClusterBootstrap:
         return int(self.count_SK.shape[1])
 
     def replicate_ratios(self, above_K: Array, below_K: Array) -> Array:
-        """``sum_k n_k above_k / sum_k n_k below_k`` of every replicate.
+        """[S, ...] ``sum_k n_k above_k / sum_k n_k below_k`` of every replicate; NaN where the denominator is 0.
 
-        Args:
-            above_K: [K, ...] numerator of each cluster.
-            below_K: [K, ...] denominator of each cluster; its shape broadcasts against the numerator's.
-
-        Returns:
-            [S, ...]; NaN for a replicate whose denominator is 0.
+        The shapes [K, ...] of numerators and denominators broadcast.
         """
         above, below = (np.tensordot(self.count_SK, each.astype(np.float64), axes=1) for each in (above_K, below_K))
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -85,7 +85,7 @@ class _Mixed:
 
 
 def _mixed_groups(table: GroupTable, reward_B: Array) -> _Mixed:
-    values = [(correct_C, wrong_W) for _, correct_C, wrong_W in table.mixed(reward_B)]
+    values = list(table.mixed(reward_B))
     shape = (len(values), len(GRID_A))
     return _Mixed(
         values,

@@ -196,7 +196,7 @@ def _facts(
             shares["order"] = sampler.mean(1.0 - conflicts(table, reward_B), table.mixed_P, table.problem_P)
             rule = method if isinstance(method, UecrTrust) else UecrTrust  # the class has the defaults
             shares["kappa"] = kappa_interval(batch, problem_B, sampler, horizon=rule.horizon, margin=rule.margin)
-            ties = [tie_point(correct_C, wrong_W) for _, correct_C, wrong_W in table.mixed(reward_B)]
+            ties = [tie_point(correct_C, wrong_W) for correct_C, wrong_W in table.mixed(reward_B)]
             found["safe_alpha"] = float(np.quantile(ties, SHARE, method="inverted_cdf"))
     if teacher_B is not None:
         theirs = teacher_B.reshape(sampler.clusters, -1).astype(float)

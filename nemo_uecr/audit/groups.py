@@ -6,6 +6,7 @@ Shape legend: B = responses, P = groups, C = correct and W = incorrect responses
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,12 +39,11 @@ class GroupTable:
         """[P] largest minus smallest value of each group."""
         return np.asarray([np.ptp(value_B[rows]) for rows in rows_of(self.index_B)])
 
-    def mixed(self, value_B: Array) -> Iterator[tuple[int, Array, Array]]:
-        """Index, values of the correct [C] and values of the incorrect [W] responses of every mixed group."""
-        rows_P = rows_of(self.index_B)
-        for group in np.flatnonzero(self.mixed_P):
-            rows, correct = rows_P[group], self.correct_B[rows_P[group]]
-            yield int(group), value_B[rows[correct]], value_B[rows[~correct]]
+    def mixed(self, value_B: Array) -> Iterator[tuple[Array, Array]]:
+        """Values of the correct [C] and of the incorrect [W] responses of every mixed group."""
+        for rows in itertools.compress(rows_of(self.index_B), self.mixed_P):
+            correct = self.correct_B[rows]
+            yield value_B[rows[correct]], value_B[rows[~correct]]
 
 
 def group_table(responses: Responses, group_B: Array | None = None) -> GroupTable:
@@ -74,10 +74,14 @@ def rows_of(group_B: Array) -> list[Array]:
     return np.split(order, np.cumsum(counts)[:-1])
 
 
+def blind_name(seed: int, *names: str) -> str:
+    """Sixteen hexadecimal digits that depend on the seed and the names alone."""
+    return hashlib.sha256(":".join((str(seed), *names)).encode()).hexdigest()[:16]
+
+
 def seeded(seed: int, name: str) -> np.random.Generator:
     """A random stream that depends on the seed and a name alone."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return np.random.default_rng(int.from_bytes(digest[:8], "big"))
+    return np.random.default_rng(int(blind_name(seed, name), 16))
 
 
 def teacher_rewards(scores: ScoreFolder, anchor: str, *, clip: float | None) -> tuple[Array, Array]:

@@ -16,7 +16,6 @@ text: white space belongs to the step before it.
 from __future__ import annotations
 
 import bisect
-import hashlib
 import itertools
 import json
 import re
@@ -27,7 +26,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from nemo_uecr.audit.groups import group_table
+from nemo_uecr.audit.groups import blind_name, group_table
 from nemo_uecr.audit.store import ScoreFolder
 from nemo_uecr.data.problems import checked_lines
 from nemo_uecr.errors import DataError
@@ -85,11 +84,6 @@ def _write(folder: Path, name: str, shown: Sequence[Row], key: Sequence[Row]) ->
         replace_file(path, content)
 
 
-def _blind_name(seed: int, *responses: str) -> str:
-    """An uninformative name, the same for the same seed and responses."""
-    return hashlib.sha256(":".join((str(seed), *responses)).encode()).hexdigest()[:16]
-
-
 # Pairs
 
 
@@ -107,7 +101,7 @@ def write_pairs(scores: ScoreFolder, folder: Path, *, pairs: int, seed: int) -> 
         if second is None or len(shown) == pairs:
             continue
         ids = {"first": scores.responses.ids[first], "second": scores.responses.ids[second]}
-        name = {"pair": _blind_name(seed, *ids.values())}
+        name = {"pair": blind_name(seed, *ids.values())}
         problem = {"question": question[first], "answer": answer[first]}
         shown.append(name | problem | {"first": text[first], "second": text[second]})
         key.append(name | ids)
@@ -128,7 +122,7 @@ def write_steps(scores: ScoreFolder, rows: Array, folder: Path, *, seed: int) ->
     question, answer, text = (scores.column(name) for name in ("question", "answer", "response"))
     shown, key = list[Row](), list[Row]()
     for row in np.random.default_rng(seed).permutation(rows):
-        name = _blind_name(seed, scores.responses.ids[row])
+        name = blind_name(seed, scores.responses.ids[row])
         texts = [text[row][start:end].strip() for start, end in segment(text[row])]
         steps = [{"number": number, "text": each} for number, each in enumerate(texts, 1)]
         shown.append({"item": name, "question": question[row], "answer": answer[row], "steps": steps})

@@ -74,9 +74,8 @@ def _checkpoint(step: int, table: GroupTable, reward_B: Array, sampler: ClusterB
 def conflicts(table: GroupTable, reward_B: Array) -> Array:
     """[P] share of a mixed group's correct-incorrect pairs that R^T orders the wrong way; ties count half."""
     rate_P = np.zeros(table.size_P.shape)
-    for group, correct_C, wrong_W in table.mixed(reward_B):
-        difference_WC = wrong_W[:, None] - correct_C[None, :]
-        rate_P[group] = ((difference_WC > 0) + 0.5 * (difference_WC == 0)).mean()
+    differences = (wrong_W[:, None] - correct_C for correct_C, wrong_W in table.mixed(reward_B))
+    rate_P[table.mixed_P] = [((each_WC > 0) + 0.5 * (each_WC == 0)).mean() for each_WC in differences]
     return rate_P
 
 
