@@ -16,19 +16,16 @@ from hypothesis import strategies as st
 from nemo_uecr.audit.judging import NO_STEP, Labels, read_labels, segment, token_steps, write_steps
 from nemo_uecr.errors import DataError
 from tests.audit.made import TOKENIZER, Made, encoded, write_scores
+from tests.local.tiny import records
 
 MADE = [Made(f"p{i}", 0.0, [0.1], question=f"question {i}", response=f"one {i}\ntwo {i}") for i in range(20)]
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_the_judge_is_blind(tmp_path: Path) -> None:
     """Problem, answer and numbered steps in another order, and no word on where they come from."""
     scores = write_scores(tmp_path, MADE)
     assert write_steps(scores, np.arange(20), tmp_path, seed=1) == 40
-    shown, key = lines(tmp_path / "steps.jsonl"), lines(tmp_path / "key.jsonl")
+    shown, key = records(tmp_path / "steps.jsonl"), records(tmp_path / "key.jsonl")
     assert [row["question"] for row in shown] != [each.question for each in MADE]
     for row, own in zip(shown, key, strict=True):
         number = row["question"].split()[-1]
@@ -44,7 +41,7 @@ def test_the_judge_is_blind(tmp_path: Path) -> None:
 
 def test_labels(tmp_path: Path) -> None:
     write_steps(write_scores(tmp_path, MADE[:2]), np.arange(2), tmp_path, seed=1)
-    key = lines(tmp_path / "key.jsonl")
+    key = records(tmp_path / "key.jsonl")
 
     def answered(**row: Any) -> Labels:
         (tmp_path / "labels.jsonl").write_text(json.dumps({"item": key[1]["item"], **row}) + "\n")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 from nemo_uecr.audit import store
 from nemo_uecr.audit.score import Scoring, score_rollouts
@@ -55,37 +56,25 @@ def scored(folder: Path, source: Source, **changes: Any) -> ScoreFolder:
     return score_rollouts(folder, source.rollouts, source.files, Scoring(**(fields | changes)))
 
 
-def direct(scorer: TokenModel, prompt_ids: Sequence[int], ids: Sequence[int]) -> dict[str, torch.Tensor]:
-    """Log-probability, entropy and rank from the whole logits of one unpadded sequence."""
+def direct(scorer: TokenModel, prompt_ids: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
+    """[3, N] log-probability, entropy and rank from the whole logits of one unpadded sequence."""
     with torch.no_grad():
         logits_SV = scorer.module(torch.tensor([[*prompt_ids, *ids]])).logits[0].double()
     logits_NV = logits_SV[len(prompt_ids) - 1 : -1]
     log_NV = logits_NV.log_softmax(dim=-1)
     own_N1 = torch.tensor(ids).unsqueeze(1)
-    return {
-        "logp": log_NV.gather(1, own_N1)[:, 0],
-        "entropy": -(log_NV.exp() * log_NV).sum(dim=1),
-        "rank": 1 + (logits_NV > logits_NV.gather(1, own_N1)).sum(dim=1),
-    }
+    rank_N = 1 + (logits_NV > logits_NV.gather(1, own_N1)).sum(dim=1)
+    return torch.stack([log_NV.gather(1, own_N1)[:, 0], -(log_NV.exp() * log_NV).sum(dim=1), rank_N])
 
 
-def assert_close(found: dict[str, dict[str, torch.Tensor]], expected: dict[str, Any], *, atol: float) -> None:
-    for name, values in expected.items():
-        for key, value in values.items():
-            torch.testing.assert_close(found[name][key], value, atol=atol, rtol=0)
-
-
-def by_response(scores: ScoreFolder, anchor: str) -> dict[str, dict[str, torch.Tensor]]:
-    """Every response's tokens by its id."""
+def by_response(scores: ScoreFolder, anchor: str = "student") -> dict[str, torch.Tensor]:
+    """[5, N] of each response: ids, the teacher's log-probability, entropy and rank, the anchor's log-probability."""
     found = {}
     for step in scores.responses.checkpoints:
-        tokens = scores.tokens(anchor, step)
-        values = {
-            "ids": tokens.token_ids, "logp": tokens.teacher_logp, "entropy": tokens.teacher_entropy,
-            "rank": tokens.teacher_rank, "anchor": tokens.anchor_logp,
-        }  # fmt: skip
-        for place, row in enumerate(tokens.rows):
-            found[scores.responses.ids[row]] = {key: value[tokens.span(place)] for key, value in values.items()}
+        table = scores.tokens(anchor, step)
+        columns = (table.token_ids, table.teacher_logp, table.teacher_entropy, table.teacher_rank, table.anchor_logp)
+        values_5N = torch.stack([column.double() for column in columns])
+        found |= {scores.responses.ids[row]: values_5N[:, table.span(at)] for at, row in enumerate(table.rows)}
     return found
 
 
@@ -98,24 +87,22 @@ def test_a_teacher_with_padding_columns_scores_as_the_one_without(
     module.resize_token_embeddings(len(weight) + 20, mean_resizing=False)
     module.get_input_embeddings().weight.data.copy_(torch.cat((weight, weight[:20])))
     teacher = str(save_model(module, TOKENIZER, tmp_path / "wide"))
-    wide = by_response(scored(tmp_path / "scores", source, teacher=teacher), "student")
-    assert_close(wide, by_response(whole, "student"), atol=2e-5)
+    wide = by_response(scored(tmp_path / "scores", source, teacher=teacher))
+    assert_close(wide, by_response(whole), atol=2e-5, rtol=0)
 
 
 def test_scores_are_those_of_the_whole_logits(source: Source, whole: ScoreFolder) -> None:
-    found, base = by_response(whole, "student"), by_response(whole, "base")
+    found, base = by_response(whole), by_response(whole, "base")
     prompts = dict(zip(whole.responses.ids, whole.column("prompt_ids"), strict=True))
     assert len(found) == 10
     models = [load(path) for path in (assets().teacher, assets().student)]
     for rollout in source.rollouts:
-        own = found[rollout.id]
-        assert own["ids"].tolist() == list(rollout.token_ids or ())  # no prompt, no padding, the end token included
-        teacher, student = (direct(each, prompts[rollout.id], own["ids"].tolist()) for each in models)
-        values = {key: own[key].double() for key in ("logp", "entropy", "rank", "anchor")}
-        values["base"] = base[rollout.id]["anchor"].double()
-        expected = teacher | {"anchor": student["logp"], "base": teacher["logp"], "rank": teacher["rank"].double()}
-        assert_close({"": values}, {"": expected}, atol=2e-5)
-    assert any((each["rank"] > 1).any() for each in found.values())
+        ids, *values = found[rollout.id]
+        assert rollout.token_ids == tuple(ids.tolist())  # no prompt, no padding, the end token included
+        teacher, student = (direct(each, prompts[rollout.id], rollout.token_ids) for each in models)
+        expected = torch.stack([*teacher, student[0], teacher[0]])
+        assert_close(torch.stack([*values, base[rollout.id][4]]), expected, atol=2e-5, rtol=0)
+    assert any((rank > 1).any() for _, _, _, rank, _ in found.values())
     rewards = dict(zip(whole.responses.ids, whole.responses.reward_B, strict=True))
     assert [rewards[each.id] for each in source.rollouts] == [0, 1, 0, 0, 0, 1, 0, 0, 0, 1]  # verified: the answer is 1
 
@@ -143,10 +130,10 @@ def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
         read_scores(tmp_path / "s")
     before = {path: path.read_bytes() for path in (tmp_path / "s").glob("part-*")}
     assert len(before) == writes - 2
-    again = by_response(scored(tmp_path / "s", source), "student")
+    again = by_response(scored(tmp_path / "s", source))
     assert {path: path.read_bytes() for path in before} == before  # what was scored is not scored again
     assert again.keys() == set(whole.responses.ids)
-    assert_close(again, by_response(whole, "student"), atol=1e-6)
+    assert_close(again, by_response(whole), atol=1e-6, rtol=0)
 
 
 def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path, source: Source, whole: ScoreFolder) -> None:
@@ -156,12 +143,9 @@ def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path, source: Sour
     assert set(found.scored_B.tolist()) <= {4, 5}
     assert found.cut_B.tolist() == [tokens > 5 for tokens in scores.column("sampled_tokens")]
     assert found.cut_B.any()
-    kept = by_response(scores, "student")
-    heads = {
-        name: {key: value[: len(kept[name][key])] for key, value in each.items()}
-        for name, each in by_response(whole, "student").items()
-    }
-    assert_close(kept, heads, atol=1e-5)
+    kept = by_response(scores)
+    heads = {name: values_5N[:, : kept[name].shape[1]] for name, values_5N in by_response(whole).items()}
+    assert_close(kept, heads, atol=1e-5, rtol=0)
     with pytest.raises(DataError, match="--max-length"):
         scored(tmp_path / "none", source, max_length=prompt)
 
@@ -180,15 +164,15 @@ def test_a_run_of_the_training_loop(tmp_path: Path) -> None:
     assert not scores.responses.from_text_B.any()
     assert scores.plan["students"]["2"]["name"] == str(folder / "checkpoints" / "step-000002")
     batch = run_source(folder, take="batches", steps=frozenset({1}))
-    found = by_response(scored(tmp_path / "b", batch), "student")
+    found = by_response(scored(tmp_path / "b", batch))
     from safetensors.torch import load_file
 
     saved = load_file(folder / "batches" / "step-000001.safetensors")
     for row, rollout in enumerate(batch.rollouts):
-        length = int(saved["mask"][row].sum())
+        _, teacher, _, _, student = found[rollout.id].float()
         # what training computed for this step, scored again: the student before its first update, and the teacher
-        torch.testing.assert_close(found[rollout.id]["anchor"], saved["old_logp"][row, :length], atol=2e-5, rtol=0)
-        torch.testing.assert_close(found[rollout.id]["logp"], saved["teacher_logp"][row, :length], atol=2e-5, rtol=0)
+        for again, name in ((student, "old_logp"), (teacher, "teacher_logp")):
+            assert_close(again, saved[name][row, : int(saved["mask"][row].sum())], atol=2e-5, rtol=0)
     with pytest.raises(DataError, match="step 7"):
         run_source(folder, take="evaluations", steps=frozenset({7}))
 
@@ -198,7 +182,7 @@ def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path, source: 
     by_text = scored(tmp_path / "t", replace(source, rollouts=texts))
     assert by_text.responses.from_text_B.all()
     ids = {each.id: list(each.token_ids or ()) for each in source.rollouts}  # the tiny tokenizer has one reading
-    assert {name: each["ids"].tolist() for name, each in by_response(by_text, "student").items()} == ids
+    assert {name: each[0].tolist() for name, each in by_response(by_text).items()} == ids
 
 
 def test_two_students_of_one_step_are_refused(source: Source) -> None:
