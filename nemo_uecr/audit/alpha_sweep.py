@@ -194,7 +194,7 @@ def _below_a10(values: Sequence[tuple[Array, Array]], tie_G: Array) -> Numbers:
 
 
 def conflict_rate(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
-    """[A] share of pairs whose incorrect response has the higher utility, from R^T of both kinds.
+    """[A] share of pairs whose incorrect response has the higher utility (eq:app-alpha-audit-utility), from R^T.
 
     ``C_g(alpha) = mean_{c, w} 1[alpha R_w > 1 + alpha R_c + 1e-6]``   (eq:app-alpha-audit-conflict)
     """
@@ -211,7 +211,7 @@ def margin(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
 
 
 def tie_point(correct_C: Array, wrong_W: Array) -> float:
-    """``alpha*_g = 1 / (max_w R_w - min_c R_c)``, infinite unless positive (eq:app-alpha-audit-threshold)."""
+    """``alpha*_g = 1 / (max_w R_w - min_c R_c)``, infinite if that is not positive (eq:app-alpha-audit-threshold)."""
     difference = float(wrong_W.max() - correct_C.min())
     return 1.0 / difference if difference > 0 else float("inf")
 

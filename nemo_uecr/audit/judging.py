@@ -172,8 +172,8 @@ def segment(response: str) -> list[tuple[int, int]]:
         abbreviated = _ABBREVIATION.search(response[max(0, match.start() - 8) : match.start() + 1])
         if not abbreviated and free(cut) and not _ONLY_MARK.fullmatch(response[begin:cut]):
             cuts.add(cut)
-    # White space before a cut belongs to the step before it, white space at the start to the first step.
-    starts = [0, *sorted(cut for cut in cuts if response[:cut].strip() and cut < len(response))]
+    lead = len(response) - len(response.lstrip())  # belongs to the first step
+    starts = [0, *sorted(cut for cut in cuts if lead < cut < len(response))]
     return list(itertools.pairwise([*starts, len(response)])) if response.strip() else []
 
 

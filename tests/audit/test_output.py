@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from nemo_uecr.audit import figures
 from nemo_uecr.audit.output import Audit, write_audit
 from nemo_uecr.errors import DataError
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 AUDIT = Audit(
     name="made",
@@ -28,8 +26,6 @@ AUDIT = Audit(
 
 def test_numbers_figure_and_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal numbers give equal bytes, and the figure is drawn from those of the file."""
-    from nemo_uecr.audit import figures
-
     drawn: list[dict[str, Any]] = []
 
     def draw(figure: Figure, numbers: dict[str, Any]) -> None:

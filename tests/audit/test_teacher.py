@@ -41,11 +41,6 @@ def test_differences_by_hand() -> None:
     assert numbers["entropy"]["max"] == pytest.approx(0.5)
     assert numbers["logp"]["curve"][-1] == numbers["logp"]["max"]
     assert compared(reference, EngineScores(found.logp, None), "made")["entropy"] is None
-
-
-def test_a_score_that_is_not_finite_is_named_with_its_place() -> None:
-    scores = EngineScores(torch.tensor([-1.0, -2, -3, -4]), torch.ones(4))
-    reference = reference_of(scores, [0.0] * 4, [0, 0, 1, 1], [0, 0])
     with pytest.raises(ScoreError, match=r"made .*nan.*-3\.0.* 2"):
         compared(reference, EngineScores(torch.tensor([-1.0, -2, torch.nan, -4]), None), "made")
 
