@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -72,26 +72,22 @@ def _percent_axis(axes: Axes, title: str, label: str, x: str = "checkpoint, trai
 
 def _signal(figure: Figure, numbers: Numbers) -> None:
     left, middle, right = figure.subplots(1, 3)
-    rows = numbers["checkpoints"]
+    rows, judge = numbers["checkpoints"], numbers["judge"]
     _by_checkpoint(left, rows, "verifier-degenerate", 0, "degenerate")
     _by_checkpoint(left, rows, "of these, range of R$^T$ > 0.05", 1, "distinguished_degenerate_of_all")
     _by_checkpoint(middle, rows, "conflict rate", 0, "conflict")
     _percent_axis(left, "(a) groups without a verdict to compare", "share of groups")
-    middle.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
     _percent_axis(middle, "(b) teacher against verifier", "share of pairs, group-balanced")
-    _judge(right, numbers["judge"])
-
-
-def _judge(axes: Axes, judge: Numbers | None) -> None:
-    _percent_axis(axes, "(c) judge on verifier-tied pairs", "teacher agrees with judge")
-    axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
-    _by_checkpoint(axes, [] if judge is None else judge["checkpoints"], "by checkpoint", 0)
+    _percent_axis(right, "(c) judge on verifier-tied pairs", "teacher agrees with judge")
+    for axes in (middle, right):
+        axes.axhline(0.5, color="0.5", linewidth=0.8, linestyle="--")
+    _by_checkpoint(right, [] if judge is None else judge["checkpoints"], "by checkpoint", 0)
     if judge is None or judge["all"]["value"] is None:
         reason = "no judge's verdicts" if judge is None else "no preferences of the judge"
-        axes.text(0.5, 0.25, reason, ha="center", transform=axes.transAxes, color="0.4")
-        axes.set(xticks=[], xlabel="")
-        return
-    axes.axhline(judge["all"]["value"], color="C1", linewidth=1, label=f"all {judge['all']['of']} pairs")
+        right.text(0.5, 0.25, reason, ha="center", transform=right.transAxes, color="0.4")
+        right.set(xticks=[], xlabel="")
+    else:
+        right.axhline(judge["all"]["value"], color="C1", linewidth=1, label=f"all {judge['all']['of']} pairs")
 
 
 def _group_signal(figure: Figure, numbers: Numbers) -> None:
@@ -245,7 +241,16 @@ def _batch(figure: Figure, numbers: Numbers) -> None:
 def _efficiency(figure: Figure, numbers: Numbers) -> None:
     phases, speed, memory = figure.subplots(1, 3, width_ratios=(1.5, 1.3, 0.8))
     runs = numbers["runs"]
-    _phases(phases, runs)
+    left = np.zeros(len(runs))
+    for colour, name in enumerate((*PHASES.values(), "other")):
+        spent = [cost["other_s"] if name == "other" else cost["phase_s"].get(name, 0.0) for cost in runs.values()]
+        seconds = np.maximum(spent, 0.0) / [cost["steps"] for cost in runs.values()]
+        if seconds.any():
+            phases.barh(range(len(runs)), seconds, left=left, color=f"C{colour}", label=name, height=0.55)
+        left = left + seconds
+    phases.set_yticks(range(len(runs)), list(runs))
+    phases.set(ylim=(len(runs) - 0.4, -1.6), title="(a) seconds per step")  # room for the legend above the bars
+    phases.legend(loc="upper left", fontsize=7, ncols=2)
     for place, (label, cost) in enumerate(runs.items()):
         rate, peak = cost["tokens_per_s_by_step"], cost["peak_memory_mb"]
         speed.plot(rate["step"], rate["value"], color=f"C{place}", linewidth=1.2, label=label)
@@ -259,19 +264,6 @@ def _efficiency(figure: Figure, numbers: Numbers) -> None:
     if any(cost["peak_memory_mb"]["gpu"] is not None for cost in runs.values()):
         hatched = Patch(facecolor="0.6", hatch="//", edgecolor="white", label="GPU")
         memory.legend(handles=[Patch(facecolor="0.6", label="process"), hatched])
-
-
-def _phases(axes: Axes, runs: Mapping[str, Numbers]) -> None:
-    left = np.zeros(len(runs))
-    for colour, name in enumerate((*PHASES.values(), "other")):
-        spent = [cost["other_s"] if name == "other" else cost["phase_s"].get(name, 0.0) for cost in runs.values()]
-        seconds = np.maximum(spent, 0.0) / [cost["steps"] for cost in runs.values()]
-        if seconds.any():
-            axes.barh(range(len(runs)), seconds, left=left, color=f"C{colour}", label=name, height=0.55)
-        left = left + seconds
-    axes.set_yticks(range(len(runs)), list(runs))
-    axes.set(ylim=(len(runs) - 0.4, -1.6), title="(a) seconds per step")  # room for the legend above the bars
-    axes.legend(loc="upper left", fontsize=7, ncols=2)
 
 
 #: How each audit is drawn, and on how many inches.
