@@ -200,14 +200,12 @@ def conflict_rate(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
     """
     utility_AC = 1.0 + alpha_A[:, None] * correct_C
     utility_AW = alpha_A[:, None] * wrong_W
-    rate_A: Array = (utility_AW[:, :, None] > utility_AC[:, None, :] + TIE).mean(axis=(1, 2))
-    return rate_A
+    return np.asarray((utility_AW[:, :, None] > utility_AC[:, None, :] + TIE).mean(axis=(1, 2)))
 
 
 def margin(correct_C: Array, wrong_W: Array, alpha_A: Array) -> Array:
     """[A] ``M_g(alpha) = min_c U_c - max_w U_w``; the group is fully safe if it exceeds the tie tolerance."""
-    margin_A: Array = (1.0 + alpha_A * correct_C.min()) - alpha_A * wrong_W.max()
-    return margin_A
+    return np.asarray((1.0 + alpha_A * correct_C.min()) - alpha_A * wrong_W.max())
 
 
 def tie_point(correct_C: Array, wrong_W: Array) -> float:

@@ -106,8 +106,7 @@ class Tokens:
     @property
     def gap_N(self) -> Array:
         """[N] float64 ``log pi_T(y) - log pi_anchor(y)``."""
-        gap_N: Array = (self.teacher_logp.double() - self.anchor_logp.double()).numpy()
-        return gap_N
+        return np.asarray(self.teacher_logp.double() - self.anchor_logp.double())
 
 
 @dataclass(frozen=True)
@@ -137,8 +136,7 @@ class ScoreFolder:
 
     def column(self, name: str) -> list[Any]:
         """One column of the responses as Python values, for example ``response``."""
-        values: list[Any] = _read(part_paths(self.folder), [name])[name].to_pylist()
-        return values
+        return list(_read(part_paths(self.folder), [name])[name].to_pylist())
 
     def provenance(self) -> dict[str, Any]:
         """What was scored and how, for the numbers of an audit."""

@@ -87,8 +87,7 @@ def _entropy(scores: ScoreFolder, tokens: Tokens) -> Array:
     if not scored.all():
         name = scores.responses.ids[tokens.rows[tokens.row_N[int(scored.int().argmin())]]]
         raise ScoreError(f"response {name!r} has non-finite scores; check the models, and score again")
-    entropy_N: Array = tokens.teacher_entropy.double().numpy()
-    return entropy_N
+    return np.asarray(tokens.teacher_entropy.double())
 
 
 def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float, uecr: Uecr) -> list[Numbers]:
@@ -169,8 +168,7 @@ def entropy_boundaries(entropy_N: Array, strata: int) -> Array:
     Near-deterministic tokens share one entropy, so low quantiles may coincide. No stratum is empty.
     """
     quantiles = np.unique(np.quantile(entropy_N, np.arange(1, strata) / strata, method="inverted_cdf"))
-    below: Array = quantiles[quantiles < entropy_N.max()]
-    return below
+    return np.asarray(quantiles[quantiles < entropy_N.max()])
 
 
 @dataclass(frozen=True)
