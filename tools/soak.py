@@ -100,6 +100,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.folder.exists():
         parser.error(f"{arguments.folder} exists; expected a new folder: move it away or choose another --folder")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores Ctrl-C
     end, rng = time.monotonic() + 60 * arguments.minutes, random.Random(arguments.seed)
     peace, seconds = arguments.folder / "undisturbed", []
     for words in command(peace, arguments):
