@@ -72,7 +72,7 @@ def our_step(folder: Path) -> tuple[Any, list[Any], Callable[[int], int]]:
         folder=folder,
         log=StepLog(folder, [], Progress(total=config.train.steps, style="off")),
         checkpoints=Checkpoints(folder / "checkpoints", config),
-        position=Position(0, 0, None, None),
+        position=Position(),
         stop=StopRequest(),
     )
     return config, problems, lambda step: int(trainer.step(step)["count/valid_tokens"])

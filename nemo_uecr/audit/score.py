@@ -161,7 +161,7 @@ def packed_scores(
     mask_BT = sequences.mask_BT
     rows = torch.split(torch.arange(len(mask_BT)), batch)  # those of a part are sorted by length
     ranks = TokenRanks(mask_BT.shape, teacher.scored_vocab_size)
-    found = score_teacher(teacher.with_probe(ranks), sequences, rows, entropy=True)
+    found = score_teacher(teacher, sequences, rows, entropy=True, probes=[ranks])
     assert found.entropy_BT is not None
     if found.dropped_BT is not None:
         cut_N = found.dropped_BT[mask_BT]

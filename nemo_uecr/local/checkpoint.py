@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from nemo_uecr.config.load import check_same_configuration
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import file_sha256, new_folder, read_object
@@ -31,10 +30,10 @@ _STEP = re.compile(r"step-(\d{6,})")
 class Position:
     """Where a run stands. Random streams are functions of seed and step, so these numbers fix them too."""
 
-    step: int
-    optimizer_steps: int
-    best_step: int | None
-    best_average: float | None
+    step: int = 0
+    optimizer_steps: int = 0
+    best_step: int | None = None
+    best_average: float | None = None
     method_state: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -78,8 +77,8 @@ class Checkpoints:
                 + "Free disk space and run again with --resume"
             ) from error
 
-    def load(self, step: int) -> tuple[Path, dict[str, Any], Position]:
-        """Model folder, optimizer state and position of a checkpoint that is whole and of this configuration."""
+    def load(self, step: int) -> Position:
+        """The position of a checkpoint, whose files must be whole."""
         folder = self.path(step)
         try:
             faults = [f"{folder / name}: {fault}" for name, fault in compare_manifest(folder) if fault]
@@ -90,17 +89,18 @@ class Checkpoints:
                 f"{faults[0]}; the checkpoint is corrupt. Delete {folder} and run again with --resume to use an "
                 "earlier one"
             )
-        state = read_object(folder / STATE)
-        written = Config.model_validate(state["config"])  # what was written before a key existed has its default
-        check_same_configuration(folder, self._config, written.model_dump(mode="json"))
         if step > self._config.train.steps:
             raise CheckpointError(
                 f"train.steps={self._config.train.steps}, but {folder} is later: raise it or choose another run.folder"
             )
+        return Position(**read_object(folder / STATE)["position"])
+
+    def optimizer_state(self, step: int) -> dict[str, Any]:
+        """The optimizer's state in a checkpoint."""
         if self._config.train.optimizer == "adamw8bit_sr":
             import torchao.optim  # noqa: F401 - torch loads its moments only when it knows them
-        optimizer = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
-        return folder, optimizer, Position(**state["position"])
+        state: dict[str, Any] = torch.load(self.path(step) / OPTIMIZER, map_location="cpu", weights_only=True)
+        return state
 
     def prune(self, position: Position) -> None:
         """Remove the checkpoints that are no longer kept; a resumed run finishes what a kill cut short."""

@@ -86,14 +86,10 @@ def package_source() -> tuple[dict[str, object], bytes]:
     diff = b""
     if commit:
         diff = _git("diff", "--no-ext-diff", "--no-color", "HEAD", "--", *WATCHED)
-        for name in _git("ls-files", "--others", "--exclude-standard", "-z", "--", *WATCHED).decode().split("\0"):
-            if name:
-                diff += _git("diff", "--no-ext-diff", "--no-color", "--no-index", "--", "/dev/null", name)
-    return {
-        "commit": commit or None,
-        "dirty": bool(diff) if commit else None,
-        "package_sha256": digest.hexdigest(),
-    }, diff
+        for name in _git("ls-files", "--others", "--exclude-standard", "--", *WATCHED).decode().splitlines():
+            diff += _git("diff", "--no-ext-diff", "--no-color", "--no-index", "--", "/dev/null", name)
+    dirty = bool(diff) if commit else None
+    return {"commit": commit or None, "dirty": dirty, "package_sha256": digest.hexdigest()}, diff
 
 
 def _git(*words: str) -> bytes:
@@ -122,16 +118,11 @@ def input_hashes(config: Config) -> dict[str, str]:
         files |= _source_files(f"benchmark {name}", locate_path(given), "test")
     files |= {f"reward {each.label}": Path(each.path) for each in config.reward if isinstance(each, CallReward)}
     models = {"student": config.student.model_name} | teacher_models(config)
-    for role, name in models.items():
-        folder = _model_folder(locate_path(name))
-        files |= {f"{role}/{path.name}": path for path in sorted(folder.iterdir())} if folder else {}
-        base = base_of(folder) if folder else None
-        if base is not None and (below := _model_folder(base)):
-            files |= {f"{role}/base/{path.name}": path for path in sorted(below.iterdir())}
+    for role, model in models.items():
+        files |= _model_files(role, locate_path(model))
     for role, teacher in url_teachers(config).items():  # its server has the weights, whatever lies beside the tokenizer
-        folder = _model_folder(locate_path(teacher.tokenizer))
-        own = sorted(folder.glob("*token*")) if folder else []
-        files |= {f"{role} tokenizer/{path.name}": path for path in own}
+        beside = _model_files(f"{role} tokenizer", locate_path(teacher.tokenizer))
+        files |= {name: path for name, path in beside.items() if "token" in path.name}
     return {name: file_sha256(path) for name, path in files.items() if path.is_file()}
 
 
@@ -144,14 +135,16 @@ def _source_files(name: str, given: str, role: Role) -> dict[str, Path]:
     return {name: files[0]} if len(files) == 1 else {f"{name}/{n}-{file.name}": file for n, file in enumerate(files)}
 
 
-def _model_folder(name: str) -> Path | None:
-    """The folder itself, or the hub's copy in the cache; None when there is neither."""
-    if Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
-        return None
+def _model_files(role: str, name: str) -> dict[str, Path]:
+    """Files of a model's folder, or of the hub's copy in the cache, and of an adapter's base; none without a folder."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        try:
+            folder = Path(snapshot_download(name, local_files_only=True))
+        except (LocalEntryNotFoundError, HFValidationError):
+            return {}
+    files, base = {f"{role}/{path.name}": path for path in sorted(folder.iterdir())}, base_of(folder)
+    return files if base is None else files | _model_files(f"{role}/base", base)
 
 
 def compare_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Finding]:

@@ -68,36 +68,31 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
             checkpoints = Checkpoints(folder / "checkpoints", config)
             _, warnings = check_local_problems(config)  # a malformed row is found before the models are loaded
             log.info("%s: loading models and problems", folder)
-            start = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else None
-            if start is None:
-                _begin_anew(folder, resume=resume)
-            models = load_models(config, None if start is None else start[0])
+            position = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else Position()
+            saved = checkpoints.path(position.step) if position.step else None
+            if saved is None:
+                if resume:  # no refusal: a job that is requeued early finds no checkpoint either
+                    log.info("%s has no checkpoint to resume from: a new run begins", folder)
+                (folder / PROBES).unlink(missing_ok=True)  # of an attempt that left no checkpoint
+            models = load_models(config, saved)
             prompts, benchmarks = encoded_problems(config, models)
             rewards.check_columns(sorted({name for prompt in prompts for name in prompt.problem.columns}))
             inputs = input_hashes(config)  # after loading: a model of the hub is then on this machine
             check_same_inputs(folder, inputs)
             optimizer = build_optimizer(models.student, config)
-            position = Position(0, 0, None, None)
-            if start is not None:
-                optimizer.load_state_dict(start[1])
-                position = start[2]
+            if saved is not None:
+                optimizer.load_state_dict(checkpoints.optimizer_state(position.step))
                 checkpoints.prune(position)
                 state = "resuming" if position.step < config.train.steps else "already complete"
-                log.info("%s after step %d of %d: %s", state, position.step, config.train.steps, start[0])
-                start = (start[0], {}, position)  # the optimizer has it
+                log.info("%s after step %d of %d: %s", state, position.step, config.train.steps, saved)
             sample = sampler_of(config, models.student, prompts, benchmarks)  # tries a model that is whole yet
             placement = placement_of(config, models, optimizer)
             clients = open_clients(folder, config.telemetry, flat_values(config))
             progress = Progress(total=config.train.steps, style=config.telemetry.progress)
-            if start is None:  # the steps of an attempt that left no checkpoint are gone, and so is its record
-                for record in folder.glob("provenance*.json"):
-                    record.unlink()
+            _drop_what_followed(folder, position)
             write_run_files(folder, config, origins=origins, inputs=inputs, warnings=warnings)
             if models.teachers is not None:
                 models.teachers.keep_probes(folder)
-            _retire_failure(folder)
-            for name in (*APPEND_ONLY, ARTIFACTS):
-                truncate_records(folder / name, last_step=-1 if start is None else position.step)
             list_files(folder, position.step, "config.yaml", "origins.json", DIFF, PROBES)
             trainer = Trainer(
                 config, models=models, optimizer=optimizer, placement=placement, sample=sample, rewards=rewards,
@@ -113,15 +108,13 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
     return folder
 
 
-def _begin_anew(folder: Path, *, resume: bool) -> None:
-    """Remove what the teachers' servers were for an attempt that left no checkpoint."""
-    if resume:  # no refusal: a job that is requeued early finds no checkpoint either
-        log.info("%s has no checkpoint to resume from: a new run begins", folder)
-    (folder / PROBES).unlink(missing_ok=True)
-
-
-def _retire_failure(folder: Path) -> None:
-    """Keep what an earlier attempt left behind, under a name that no longer marks this run as failed."""
+def _drop_what_followed(folder: Path, position: Position) -> None:
+    """Drop what an earlier attempt recorded after this position, and set its failure aside."""
+    if position.step == 0:  # it left no checkpoint
+        for record in folder.glob("provenance*.json"):
+            record.unlink()
+    for name in (*APPEND_ONLY, ARTIFACTS):
+        truncate_records(folder / name, last_step=position.step or -1)
     failure = folder / FAILURE
     if failure.exists():
         number = 1 + sum(1 for _ in folder.glob(f"{FAILURE}-*"))

@@ -14,7 +14,7 @@ from torch import Tensor
 from nemo_uecr.generation.models import check_sampled
 from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.local.memory import to_device, to_host
-from nemo_uecr.local.probes import Span, Write
+from nemo_uecr.local.probes import Probe, Span, Write
 from nemo_uecr.local.sequences import MicroBatch, Sequences
 from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.statistics import deferred_checks
@@ -25,27 +25,35 @@ if TYPE_CHECKING:
 
 
 def score_policy(
-    model: TokenModel, sequences: Sequences, micro_rows: Sequence[Tensor], *, rollout_temperature: float, entropy: bool
+    model: TokenModel,
+    sequences: Sequences,
+    micro_rows: Sequence[Tensor],
+    *,
+    rollout_temperature: float,
+    entropy: bool,
+    probes: Sequence[Probe] = (),
 ) -> PolicyScores:
     """Score every response token at both temperatures; NaN where none was sampled, or where logits are not finite."""
-    rollout_logp_BT, logp_BT = sequences.no_scores(), sequences.no_scores()
-    entropy_BT = sequences.no_scores() if entropy else None
-    _score(model, sequences, micro_rows, [(rollout_temperature, rollout_logp_BT), (1.0, logp_BT)], entropy_BT, None)
+    temperatures = (rollout_temperature, 1.0)
+    (rollout_logp_BT, logp_BT), entropy_BT, _ = _score(
+        model, sequences, micro_rows, temperatures, entropy=entropy, probes=probes
+    )
     return PolicyScores(rollout_logp_BT, logp_BT, entropy_BT)
 
 
 def score_teacher(
-    model: TokenModel, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool
+    model: TokenModel,
+    sequences: Sequences,
+    micro_rows: Sequence[Tensor],
+    *,
+    entropy: bool,
+    probes: Sequence[Probe] = (),
 ) -> TeacherScores:
     """Score every response token of these rows at temperature 1; NaN elsewhere, and where logits are not finite."""
-    columns = model.scored_vocab_size
-    if columns is not None:
+    if model.scored_vocab_size is not None:
         asked_B = torch.zeros(len(sequences.responses), dtype=torch.bool).index_fill(0, torch.cat(list(micro_rows)), 1)
         check_sampled(sequences.token_ids(), sequences.mask_BT & asked_B.unsqueeze(1), model.tokenizer)
-    logp_BT = sequences.no_scores()
-    entropy_BT = sequences.no_scores() if entropy else None
-    dropped_BT = None if columns is None or columns == model.vocabulary else sequences.no_scores()
-    _score(model, sequences, micro_rows, [(1.0, logp_BT)], entropy_BT, dropped_BT)
+    (logp_BT,), entropy_BT, dropped_BT = _score(model, sequences, micro_rows, (1.0,), entropy=entropy, probes=probes)
     return TeacherScores(logp_BT, entropy_BT, dropped_BT)
 
 
@@ -54,14 +62,15 @@ def _score(
     model: TokenModel,
     sequences: Sequences,
     micro_rows: Sequence[Tensor],
-    logp: Sequence[tuple[float, Tensor]],
-    entropy_BT: Tensor | None,
-    dropped_BT: Tensor | None,
-) -> None:
-    """Fill the log-probabilities of each temperature, and the rest where asked for, from one forward.
-
-    The model's probes look at the same logits.
-    """
+    temperatures: tuple[float, ...],
+    *,
+    entropy: bool,
+    probes: Sequence[Probe],
+) -> tuple[list[Tensor], Tensor | None, Tensor | None]:
+    """Log-probabilities at each temperature, entropy and dropped mass, from one forward per micro-batch."""
+    dropped = model.scored_vocab_size not in (None, model.vocabulary)
+    logp = [sequences.no_scores() for _ in temperatures]
+    entropy_BT, dropped_BT = (sequences.no_scores() if wanted else None for wanted in (entropy, dropped))
     for rows in micro_rows:
         micro = sequences.micro_batch(rows)
         row_N, column_N = micro.mask_bT.nonzero(as_tuple=True)
@@ -72,20 +81,21 @@ def _score(
                 scores = token_scores(
                     logits_NV,
                     target_N,
-                    temperatures=tuple(temperature for temperature, _ in logp),
-                    entropy=entropy_BT is not None,
-                    dropped=dropped_BT is not None,
+                    temperatures=temperatures,
+                    entropy=entropy,
+                    dropped=dropped,
                     valid_vocab=model.scored_vocab_size,
                     keep_nan=True,
                 )
-                writes += [Write(logp_BT, span.place, scores.at(temperature)) for temperature, logp_BT in logp]
-                for table_BT, values_N in ((entropy_BT, scores.entropy), (dropped_BT, scores.dropped)):
+                found = (*scores.logp, scores.entropy, scores.dropped)
+                for table_BT, values_N in zip((*logp, entropy_BT, dropped_BT), found, strict=True):
                     if table_BT is not None and values_N is not None:
                         writes.append(Write(table_BT, span.place, values_N))
-                writes += [write for probe in model.probes for write in probe(span)]
+                writes += [write for probe in probes for write in probe(span)]
             values = to_host([write.values for write in writes])  # the one wait for a GPU
         for write, value in zip(writes, values, strict=True):
             write.table[write.place] = value
+    return logp, entropy_BT, dropped_BT
 
 
 def token_logits(model: TokenModel, micro: MicroBatch) -> Iterator[tuple[slice, Tensor, Tensor]]:

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -67,20 +67,18 @@ class ModelTeacher:
         """What it reads in place of a prompt of the student."""
         return prompt
 
-    def with_probe(self, probe: Probe) -> Self:
-        """Copy whose logits the probe looks at."""
-        return replace(self, model=self.model.with_probe(probe))
-
     def check(self, views: Sequence[Prompt], response: int) -> None:
         """Refuse, at start, prompts (as it views them) that exceed its context with ``response`` more tokens."""
         check_context(views, self.model, "rollout.max_response_tokens", response)
 
-    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> TeacherScores:
+    def score(
+        self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool, probes: Sequence[Probe] = ()
+    ) -> TeacherScores:
         """Scores of every response token of these rows; NaN in the others."""
         if not self.replaced_ends:
-            return score_teacher(self.model, sequences, micro_rows, entropy=entropy)
+            return score_teacher(self.model, sequences, micro_rows, entropy=entropy, probes=probes)
         ends = OwnEnds(sequences.ends_BT(self.replaced_ends), self.model.tokens.end_ids)
-        scores = score_teacher(self.model.with_probe(ends), sequences, micro_rows, entropy=entropy)
+        scores = score_teacher(self.model, sequences, micro_rows, entropy=entropy, probes=[*probes, ends])
         return replace(scores, logp_BT=scores.logp_BT + ends.difference_BT)
 
     def provenance(self, step: int) -> dict[str, str]:
@@ -119,16 +117,14 @@ class UrlTeacher:
         """The prompt itself."""
         return prompt
 
-    def with_probe(self, probe: Probe) -> Self:
-        """The same teacher."""
-        return self
-
     def check(self, views: Sequence[Prompt], response: int) -> None:
         """Refuse a server that is silent, reads too little, or has other columns or another model than the run's."""
         self.server.check(longest=max(len(prompt.token_ids) for prompt in views) + response)
 
-    def score(self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool) -> TeacherScores:
-        """Scores over HTTP, row by row."""
+    def score(
+        self, sequences: Sequences, micro_rows: Sequence[Tensor], *, entropy: bool, probes: Sequence[Probe] = ()
+    ) -> TeacherScores:
+        """Scores over HTTP, row by row; there are no logits for ``probes``."""
         rows = torch.cat(list(micro_rows)).tolist()
         texts = {row: (sequences.prompts[row].token_ids, sequences.responses[row].token_ids) for row in rows}
         logp_BT, entropy_BT = sequences.no_scores(), sequences.no_scores()
@@ -154,11 +150,11 @@ class Teachers:
     left_out: frozenset[str]  # names of those whose gap at the student's end token is 0
     unreported_ends: dict[str, str]  # by teacher; reported with its first scores
 
-    def comparison(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Comparison | None:
-        """Probes that compare the student with them; None where every teacher is behind a URL."""
+    def comparison(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Comparison:
+        """Probes that compare the student with them."""
         models = [model for teacher in self.by_name.values() for model in teacher.members.values()]
         columns = min(model.vocabulary for model in (student, *models))
-        return Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed)) if models else None
+        return Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed))
 
     def inputs(self, sequences: Sequences) -> TeacherInputs:
         """Each row's teacher, and what it reads in place of the row's prompt, with the same response after it."""
@@ -187,7 +183,7 @@ class Teachers:
         student: PolicyScores,
         *,
         entropy: bool,
-        probe: Probe | None,
+        probes: Sequence[Probe],
     ) -> TeacherScores:
         """Scores of every row by its own teacher; the teachers take turns on the device, each loads once.
 
@@ -198,8 +194,7 @@ class Teachers:
             if teacher.members:
                 placement.move_to_device(*teacher.members)
             own = [mine for rows in micro_rows if len(mine := rows[torch.isin(rows, rows_n)])]
-            probed = teacher if probe is None else teacher.with_probe(probe)
-            return probed.score(inputs.sequences, own, entropy=entropy).select(rows_n)
+            return teacher.score(inputs.sequences, own, entropy=entropy, probes=probes).select(rows_n)
 
         scores = score_by_turns(self.by_name, inputs.names, score)
         left_out_B1 = torch.tensor([[name in self.left_out] for name in inputs.names])

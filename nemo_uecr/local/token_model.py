@@ -21,7 +21,6 @@ from nemo_uecr.generation.adapter import without_adapter
 from nemo_uecr.generation.engines import Tokens, check_model, context_of, load_module, load_tokens
 from nemo_uecr.generation.models import check_same_tokenizer
 from nemo_uecr.local.memory import quantize_layers
-from nemo_uecr.local.probes import Probe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,7 +44,6 @@ class TokenModel:
     recomputed: tuple[torch.nn.Module, ...] = ()  # layers whose activations the backward pass computes again
     # Output columns that count, of a teacher with more or fewer than its student; None: all, as many
     scored_vocab_size: int | None = None
-    probes: tuple[Probe, ...] = ()  # what else looks at the logits that are scored
 
     @property
     def trained(self) -> list[torch.nn.Parameter]:
@@ -61,10 +59,6 @@ class TokenModel:
         Further ones of the teacher are cut before its softmax; the student, the policy that samples, stays whole.
         """
         return replace(self, scored_vocab_size=None if columns == self.vocabulary else min(columns, self.vocabulary))
-
-    def with_probe(self, probe: Probe) -> TokenModel:
-        """Copy whose scored logits the probe looks at, too."""
-        return replace(self, probes=(*self.probes, probe))
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

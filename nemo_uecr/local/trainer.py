@@ -121,8 +121,8 @@ class Rollouts:
             comparison = models.teachers.comparison(mask_BT, models.student, seed=seed)
         with watch.phase("score_student"):
             self.placement.move_to_device("student")
-            model = models.student if comparison is None else models.student.with_probe(comparison.student)
-            student = score(model, sequences, entropy=True)
+            probes = () if comparison is None else (comparison.student,)
+            student = score(models.student, sequences, entropy=True, probes=probes)
         record = StepRecord(
             step=step,
             problems=[prompt.problem.id for prompt in sequences.prompts],
@@ -138,16 +138,14 @@ class Rollouts:
             segments_BT=turn_labels(ids_BT, mask_BT, method, models.student.tokenizer),
         )
         evidence.batch(record, method)
-        if models.teachers is not None and inputs is not None:
+        if models.teachers is not None and inputs is not None and comparison is not None:
             with watch.phase("score_teacher"):
                 entropy = "teacher_entropy" in method.reads
-                probe = None if comparison is None else comparison.teacher
                 teacher = models.teachers.score(
-                    inputs, micro_rows, self.placement, student, entropy=entropy, probe=probe
-                )  # fmt: skip
-            compared = None if comparison is None else comparison.result()
+                    inputs, micro_rows, self.placement, student, entropy=entropy, probes=(comparison.teacher,)
+                )
             names = inputs.names if config.teachers else ()
-            record = replace(record, teacher=teacher, teachers=names, compared=compared)
+            record = replace(record, teacher=teacher, teachers=names, compared=comparison.result())
         if models.reference is not None:
             with watch.phase("score_reference"):
                 own = models.reference.module is models.student.module  # with an adapter

@@ -148,8 +148,7 @@ def test_scoring_on_a_gpu_waits_twice_a_micro_batch(monkeypatch: pytest.MonkeyPa
 
     def scored(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
         top, ranks = TopTokens(sample), TokenRanks(mask_BT.shape, None)
-        probed = model.with_probe(top).with_probe(ranks)
-        found = score_policy(probed, ragged(), rows, rollout_temperature=0.7, entropy=False)
+        found = score_policy(model, ragged(), rows, rollout_temperature=0.7, entropy=False, probes=[top, ranks])
         return found.rollout_logp_BT, top.ids_CK
 
     (logp_BT, ids_CK), waits = scored(ROWS), []

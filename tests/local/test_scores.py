@@ -137,7 +137,7 @@ def test_most_likely_ids_are_those_of_a_plain_forward(monkeypatch: pytest.Monkey
     for folder in (STUDENT, TEACHER):
         model = load(folder)
         probe = TopTokens(sample)
-        found = score_teacher(model.with_probe(probe), sequences, rows, entropy=True)
+        found = score_teacher(model, sequences, rows, entropy=True, probes=[probe])
         without = score_teacher(model, sequences, rows, entropy=True)
         assert bool(probe.seen_C.all())
         assert torch.equal(found.logp_BT.nan_to_num(), without.logp_BT.nan_to_num())
