@@ -22,12 +22,7 @@ class Span(NamedTuple):
 
     logits_NV: Tensor
     target_N: Tensor  # the tokens themselves
-    row_N: Tensor  # where they are in a [B, T] layout, on the CPU
-    column_N: Tensor
-
-    @property
-    def place(self) -> tuple[Tensor, Tensor]:
-        return self.row_N, self.column_N
+    place: tuple[Tensor, Tensor]  # their rows and columns [N] in a [B, T] layout, on the CPU
 
 
 class Write(NamedTuple):
@@ -101,4 +96,5 @@ class OwnEnds:
             at_n = to_device(end_n, span.logits_NV.device)
             logits_nV, target_n1 = span.logits_NV[at_n].float(), span.target_N[at_n].unsqueeze(1)
             more_n = logits_nV[:, self._own].logsumexp(1) - logits_nV.gather(1, target_n1).squeeze(1)
-            yield Write(self.difference_BT, (span.row_N[end_n], span.column_N[end_n]), more_n)
+            row_N, column_N = span.place
+            yield Write(self.difference_BT, (row_N[end_n], column_N[end_n]), more_n)

@@ -1,25 +1,14 @@
-"""Samples responses: for a training step, and for avg@k inside the loop.
-
-Every random stream is a function of seed and sample, so a resumed run draws what it would have drawn.
-"""
+"""Samples responses; every random stream is a function of its seed, so a resumed run draws what it would have drawn."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.evaluation.runner import judge_generations, pending_samples
-from nemo_uecr.evaluation.samples import SAMPLES, sample_lines, write_samples
 from nemo_uecr.generation.decode import NOT_FINITE, decode
 from nemo_uecr.generation.engines import Decoding
-from nemo_uecr.local.failure import evidence_of_failure
 from nemo_uecr.local.sequences import Prompt, Response
 from nemo_uecr.local.token_model import TokenModel
-from nemo_uecr.verifier.pool import SHARED
 
 #: One response for each prompt: prompts, seeds, how to draw.
 Sampler = Callable[[Sequence[Prompt], Sequence[int], Decoding], list[Response]]
@@ -53,32 +42,3 @@ def check_drawn(responses: Sequence[Response], names: Sequence[str], model: Toke
                 f"{len(response.token_ids) - 1}; expected finite numbers. Check its weights, or lower "
                 "train.learning_rate if training began well"
             )
-
-
-def evaluate(
-    model: TokenModel,
-    sample: Sampler,
-    benchmarks: Mapping[str, Sequence[Prompt]],
-    config: Config,
-    *,
-    step: int,
-    folder: Path,
-) -> dict[str, Any]:
-    """avg@k of every benchmark and their equal-weight average, with the same decoding and seeds at every step.
-
-    The run folder keeps every sample, under ``failure/`` where the logits of one are not finite. Step 0 is before
-    training.
-    """
-    started = time.perf_counter()
-    settings = config.evaluation
-    decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, settings.stop)
-    encoded = {name: [(each.problem, each.token_ids) for each in prompts] for name, prompts in benchmarks.items()}
-    pending = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
-    prompts = [Prompt(each.problem, each.request.prompt_ids) for each in pending]
-    responses = sample(prompts, [each.request.seed for each in pending], decoding)
-    samples = judge_generations(pending, responses, model.tokens, SHARED)
-    with evidence_of_failure(folder, step) as evidence:
-        names = ["step {}, benchmark {}, problem {}, sample {}".format(step, *each.key) for each in pending]
-        evidence.file(SAMPLES, lambda: sample_lines(samples), names)
-        check_drawn(responses, names, model)
-    return write_samples(folder, step, samples, started=started)

@@ -77,7 +77,7 @@ def _score(
         writes: list[Write] = []
         with deferred_checks():
             for tokens, logits_NV, target_N in token_logits(model, micro):
-                span = Span(logits_NV, target_N, rows[row_N[tokens]], column_N[tokens])
+                span = Span(logits_NV, target_N, (rows[row_N[tokens]], column_N[tokens]))
                 scores = token_scores(
                     logits_NV,
                     target_N,

@@ -18,6 +18,8 @@ from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import Advantages
 from nemo_uecr.data.batch_file import turn_labels
+from nemo_uecr.evaluation.runner import judge_generations, pending_samples
+from nemo_uecr.evaluation.samples import SAMPLES, sample_lines, write_samples
 from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.batch import StepBatch, samples_of
@@ -25,7 +27,7 @@ from nemo_uecr.local.checkpoint import MANIFEST, Checkpoints, Position
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
 from nemo_uecr.local.provenance import APPEND_ONLY, list_files
-from nemo_uecr.local.rollout import Sampler, check_drawn, evaluate
+from nemo_uecr.local.rollout import Sampler, check_drawn
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.teachers import Teachers
@@ -38,6 +40,7 @@ from nemo_uecr.steps.metrics import Stopwatch, count_metrics, ratio_metrics, sco
 from nemo_uecr.steps.step_record import StepRecord
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import StepLog
+from nemo_uecr.verifier.pool import SHARED
 from nemo_uecr.verifier.rewards import Outcome, Rewards, component_metrics
 
 
@@ -256,8 +259,20 @@ class Trainer(Rollouts):
         self.position = Position(step, outcome.optimizer_steps, best_step, best_average, state)
 
     def _evaluate(self, step: int) -> float:
+        """Record avg@k of every benchmark and all samples; returns the average. Seeds are the same at every step."""
+        settings, model, started = self.config.evaluation, self.models.student, time.perf_counter()
+        decoding = Decoding(settings.temperature, settings.top_p, settings.top_k, settings.max_tokens, settings.stop)
+        problems = {name: [(each.problem, each.token_ids) for each in own] for name, own in self.benchmarks.items()}
+        pending = pending_samples(problems, samples=settings.samples, seed=settings.seed)
+        prompts = [Prompt(each.problem, each.request.prompt_ids) for each in pending]
         self.placement.move_to_device(*self._sampling)
-        result = evaluate(self.models.student, self.sample, self.benchmarks, self.config, step=step, folder=self.folder)
+        responses = self.sample(prompts, [each.request.seed for each in pending], decoding)
+        samples = judge_generations(pending, responses, model.tokens, SHARED)
+        with evidence_of_failure(self.folder, step) as evidence:
+            names = ["step {}, benchmark {}, problem {}, sample {}".format(step, *each.key) for each in pending]
+            evidence.file(SAMPLES, lambda: sample_lines(samples), names)
+            check_drawn(responses, names, model)
+        result = write_samples(self.folder, step, samples, started=started)
         list_files(self.folder, step, f"evaluations/step-{step:06d}.jsonl")
         self.log.evaluation(result)
         return float(result["average"]["avg"])
