@@ -26,9 +26,8 @@ from nemo_uecr.core.methods.uecr_trust import UecrTrust, trust
 from nemo_uecr.core.record import ScoredBatch, group_ids
 from nemo_uecr.data.batch_file import load_batch, saved_texts, scored_batch
 from nemo_uecr.errors import DataError
-from nemo_uecr.local.batch import samples_of
 from nemo_uecr.local.failure import Evidence
-from nemo_uecr.local.rollout import check_drawn, draw
+from nemo_uecr.local.rollout import check_drawn, draw, samples_of
 from nemo_uecr.local.run import encoded_problems, load_models, placement_of, sampler_of
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.teachers import ModelTeacher, Teachers

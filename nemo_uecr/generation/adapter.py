@@ -8,8 +8,6 @@ A saved adapter is a folder with peft's two files, and the base's config.json, g
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +79,3 @@ def load_causal_lm(name: str, *, local_files_only: bool, **options: Any) -> tupl
     if base is not None:
         load_adapter(module, Path(name).expanduser())
     return module, report
-
-
-@contextlib.contextmanager
-def without_adapter(module: Any) -> Iterator[None]:
-    """The model with its adapter off, which is the base."""
-    module.disable_adapters()
-    try:
-        yield
-    finally:
-        module.enable_adapters()

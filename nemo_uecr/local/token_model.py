@@ -17,7 +17,6 @@ from torch.func import functional_call
 
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.errors import DataError, require_extra
-from nemo_uecr.generation.adapter import without_adapter
 from nemo_uecr.generation.engines import Tokens, check_model, context_of, load_module, load_tokens
 from nemo_uecr.generation.models import check_same_tokenizer
 from nemo_uecr.local.memory import quantize_layers
@@ -87,7 +86,8 @@ class TokenModel:
         """
         with contextlib.ExitStack() as stack:
             if not self.adapter:
-                stack.enter_context(without_adapter(self.module))
+                self.module.disable_adapters()
+                stack.callback(self.module.enable_adapters)
             if self.compute is not None:
                 stack.enter_context(torch.autocast(self.device.type, dtype=self.compute, cache_enabled=keep_casts))
             yield

@@ -22,12 +22,11 @@ from nemo_uecr.evaluation.runner import judge_generations, pending_samples
 from nemo_uecr.evaluation.samples import SAMPLES, sample_lines, write_samples
 from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.hosted_teacher.client import TeacherServerError
-from nemo_uecr.local.batch import StepBatch, samples_of
 from nemo_uecr.local.checkpoint import MANIFEST, Checkpoints, Position
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
 from nemo_uecr.local.provenance import APPEND_ONLY, list_files
-from nemo_uecr.local.rollout import Sampler, check_drawn
+from nemo_uecr.local.rollout import Sampler, StepBatch, check_drawn, samples_of
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.teachers import Teachers

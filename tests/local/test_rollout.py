@@ -16,8 +16,7 @@ from nemo_uecr.data.problems import Problem
 from nemo_uecr.evaluation import runner
 from nemo_uecr.evaluation.runner import EvaluationSettings
 from nemo_uecr.generation.engines import ChatSettings, Tokens
-from nemo_uecr.local.batch import samples_of
-from nemo_uecr.local.rollout import Decoding, draw
+from nemo_uecr.local.rollout import Decoding, draw, samples_of
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.token_model import TokenModel
 from tests.evaluation.tiny import save_tokenizer

@@ -10,7 +10,7 @@ import torch
 
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.generation.models import prompt_ids
-from nemo_uecr.local.batch import ids_sha256
+from nemo_uecr.local.rollout import ids_sha256
 from nemo_uecr.report.page import write_report
 from tests.data.made import write_jsonl
 from tests.local import tiny
