@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from nemo_uecr.core.agreement import TokenSample
-from nemo_uecr.local import CHUNK_BYTES, scores, trainer, update
+from nemo_uecr.local import CHUNK_BYTES, trainer, update
 from nemo_uecr.local.memory import state_of
 from nemo_uecr.local.probes import TokenRanks, TopTokens
 from nemo_uecr.local.scores import score_policy, training_logp
@@ -29,7 +27,6 @@ from tests.gpu.pretend_cuda import pretend, to_cuda
 from tests.local import tiny
 from tests.local.updates import config_of, inputs_for, ragged, updated
 
-CPU = torch.device("cpu")
 ROWS = [torch.arange(4), torch.arange(4, 8)]
 SIZES = tiny.sizes(build_tokenizer())
 MODULES: dict[str, Callable[[], Any]] = {
@@ -83,15 +80,6 @@ class Casts(TorchDispatchMode):
         if func is torch.ops.aten._to_copy.default and args[0].shape == self.shape:
             self.count += kwargs.get("dtype") == torch.bfloat16
         return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(("kind", "bytes_"), [("cpu", 2**27), ("cuda", 2**30)])
-def test_a_gpu_takes_larger_chunks(kind: str, bytes_: int) -> None:
-    """Qwen3's 151,936 columns: 220 tokens at a time on a CPU, 1,766 on a GPU."""
-    model: Any = SimpleNamespace(device=torch.device(kind), vocabulary=151_936)
-    chunks = scores._chunks(model, 5000)
-    assert [chunk.stop - chunk.start for chunk in chunks[:-1]] == [bytes_ // (4 * 151_936)] * (len(chunks) - 1)
-    assert (chunks[0].start, chunks[-1].stop, len(chunks)) == (0, 5000, math.ceil(5000 / (bytes_ // (4 * 151_936))))
 
 
 def untied(dtype: str, tmp_path: Path) -> TokenModel:

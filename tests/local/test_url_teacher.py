@@ -408,9 +408,8 @@ def test_a_server_killed_between_two_steps(
     plain, killed = (tmp_path_factory.getbasetemp() / name for name in ("plain", "killed"))
     stop = StopRequest()
     stop.ask("the test")  # after its first step; it is resumed below
-    loaded = tiny.configured(plain, section(served.url, "none"), "method.name=pg_opd", "train.steps=3")
     with pytest.raises(RunStopped):
-        tiny.train_loaded(loaded, resume=False, stop=stop)
+        tiny.run(plain, section(served.url, "none"), "method.name=pg_opd", "train.steps=3", stop=stop)
     look, looks = TeacherServer.look, iter(range(9))
 
     def dying(self: TeacherServer) -> dict[str, Any]:

@@ -90,7 +90,6 @@ def new_model(tokenizer: PreTrainedTokenizerFast, *, seed: int, hidden: int = 32
 
 
 def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
-    """Write a Hugging Face folder."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -110,9 +109,8 @@ def assets() -> Assets:
     """Write problems and configuration once for all tests of the process."""
     folder = Path(tempfile.mkdtemp(prefix="uecr-tiny-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    problems = folder / "problems.jsonl"
     rows = [{"id": f"p{i}", "question": str(i % DIGITS), "answer": str(i % DIGITS)} for i in range(6)]
-    write_jsonl(problems, rows)
+    problems = write_jsonl(folder / "problems.jsonl", rows)
     config = folder / "tiny.yaml"
     paths = {
         "defaults": str(BASE),
@@ -143,19 +141,10 @@ def configured(folder: Path, *overrides: str) -> Loaded[Config]:
     return load_config(assets().config, [*SMALL, f"run.folder={folder}", *overrides])
 
 
-def run(folder: Path, *overrides: str, resume: bool = False) -> Path:
+def run(folder: Path, *overrides: str, resume: bool = False, stop: StopRequest | None = None) -> Path:
     """Train in this process."""
-    return train_loaded(configured(folder, *overrides), resume=resume)
-
-
-def train_loaded(loaded: Loaded[Config], *, resume: bool, stop: StopRequest | None = None) -> Path:
-    """Train a loaded configuration; names are paths."""
-    return train(
-        loaded.config,
-        resume=resume,
-        origins=loaded.origins,
-        stop=StopRequest() if stop is None else stop,
-    )
+    loaded = configured(folder, *overrides)
+    return train(loaded.config, resume=resume, origins=loaded.origins, stop=stop or StopRequest())
 
 
 def in_child(work: Callable[[], object]) -> tuple[int, str]:
@@ -187,12 +176,10 @@ def in_child(work: Callable[[], object]) -> tuple[int, str]:
 
 
 def train_words(assets: Assets, folder: Path, *overrides: str) -> list[str]:
-    """The words of a small run's command."""
     return ["train", str(assets.config), *SMALL, f"run.folder={folder}", *overrides]
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """Lines of a JSONL file."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -232,8 +219,5 @@ def outcome(folder: Path) -> dict[str, object]:
 
 def same(left: dict[str, object], right: dict[str, object], ignoring: Sequence[str] = ()) -> list[str]:
     """Names of what differs between two outcomes; empty when nothing does."""
-    return [
-        name
-        for name in sorted(left.keys() | right.keys())
-        if left.get(name) != right.get(name) and name not in ignoring
-    ]
+    names = sorted((left.keys() | right.keys()) - set(ignoring))
+    return [name for name in names if left.get(name) != right.get(name)]
