@@ -40,16 +40,15 @@ def test_a_folder_that_no_engine_loads_names_its_key(teacher: Path) -> None:
         tiny.load(teacher, role="teacher")
 
 
-def test_sequences_beyond_the_models_context_are_refused_before_the_run(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(tiny.TEACHER, tmp_path / "teacher"))
-    changes = (f"teacher.model_name={folder}", "train.steps=1")
-    edit(folder / "config.json", lambda config: config.update(max_position_embeddings=12))
+def test_sequences_beyond_the_models_context_are_refused_before_the_run(teacher: Path, tmp_path: Path) -> None:
+    changes = (f"teacher.model_name={teacher}", "train.steps=1")
+    edit(teacher / "config.json", lambda config: config.update(max_position_embeddings=12))
     message = r"a prompt of (\d+) tokens, and with rollout.max_response_tokens=6 .* the teacher .* reads at most 12 "
     with pytest.raises(DataError, match=message) as error:
         tiny.run(tmp_path / "run", *changes)
     prompt = int(str(error.value).split("a prompt of ")[1].split()[0])
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-    edit(folder / "config.json", lambda config: config.update(max_position_embeddings=prompt + 6))
+    edit(teacher / "config.json", lambda config: config.update(max_position_embeddings=prompt + 6))
     tiny.run(tmp_path / "fits", *changes)
 
 

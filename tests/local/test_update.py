@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.local.token_model import TokenModel
-from nemo_uecr.local.update import build_optimizer, check_ratios, update, warmed_rate
+from nemo_uecr.local.update import UpdateInputs, build_optimizer, check_ratios, update, warmed_rate
 from tests.local import tiny
 from tests.local.updates import LENGTHS, config_of, inputs_for, measured, ragged, updated
 
@@ -21,13 +22,19 @@ def student() -> TokenModel:
     return tiny.load()
 
 
+def prepared(student: TokenModel, *overrides: str) -> tuple[UpdateInputs, Config]:
+    """Inputs of one update of ragged responses, and its configuration."""
+    config = config_of(*overrides)
+    return inputs_for(student, config, ragged()), config
+
+
 def test_gradient_is_that_of_the_written_out_loss(student: TokenModel) -> None:
     """``-sum A log pi / tokens`` at ratio 1, written out with log_softmax over the whole vocabulary in float64.
 
     Ragged micro-batches, so a mean of their means would be wrong.
     """
-    sequences, config = ragged(), config_of("train.microbatch_responses=2")
-    inputs = inputs_for(student, config, sequences)
+    inputs, config = prepared(student, "train.microbatch_responses=2")
+    sequences = inputs.sequences
     outcome, found = updated(student, inputs, config)
     module = copy.deepcopy(student.module).double()
     total = torch.zeros((), dtype=torch.float64)
@@ -59,9 +66,7 @@ def test_each_minibatch_has_its_own_token_count(student: TokenModel) -> None:
 
 def test_rows_of_similar_length_share_a_forward_pass_and_keep_their_names(student: TokenModel) -> None:
     """Total lengths 8, 9, 10, 8 | 5, 10, 10, 5; a ratio that is off is named by the response that it belongs to."""
-    sequences = ragged()
-    config = config_of("train.minibatch_responses=4", "train.microbatch_responses=3")
-    inputs = inputs_for(student, config, sequences)
+    inputs, config = prepared(student, "train.minibatch_responses=4", "train.microbatch_responses=3")
     found = [[rows.tolist() for rows in part] for part in inputs.micro_rows]
     assert found == [[[2, 1, 0], [3]], [[5, 6, 4], [7]]]
     inputs.rollout_logp_BT[1, 4] -= 0.5
@@ -72,11 +77,9 @@ def test_rows_of_similar_length_share_a_forward_pass_and_keep_their_names(studen
 
 def test_reference_kl_enters_once_with_its_coefficient(student: TokenModel) -> None:
     """With the reference 0.5 nats above the policy everywhere: k3 = e^0.5 - 0.5 - 1 = 0.148721."""
-    sequences, config = ragged(), config_of("train.learning_rate=1e-12", "loss.reference_kl=0.3")
-    inputs = inputs_for(student, config, sequences)
-    inputs = replace(
-        inputs, surrogates=((0.0 * sequences.mask_BT, 1.0),), reference_rollout_logp_BT=inputs.rollout_logp_BT + 0.5
-    )
+    inputs, config = prepared(student, "train.learning_rate=1e-12", "loss.reference_kl=0.3")
+    nothing_BT, above_BT = 0.0 * inputs.loss_mask_BT, inputs.rollout_logp_BT + 0.5
+    inputs = replace(inputs, surrogates=((nothing_BT, 1.0),), reference_rollout_logp_BT=above_BT)
     outcome, _ = updated(student, inputs, config)
     assert outcome.reference_kl[0] == pytest.approx(0.148721, abs=1e-5)
     assert outcome.loss[0] == pytest.approx(0.3 * 0.148721, abs=1e-5)
@@ -84,19 +87,17 @@ def test_reference_kl_enters_once_with_its_coefficient(student: TokenModel) -> N
 
 
 def test_overlong_filter_takes_tokens_out_of_numerator_and_denominator(student: TokenModel) -> None:
-    sequences, config = ragged(), config_of("train.learning_rate=1e-12", "train.microbatch_responses=2")
-    inputs = inputs_for(student, config, sequences)
+    inputs, config = prepared(student, "train.learning_rate=1e-12", "train.microbatch_responses=2")
     filtered = inputs.loss_mask_BT.clone()
     filtered[:4] = False  # two whole micro-batches and nothing of the rest
-    advantage_BT = torch.where(filtered, -1.0, 100.0) * sequences.mask_BT
+    advantage_BT = torch.where(filtered, -1.0, 100.0) * inputs.sequences.mask_BT
     outcome, _ = updated(student, replace(inputs, loss_mask_BT=filtered, surrogates=((advantage_BT, 1.0),)), config)
     assert outcome.loss[0] == pytest.approx(1.0, abs=1e-5)
     assert outcome.ratio_N.numel() == sum(LENGTHS[4:])
 
 
 def test_minibatch_without_tokens_takes_no_step(student: TokenModel) -> None:
-    sequences, config = ragged(), config_of("train.minibatch_responses=4", "train.microbatch_responses=4")
-    inputs = inputs_for(student, config, sequences)
+    inputs, config = prepared(student, "train.minibatch_responses=4", "train.microbatch_responses=4")
     mask_BT = inputs.loss_mask_BT.clone()
     mask_BT[:4] = False
     outcome, _ = updated(student, replace(inputs, loss_mask_BT=mask_BT), config)
@@ -107,8 +108,7 @@ def test_minibatch_without_tokens_takes_no_step(student: TokenModel) -> None:
 
 
 def test_gradient_clipping_scales_the_whole_gradient(student: TokenModel) -> None:
-    sequences, loose = ragged(), config_of()
-    inputs = inputs_for(student, loose, sequences)
+    inputs, loose = prepared(student)
     free, whole = updated(student, inputs, loose)
     tight = config_of(f"train.max_grad_norm={free.grad_norm[0] / 4}")
     clipped, quarter = updated(student, inputs, tight)
@@ -117,21 +117,17 @@ def test_gradient_clipping_scales_the_whole_gradient(student: TokenModel) -> Non
 
 
 def test_warm_up_is_linear_and_then_constant(student: TokenModel) -> None:
-    config = config_of("train.learning_rate=0.4", "train.warmup_steps=4", "train.minibatch_responses=4")
+    inputs, config = prepared(student, "train.learning_rate=0.4", "train.warmup_steps=4", "train.minibatch_responses=4")
     assert [warmed_rate(config, done) for done in range(6)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
     assert warmed_rate(config_of("train.learning_rate=0.4", "train.warmup_steps=0"), 0) == 0.4
-    copied = replace(student, module=copy.deepcopy(student.module))
-    outcome = update(
-        copied, build_optimizer(copied, config), inputs_for(copied, config, ragged()), config, steps_done=1
-    )
+    outcome = update(student, build_optimizer(student, config), inputs, config, steps_done=1)
     assert outcome.learning_rate == pytest.approx(0.3)  # its two steps are the run's second and third
     assert outcome.optimizer_steps == 3
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(student: TokenModel) -> None:
     """A ratio that overflows in row 5 alone, inside a micro-batch of two."""
-    config = config_of("train.microbatch_responses=2")
-    inputs = inputs_for(student, config, ragged())
+    inputs, config = prepared(student, "train.microbatch_responses=2")
     inputs.rollout_logp_BT[5, 2] = -1e4
     before = {name: value.clone() for name, value in student.module.state_dict().items()}
     with pytest.raises(InvariantError, match="gradient norm nan at optimizer step 1; expected finite numbers"):
@@ -141,11 +137,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing(student: TokenModel) -> N
 
 def test_weight_that_is_not_finite_after_the_step_is_named(student: TokenModel) -> None:
     """The optimizer's own state is damaged, so that loss and gradient are finite and one weight is not."""
-    config = config_of()
-    optimizer, inputs = build_optimizer(student, config), inputs_for(student, config, ragged())
+    inputs, config = prepared(student)
+    optimizer = build_optimizer(student, config)
     update(student, optimizer, inputs, config, steps_done=0)
     parameter = dict(student.module.named_parameters())["model.layers.1.mlp.up_proj.weight"]
     optimizer.state[parameter]["exp_avg"][3, 5] = math.nan
     expected = f"1 of {parameter.numel()} weights of model.layers.1.mlp.up_proj.weight are not finite after optimizer "
     with pytest.raises(InvariantError, match=expected + "step 2; expected finite"):
-        update(student, optimizer, inputs_for(student, config, ragged()), config, steps_done=1)
+        update(student, optimizer, inputs, config, steps_done=1)

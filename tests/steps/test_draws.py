@@ -26,18 +26,9 @@ def test_every_pass_is_a_permutation(problems: int, per_step: int, steps: int, s
         assert drawn == [place % problems for place in range(len(drawn))]
 
 
-def test_step_depends_on_nothing_before_it() -> None:
-    settings = {"problems": 13, "per_step": 5, "seed": 3, "shuffle": True}
-    forward = [step_indices(step=step, **settings) for step in range(1, 9)]
-    backward = [step_indices(step=step, **settings) for step in range(8, 0, -1)]
-    assert forward == backward[::-1]
-
-
 def test_order_is_fixed_for_good_and_differs_by_pass_and_seed() -> None:
     """Recorded once: a change would silently make old runs irreproducible."""
-    orders = [step_indices(problems=5, per_step=5, step=step, seed=seed, shuffle=True) for step, seed in PLACES]
+    places = [(1, 0), (2, 0), (1, 1)]
+    orders = [step_indices(problems=5, per_step=5, step=step, seed=seed, shuffle=True) for step, seed in places]
     assert orders[0] == [0, 4, 1, 2, 3]
     assert len(set(map(tuple, orders))) == len(orders)
-
-
-PLACES = [(1, 0), (2, 0), (1, 1)]

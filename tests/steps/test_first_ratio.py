@@ -73,10 +73,7 @@ def local(new: Tensor, old: Tensor) -> None:
     outcome: Any = SimpleNamespace(
         first_ratio_N=first.flatten(), ratio_N=torch.cat((first.flatten(), 3 * first.flatten())), place_N2=place_N2
     )
-    check_local(outcome, LocalTolerancesConfig(**BFLOAT16_ON_GPU))
-
-
-def check_local(outcome: Any, tolerances: LocalTolerancesConfig) -> None:
+    tolerances = LocalTolerancesConfig(**BFLOAT16_ON_GPU)
     far = tolerances.first_ratio_p99
     found = ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, clip_low=0.2, clip_high=0.2, far=far)
     check_ratios(outcome, found, [f"sample {row}" for row in range(B)], tolerances)
