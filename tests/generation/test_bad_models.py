@@ -10,10 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("transformers")
-pytest.importorskip("math_verify")
-
 import torch
 from safetensors.torch import load_file, save_file
 

@@ -7,23 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 from safetensors.torch import load_file
 
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation import engines
-from nemo_uecr.generation.engines import (
-    ChatSettings,
-    Decoding,
-    Request,
-    TransformersEngine,
-    load_tokens,
-)
+from nemo_uecr.generation.engines import ChatSettings, Decoding, Request, TransformersEngine, load_tokens
 from tests.evaluation.tiny import save_model
 
 PROMPTS = ["What is 2 + 3?", "Name a prime above ten.", "x", "A longer question, with several words in it?"]
@@ -42,13 +32,9 @@ def engine(model: str) -> TransformersEngine:
     return TransformersEngine(model, load_tokens(model), dtype="float32", max_length=99)
 
 
-def asked(question: str) -> Problem:
-    return Problem("p", question, "")
-
-
 def requests(model: str) -> list[Request]:
     tokens = load_tokens(model)
-    return [Request(tokens.prompt(asked(text), CHAT), seed) for seed, text in enumerate(PROMPTS)]
+    return [Request(tokens.prompt(Problem("p", text, ""), CHAT), seed) for seed, text in enumerate(PROMPTS)]
 
 
 def test_a_response_ends_after_the_token_that_completes_a_stop_string(model: str, engine: TransformersEngine) -> None:
@@ -72,7 +58,7 @@ def test_the_prompt_is_the_non_thinking_template_and_the_generation_config_ends_
     assert tokens.end_ids == {257}
 
     def prompt(chat: ChatSettings) -> str:
-        return str(tokens.tokenizer.decode(list(tokens.prompt(asked("Why?"), chat))))
+        return str(tokens.tokenizer.decode(list(tokens.prompt(Problem("p", "Why?", ""), chat))))
 
     expected = "<|turn|>system\nBe brief.<|end|><|turn|>user\nQ: Why?<|end|><|turn|>assistant\n<|quiet|>"
     assert prompt(ChatSettings("Q: {question}", "Be brief.", False)) == expected

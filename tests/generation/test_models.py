@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub as hub
 import pytest
 
 from nemo_uecr.data.embedding import load_encoder
@@ -25,9 +26,6 @@ from nemo_uecr.generation.models import (
     weight_names,
 )
 from tests.evaluation.tiny import save_tokenizer
-
-hub = pytest.importorskip("huggingface_hub")
-pytest.importorskip("transformers")
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

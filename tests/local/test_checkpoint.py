@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import resource
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,27 +46,21 @@ def test_advice_of_the_message_works(folder: Path, trained: Path) -> None:
     assert same(outcome(folder), before) == []
 
 
-def limited(folder: Path, bytes_a_file: int, *overrides: str, resume: bool = False) -> tuple[int, str]:
-    """A run in which no file may grow beyond a size: the same error as a full disk, at a chosen place."""
-    tiny.assets()  # written outside of the limit
-
-    def work() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_a_file, resource.RLIM_INFINITY))
-        tiny.run(folder, *overrides, resume=resume)
-
-    return in_child(work)
-
-
 @pytest.mark.slow
 def test_full_disk_while_saving_keeps_the_earlier_checkpoint(tmp_path: Path, trained: Path) -> None:
-    """The limit falls into the optimizer's file or into the weights, each written by the safetensors library."""
+    """A limit of file sizes gives a full disk's error at a chosen place: in the optimizer's file or in the weights."""
     folder = tiny.run(tmp_path / "run", *every(), "train.steps=1")
     first = folder / "checkpoints" / "step-000001"
     sizes = [path.stat().st_size for path in first.iterdir() if path.stat().st_size > 15_000]
     assert len(sizes) == 2
     earlier = {path.name: path.read_bytes() for path in first.iterdir()}
+
+    def resumed(most: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+        tiny.run(folder, *every(), resume=True)
+
     for size in sizes:
-        code, text = limited(folder, size - 1, *every(), resume=True)
+        code, text = in_child(partial(resumed, size - 1))
         assert code == 2, text
         assert re.search(r"cannot save .*step-000002: .*(too large|os error 27)", text), text
         assert "the checkpoint of step 1 is intact. Free disk space and run again with --resume" in text

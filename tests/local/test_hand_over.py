@@ -13,7 +13,7 @@ from nemo_uecr.local.sequences import Response, Sequences, encode_prompts
 from tests.audit.made import faults
 from tests.core import sparse
 from tests.local import tiny
-from tests.local.by_hand import by_hand, worst
+from tests.local.updates import by_hand, worst
 
 #: One optimizer step for each batch, so that every ratio of a step is 1.
 ONE_UPDATE = ("train.minibatch_responses=8", "telemetry.save_batch_every=1")

@@ -14,9 +14,8 @@ from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.token_model import check_same_tokens
 from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
-from tests.local.by_hand import by_hand, worst
 from tests.local.tiny import new_model, save_model
-from tests.local.updates import ragged
+from tests.local.updates import by_hand, ragged, worst
 
 TOKENIZER = build_tokenizer()
 KNOWN = len(TOKENIZER)

@@ -18,9 +18,8 @@ from nemo_uecr.local.probes import TopTokens
 from nemo_uecr.local.scores import score_policy, score_teacher, training_logp
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.study.task import build_tokenizer
-from tests.local.by_hand import by_hand, worst
 from tests.local.tiny import STUDENT, TEACHER, load, new_model, save_model, sizes
-from tests.local.updates import ragged
+from tests.local.updates import by_hand, ragged, worst
 
 WHOLE = [torch.arange(8)]
 
