@@ -90,61 +90,58 @@ def update(
 
     A loss or a gradient that is not finite ends the run before its step, a parameter after it.
     """
-    totals: list[list[float]] = []
-    ratios: list[Tensor] = []
-    places: list[Tensor] = []
-    trained: list[int] = []
+    # Of each optimizer step: loss, surrogate, reference KL and gradient norm; ratios [N]; their places [N, 2].
+    steps: list[tuple[list[float], Tensor, Tensor]] = []
     for minibatch in inputs.micro_rows:
         tokens = int(inputs.loss_mask_BT[torch.cat(minibatch)].sum())
         if tokens == 0:  # the overlong filter, or the method's mask, left nothing of this mini-batch
             continue
+        done = steps_done + len(steps)
+        rate = warmed_rate(config, done)
         for group in optimizer.param_groups:
-            rate = warmed_rate(config, steps_done + len(totals))
             group["lr"] = torch.full_like(group["lr"], rate) if isinstance(group["lr"], Tensor) else rate
         optimizer.zero_grad(set_to_none=True)
         losses = torch.zeros(3, dtype=torch.float64, device=model.device)
-        step_ratios: list[Tensor] = []  # on the device until the gradient is whole
+        ratios, places = list[Tensor](), list[Tensor]()  # the ratios on the device until the gradient is whole
         with recomputing(model.recomputed), deferred_checks():
             for rows in minibatch:
                 row_N, column_N = inputs.loss_mask_BT[rows].nonzero(as_tuple=True)
                 if not row_N.numel():
                     continue
-                loss, ratio_N = _accumulate(model, inputs, rows, config, tokens)
-                losses += loss
-                step_ratios.append(ratio_N)
+                loss_3, ratio_N = _accumulate(model, inputs, rows, config, tokens)
+                losses += loss_3
+                ratios.append(ratio_N)
                 places.append(torch.stack((rows[row_N], column_N), dim=1))
         total_norm = torch.nn.utils.clip_grad_norm_(model.trained, config.train.max_grad_norm)
-        sums, norm_, *own_ratios = to_host([losses, total_norm, *step_ratios])
-        ratios += own_ratios
-        norm = float(norm_)
-        if not (math.isfinite(float(sums[0])) and math.isfinite(norm)):
+        losses, total_norm, *ratios = to_host([losses, total_norm, *ratios])
+        scalars = [*losses.tolist(), float(total_norm)]
+        if not (math.isfinite(scalars[0]) and math.isfinite(scalars[-1])):
             raise InvariantError(
-                f"loss {float(sums[0])} and gradient norm {norm} at optimizer step {steps_done + len(totals) + 1}; "
-                "expected finite numbers. Lower train.learning_rate or look at the saved batch"
+                f"loss {scalars[0]} and gradient norm {scalars[-1]} at optimizer step {done + 1}; expected finite "
+                "numbers. Lower train.learning_rate or look at the saved batch"
             )
         # Rounding at random draws from the global stream; whatever came before, a resumed run draws the same.
-        torch.manual_seed(derive(config.run.seed, "rounding", steps_done + len(totals)))
+        torch.manual_seed(derive(config.run.seed, "rounding", done))
         optimizer.step()
-        totals.append([*sums.tolist(), norm])
-        trained.append(tokens)
-        _check_weights(model, steps_done + len(totals))
-    if not totals:
+        steps.append((scalars, torch.cat(ratios), torch.cat(places)))
+        _check_weights(model, done + 1)
+    if not steps:
         raise InvariantError(
             "the batch has no token in the loss; expected some. The method's mask left none, or every response was "
             "truncated and rollout.overlong_filter is on: raise rollout.max_response_tokens"
         )
-    losses_of_steps, surrogates, kls, norms = (list(column) for column in zip(*totals, strict=True))
-    all_ratios_N = torch.cat(ratios)
+    columns, ratios_N, places_N2 = zip(*steps, strict=True)
+    loss, surrogate, reference_kl, grad_norm = map(list, zip(*columns, strict=True))
     return UpdateOutcome(
-        loss=losses_of_steps,
-        surrogate=surrogates,
-        reference_kl=kls,
-        grad_norm=norms,
+        loss=loss,
+        surrogate=surrogate,
+        reference_kl=reference_kl,
+        grad_norm=grad_norm,
         learning_rate=float(optimizer.param_groups[0]["lr"]),
-        ratio_N=all_ratios_N,
-        first_ratio_N=all_ratios_N[: trained[0]],
-        place_N2=torch.cat(places),
-        optimizer_steps=steps_done + len(totals),
+        ratio_N=torch.cat(ratios_N),
+        first_ratio_N=ratios_N[0],
+        place_N2=torch.cat(places_N2),
+        optimizer_steps=steps_done + len(steps),
     )
 
 
