@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from nemo_uecr.config.load import check_same_configuration
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import file_sha256, new_folder, read_object
@@ -78,7 +79,7 @@ class Checkpoints:
             ) from error
 
     def load(self, step: int) -> Position:
-        """The position of a checkpoint, whose files must be whole."""
+        """The position of a checkpoint that is whole and of this configuration."""
         folder = self.path(step)
         try:
             faults = [f"{folder / name}: {fault}" for name, fault in compare_manifest(folder) if fault]
@@ -89,11 +90,14 @@ class Checkpoints:
                 f"{faults[0]}; the checkpoint is corrupt. Delete {folder} and run again with --resume to use an "
                 "earlier one"
             )
+        state = read_object(folder / STATE)
+        written = Config.model_validate(state["config"])  # what was written before a key existed has its default
+        check_same_configuration(folder, self._config, written.model_dump(mode="json"))
         if step > self._config.train.steps:
             raise CheckpointError(
                 f"train.steps={self._config.train.steps}, but {folder} is later: raise it or choose another run.folder"
             )
-        return Position(**read_object(folder / STATE)["position"])
+        return Position(**state["position"])
 
     def optimizer_state(self, step: int) -> dict[str, Any]:
         """The optimizer's state in a checkpoint."""
