@@ -141,7 +141,7 @@ def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prom
             return None
         rows = [row for row, own in enumerate(inputs.names) if own == name]
         log.info("advise: %d responses of the %s", len(rows), teacher.model.name)
-        rollouts.placement.move_to_device(*teacher.members)
+        rollouts.placement.move_to_device(teacher.model.member)
         views = [inputs.sequences.prompts[row] for row in rows]
         seeds = [derive(config.run.seed, "advise", row) for row in rows]
         size = config.rollout.microbatch_responses

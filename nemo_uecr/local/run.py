@@ -134,7 +134,7 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
         """The student before training, also after a resume."""
         if config.student.lora_rank:
             return student.base()
-        copy = _student(config, None, device("reference"))
+        copy = replace(_student(config, None, device("reference")), member="reference")
         copy.module.requires_grad_(False)
         return copy
 
@@ -178,14 +178,11 @@ def sampler_of(
 
 def placement_of(config: Config, models: Models, optimizer: torch.optim.Optimizer | None) -> Placement:
     """Where the models and the optimizer, if there is one, wait and compute."""
-    loaded = {} if models.reference is None else {"reference": models.reference}
-    for teacher in [] if models.teachers is None else models.teachers.by_name.values():
-        loaded |= teacher.members
-    loaded["student"] = models.student
     device, members = _device(config.device), {} if optimizer is None else {"optimizer": partial(state_of, optimizer)}
-    for name, model in loaded.items():
-        if name == "student" or model.module is not models.student.module:  # with an adapter it has the initial one
-            members[name] = model.module.parameters
+    others = [] if models.teachers is None else models.teachers.models
+    for model in (models.student, *others, models.reference):
+        if model is not None:  # with an adapter the reference is the student's member, too
+            members[model.member] = model.module.parameters
             for buffer in model.module.buffers():  # a few kilobytes, and some models replace them in a forward
                 buffer.data = buffer.data.to(device)
     return Placement(config.offload, device, members)

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,14 +53,8 @@ class ModelTeacher:
     """A frozen model on the run's own device."""
 
     model: TokenModel
-    member: str
     # Ids of the student's end tokens, where this teacher's own end tokens are scored instead; empty: nowhere.
     replaced_ends: frozenset[int] = field(default=frozenset(), kw_only=True)
-
-    @property
-    def members(self) -> Mapping[str, TokenModel]:
-        """What of `Placement` it computes with, by name."""
-        return {self.member: self.model}
 
     def view(self, prompt: Prompt) -> Prompt:
         """What it reads in place of a prompt of the student."""
@@ -111,7 +104,6 @@ class UrlTeacher:
     """A teacher on a server: it has no weights here, shows no logits, and reads the student's own prompts."""
 
     server: TeacherServer
-    members: ClassVar[Mapping[str, TokenModel]] = {}
 
     def view(self, prompt: Prompt) -> Prompt:
         """The prompt itself."""
@@ -150,10 +142,13 @@ class Teachers:
     left_out: frozenset[str]  # names of those whose gap at the student's end token is 0
     unreported_ends: dict[str, str]  # by teacher; reported with its first scores
 
+    @property
+    def models(self) -> list[TokenModel]:
+        return [teacher.model for teacher in self.by_name.values() if isinstance(teacher, ModelTeacher)]
+
     def comparison(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Comparison:
         """Probes that compare the student with them."""
-        models = [model for teacher in self.by_name.values() for model in teacher.members.values()]
-        columns = min(model.vocabulary for model in (student, *models))
+        columns = min(model.vocabulary for model in (student, *self.models))
         return Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed))
 
     def inputs(self, sequences: Sequences) -> TeacherInputs:
@@ -191,8 +186,8 @@ class Teachers:
         """
 
         def score(teacher: Teacher, rows_n: Tensor) -> TeacherScores:
-            if teacher.members:
-                placement.move_to_device(*teacher.members)
+            if isinstance(teacher, ModelTeacher):
+                placement.move_to_device(teacher.model.member)
             own = [mine for rows in micro_rows if len(mine := rows[torch.isin(rows, rows_n)])]
             return teacher.score(inputs.sequences, own, entropy=entropy, probes=probes).select(rows_n)
 
@@ -263,7 +258,7 @@ def _load(
         model.module.requires_grad_(False)
         check_same_tokens(student, model)
         replaced = ends if section.end_token == "own" else frozenset[int]()
-        teacher = ModelTeacher(model.restrict_to_student_vocab(columns), key, replaced_ends=replaced)
+        teacher = ModelTeacher(model.restrict_to_student_vocab(columns), replaced_ends=replaced)
         return teacher, model.tokens.end_ids
     if isinstance(section, UrlTeacherConfig):
         tokens = load_tokens(resolve_path(section.tokenizer))
@@ -272,6 +267,5 @@ def _load(
         first = read_object(kept)[key.removeprefix("teachers.")] if kept.exists() else {}
         server = TeacherServer(section, columns, len(tokens.tokenizer), config.tolerances.teacher_probe, first)
         return UrlTeacher(server), tokens.end_ids
-    model = initial() if section.self == "initial" else student
-    member = "student" if model.module is student.module else "reference"
-    return SelfTeacher(model, member, section.prompt_template, config.data, section.self == "initial"), ends
+    before = section.self == "initial"
+    return SelfTeacher(initial() if before else student, section.prompt_template, config.data, before), ends

@@ -39,6 +39,7 @@ class TokenModel:
     splits: bool  # whether ``head(features(x))`` is the model's own forward; otherwise the features are the logits
     compute: torch.dtype | None  # autocast dtype of the forward, None for the weights' own
     name: str  # what messages call it
+    member: str = "student"  # what `Placement` calls its weights
     adapter: bool = True  # whether its LoRA adapter counts; without it a student with one is its own initial policy
     recomputed: tuple[torch.nn.Module, ...] = ()  # layers whose activations the backward pass computes again
     # Output columns that count, of a teacher with more or fewer than its student; None: all, as many
@@ -154,7 +155,7 @@ def load_model(
     quantize_layers(module, quantize)
     module = module.to(device).eval()  # dropout would make the PPO ratio differ from 1 before any update
     compute = torch.bfloat16 if low and master_weights else None
-    return TokenModel(module, tokens, splits, compute, f"{role} {name}")
+    return TokenModel(module, tokens, splits, compute, f"{role} {name}", role)
 
 
 @torch.no_grad()

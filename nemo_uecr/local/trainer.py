@@ -150,8 +150,7 @@ class Rollouts:
             record = replace(record, teacher=teacher, teachers=names, compared=comparison.result())
         if models.reference is not None:
             with watch.phase("score_reference"):
-                own = models.reference.module is models.student.module  # with an adapter
-                self.placement.move_to_device("student" if own else "reference")
+                self.placement.move_to_device(models.reference.member)
                 reference = score(models.reference, sequences, entropy=False)
             initial_BT = reference.logp_BT if "initial_logp" in method.reads else None
             record = replace(record, reference_rollout_logp_BT=reference.rollout_logp_BT, initial_logp_BT=initial_BT)
