@@ -57,8 +57,8 @@ def test_attention_is_causal_without_a_mask_and_nothing_is_asked_of_the_ids(
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", search)
     model = TokenModel(MODULES[architecture]().eval(), None, splits=True, compute=None, name="m")  # type: ignore[arg-type]
     training_logp(model, ragged().micro_batch(torch.arange(8)), temperature=1.0)
-    score_policy(model, ragged(), ROWS, rollout_temperature=1.0, entropy=False)
-    assert len(asked) == 2 * 3
+    score_policy(model, ragged(), ROWS, rollout_temperature=0.7, entropy=True)
+    assert len(asked) == 2 * 3  # of two layers, training's and one for each of two micro-batches
     assert all(mask is None and causal for mask, causal in asked)
     assert masking_utils.find_packed_sequence_indices is search
 

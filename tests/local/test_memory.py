@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.generation.adapter import WEIGHTS, add_adapter, load_adapter, load_causal_lm
-from nemo_uecr.local.memory import Placement, state_of
+from nemo_uecr.local.memory import Placement, checkpointed_layers, recomputing, state_of
 from nemo_uecr.report.page import write_report
 from tests.local import tiny
 from tests.local.tiny import every, metrics, run
@@ -33,8 +33,6 @@ def test_these_change_no_number(changes: tuple[str, ...], trained: Path, tmp_pat
 
 def test_recomputing_keeps_less_for_the_backward_pass() -> None:
     """The same gradients, bit for bit, from fewer bytes."""
-    from nemo_uecr.local.memory import checkpointed_layers, recomputing
-
     model = tiny.load()
     ids_bt = torch.arange(60).remainder(model.vocabulary).view(2, 30)
     found = []
@@ -155,7 +153,7 @@ def test_a_saved_adapter_loads_as_it_was_trained(tmp_path: Path) -> None:
     ids = torch.arange(12).unsqueeze(0)
     bare, _ = load_causal_lm(str(tiny.STUDENT), local_files_only=True, dtype=torch.bfloat16)
     with torch.no_grad():
-        trained, base, plain = model.features(ids), None, bare.base_model(input_ids=ids).last_hidden_state
+        trained, plain = model.features(ids), bare.base_model(input_ids=ids).last_hidden_state
         with model.base().forward_context():
             base = model.features(ids)
     assert torch.equal(base, plain)

@@ -93,13 +93,9 @@ def test_grpo_never_touches_the_teacher(tmp_path: Path) -> None:
         tiny.run(tmp_path / "uecr", "teacher.model_name=/impossible/teacher")
 
 
-def test_frozen_models_do_not_move(tmp_path: Path) -> None:
-    """The teacher's file is as it was, and the reference stays the initial student: the KL leaves 0."""
-    from nemo_uecr.files import file_sha256
-
-    before = file_sha256(tiny.TEACHER / "model.safetensors"), file_sha256(tiny.STUDENT / "model.safetensors")
+def test_the_reference_does_not_move(tmp_path: Path) -> None:
+    """The reference stays the initial student: the KL leaves 0."""
     folder = tiny.run(tmp_path / "run", "train.steps=3", "train.minibatch_responses=8", "loss.reference_kl=0.1")
     found = [record["policy/ref_kl"] for record in tiny.metrics(folder)]
     assert found[0] == 0.0  # one update a batch: the first is taken at the reference itself
     assert min(found[1:]) > 1e-4
-    assert (file_sha256(tiny.TEACHER / "model.safetensors"), file_sha256(tiny.STUDENT / "model.safetensors")) == before
