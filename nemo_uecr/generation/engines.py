@@ -105,13 +105,11 @@ class Tokens:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """The response without special tokens."""
-        decoded: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return decoded
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def whole_text(self, token_ids: Sequence[int]) -> str:
         """The response with the special tokens inside it, without its end token."""
-        decoded: str = self.tokenizer.decode(list(token_ids[: len(token_ids) - (token_ids[-1] in self.end_ids)]))
-        return decoded
+        return str(self.tokenizer.decode(list(token_ids[: len(token_ids) - (token_ids[-1] in self.end_ids)])))
 
     def special_inside(self, token_ids: Sequence[int]) -> tuple[str, ...]:
         """The special tokens that `text` leaves out before the end token."""

@@ -44,8 +44,6 @@ SIZES = {
     "vocab_size": "vocabulary", "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads", "intermediate_size": "feed_forward", "tie_word_embeddings": "tied",
 }  # fmt: skip
-#: The `head_dim` that transformers assumes where none is stated; for other model types, hidden size / query heads.
-HEAD_DIMENSIONS: Mapping[object, int] = {"qwen3": 128}
 #: A key that chooses code (attn_implementation, ...) with a name on the hub, or one for a part of the model.
 KERNEL = re.compile(r'"\w*_implementation": (?:\{[^}]*)?"[^"]*/[^"]*"')
 #: How a library written in Rust reports an error of the system.
@@ -89,8 +87,8 @@ def decoder_sizes(values: Mapping[str, Any], where: str) -> DecoderSizes:
     if missing:
         raise DataError(f"{where} does not state {missing[0]!r}; expected a whole config.json")
     sizes = {field: values[key] for key, field in SIZES.items()}
-    # As transformers has it: stated, or its default for the kind of model.
-    default = HEAD_DIMENSIONS.get(values.get("model_type"), sizes["hidden"] // sizes["heads"])
+    # What transformers assumes where none is stated.
+    default = 128 if values.get("model_type") == "qwen3" else sizes["hidden"] // sizes["heads"]
     return DecoderSizes(**sizes, head_dim=values.get("head_dim") or default)
 
 

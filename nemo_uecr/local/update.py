@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,24 +58,20 @@ class UpdateOutcome:
 def build_optimizer(model: TokenModel, config: Config) -> torch.optim.Optimizer:
     """AdamW over every parameter that is trained."""
     train = config.train
-    betas, decay = (train.betas[0], train.betas[1]), train.weight_decay
+    options: dict[str, Any] = {"lr": train.learning_rate, "betas": train.betas, "weight_decay": train.weight_decay}
     if train.optimizer == "adamw":
         # Fused on a GPU: one launch for many parameters, and no temporaries of the size of all weights.
-        how = {"fused": True} if config.device != "cpu" and torch.cuda.is_available() else {"foreach": False}
-        return torch.optim.AdamW(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay, **how)
+        options |= {"fused": True} if config.device != "cpu" and torch.cuda.is_available() else {"foreach": False}
+        return torch.optim.AdamW(model.trained, **options)
     require_extra("lowbit")
-    optimizer: torch.optim.Optimizer
     if train.optimizer == "adamw8bit":
         from bitsandbytes.optim import AdamW8bit
-
-        optimizer = AdamW8bit(model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay)
     else:
-        from torchao.optim import AdamW8bit as RoundedAtRandom
+        from torchao.optim import AdamW8bit
 
         log.info("adamw8bit_sr is compiled in its first step, which takes a minute more")
-        optimizer = RoundedAtRandom(
-            model.trained, lr=train.learning_rate, betas=betas, weight_decay=decay, bf16_stochastic_round=True
-        )
+        options["bf16_stochastic_round"] = True
+    optimizer: torch.optim.Optimizer = AdamW8bit(model.trained, **options)
     return optimizer
 
 

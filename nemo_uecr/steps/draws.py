@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import random
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import nemo_uecr
@@ -22,17 +23,16 @@ def step_indices(*, problems: int, per_step: int, step: int, seed: int, shuffle:
     The file is read again and again; with ``shuffle`` each pass has its own seeded order. A step that crosses
     the end of a pass continues in the next one.
     """
+
+    @cache
+    def order(epoch: int) -> list[int]:
+        indices = list(range(problems))
+        if shuffle:
+            random.Random(f"order:{seed}:{epoch}").shuffle(indices)
+        return indices
+
     first = (step - 1) * per_step
-    orders: dict[int, list[int]] = {}
-    indices = []
-    for position in range(first, first + per_step):
-        epoch, place = divmod(position, problems)
-        if epoch not in orders:
-            orders[epoch] = list(range(problems))
-            if shuffle:
-                random.Random(f"order:{seed}:{epoch}").shuffle(orders[epoch])
-        indices.append(orders[epoch][place])
-    return indices
+    return [order(position // problems)[position % problems] for position in range(first, first + per_step)]
 
 
 def run_state(config: Config | NemoConfig, *, step: int, state: Mapping[str, float]) -> RunState:
