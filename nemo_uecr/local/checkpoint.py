@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from nemo_uecr.config.load import check_same_configuration
 from nemo_uecr.config.schema import Config
@@ -70,10 +69,10 @@ class Checkpoints:
                 hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
                 (aside / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
             self.prune(position)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             kept = self.steps()
             raise RunFolderError(
-                f"cannot save {target}: {getattr(error, 'strerror', None) or error}; "
+                f"cannot save {target}: {error.strerror or error}; "
                 + (f"the checkpoint of step {kept[-1]} is intact. " if kept else "no earlier checkpoint exists. ")
                 + "Free disk space and run again with --resume"
             ) from error
