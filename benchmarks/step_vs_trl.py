@@ -46,6 +46,7 @@ def our_step(folder: Path) -> tuple[Any, list[Any], Callable[[int], int]]:
     from nemo_uecr.local.memory import Placement
     from nemo_uecr.local.rollout import draw
     from nemo_uecr.local.sequences import encode_prompts
+    from nemo_uecr.local.teachers import Teachers
     from nemo_uecr.local.token_model import load_model
     from nemo_uecr.local.trainer import Models, Trainer
     from nemo_uecr.local.update import build_optimizer
@@ -62,7 +63,7 @@ def our_step(folder: Path) -> tuple[Any, list[Any], Callable[[int], int]]:
     problems = problems_of(data, resolve_path(data.train), "data.train")
     trainer = Trainer(
         config,
-        models=Models(student, None, None),
+        models=Models(student, Teachers(), None),
         optimizer=build_optimizer(student, config),
         placement=Placement(config.offload, device, {}),
         sample=partial(draw, student, microbatch=config.rollout.microbatch_responses),

@@ -107,7 +107,7 @@ def facts_of_config(config: Config, *, problems: int) -> Facts:
         log.info("advise: %d responses of the student to %d problems", count * each, count)
         batch = rollouts.rollout(1, Stopwatch(), {}, Evidence())
         record = batch.record
-        if models.teachers is not None and batch.inputs is not None:
+        if batch.inputs is not None:
             asks = [prompt for prompt in batch.sequences.prompts[::each] for _ in range(size // 2)]
             own = own_responses(rollouts, models.teachers, asks)
             if own is not None:

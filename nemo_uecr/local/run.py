@@ -91,8 +91,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
             progress = Progress(total=config.train.steps, style=config.telemetry.progress)
             _drop_what_followed(folder, position)
             write_run_files(folder, config, origins=origins, inputs=inputs, warnings=warnings)
-            if models.teachers is not None:
-                models.teachers.keep_probes(folder)
+            models.teachers.keep_probes(folder)
             list_files(folder, position.step, "config.yaml", "origins.json", DIFF, PROBES)
             trainer = Trainer(
                 config, models=models, optimizer=optimizer, placement=placement, sample=sample, rewards=rewards,
@@ -179,8 +178,7 @@ def sampler_of(
 def placement_of(config: Config, models: Models, optimizer: torch.optim.Optimizer | None) -> Placement:
     """Where the models and the optimizer, if there is one, wait and compute."""
     device, members = _device(config.device), {} if optimizer is None else {"optimizer": partial(state_of, optimizer)}
-    others = [] if models.teachers is None else models.teachers.models
-    for model in (models.student, *others, models.reference):
+    for model in (models.student, *models.teachers.models, models.reference):
         if model is not None:  # with an adapter the reference is the student's member, too
             members[model.member] = model.module.parameters
             for buffer in model.module.buffers():  # a few kilobytes, and some models replace them in a forward
@@ -209,7 +207,7 @@ def encoded_problems(config: Config, models: Models) -> tuple[list[Prompt], dict
     }
     training = prompts(training_problems(data, resolve_path(data.train)))
     check_context(training, models.student, "rollout.max_response_tokens", config.rollout.max_response_tokens)
-    if models.teachers is not None:
+    if models.teachers.by_name:
         models.teachers.check(training, config.rollout.max_response_tokens)
     for questions in benchmarks.values():
         check_context(questions, models.student, "evaluation.max_tokens", config.evaluation.max_tokens)

@@ -134,13 +134,13 @@ Teacher = ModelTeacher | UrlTeacher
 
 @dataclass(frozen=True)
 class Teachers:
-    """The run's teachers by name."""
+    """The run's teachers by name, none where the method reads none."""
 
-    by_name: Mapping[str, Teacher]  # an unnamed one is called `teacher`
-    routing: RoutingConfig | None  # which column of a problem names its teacher
-    student_ends: frozenset[int]  # ids of the tokens that end the student's responses
-    left_out: frozenset[str]  # names of those whose gap at the student's end token is 0
-    unreported_ends: dict[str, str]  # by teacher; reported with its first scores
+    by_name: Mapping[str, Teacher] = field(default_factory=dict)  # an unnamed one is called `teacher`
+    routing: RoutingConfig | None = None  # which column of a problem names its teacher
+    student_ends: frozenset[int] = frozenset()  # ids of the tokens that end the student's responses
+    left_out: frozenset[str] = frozenset()  # names of those whose gap at the student's end token is 0
+    unreported_ends: dict[str, str] = field(default_factory=dict)  # by teacher; reported with its first scores
 
     @property
     def models(self) -> list[TokenModel]:
@@ -209,8 +209,8 @@ class Teachers:
 
 def load_teachers(
     config: Config, student: TokenModel, initial: Callable[[], TokenModel], device: Callable[[str], torch.device]
-) -> Teachers | None:
-    """The teachers that the method reads; None where it reads none.
+) -> Teachers:
+    """The teachers that the method reads.
 
     ``initial`` gives the student as it was before training, ``device`` where a member of `Placement` waits.
     """
@@ -229,7 +229,7 @@ def load_teachers(
         by_name[name] = loaded[source]
         if asked == "left_out":
             left_out.add(name)
-    return Teachers(by_name, config.routing, ends, frozenset(left_out), unreported_ends) if by_name else None
+    return Teachers(by_name, config.routing, ends, frozenset(left_out), unreported_ends)
 
 
 def _source(section: OneTeacher) -> object:

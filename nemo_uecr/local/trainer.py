@@ -48,7 +48,7 @@ class Models:
     """The student, the teachers, and the initial student where the method or the loss reads it."""
 
     student: TokenModel
-    teachers: Teachers | None
+    teachers: Teachers
     reference: TokenModel | None
 
 
@@ -117,7 +117,7 @@ class Rollouts:
         micro_rows = [rows for minibatch in minibatches for rows in minibatch]
         score = partial(score_policy, micro_rows=micro_rows, rollout_temperature=rollout.temperature)
         inputs = comparison = None
-        if models.teachers is not None:
+        if models.teachers.by_name:
             inputs = models.teachers.inputs(sequences)
             seed = derive(config.run.seed, "agreement", step)
             comparison = models.teachers.comparison(mask_BT, models.student, seed=seed)
@@ -140,7 +140,7 @@ class Rollouts:
             segments_BT=turn_labels(ids_BT, mask_BT, method, models.student.tokenizer),
         )
         evidence.batch(record, method)
-        if models.teachers is not None and inputs is not None and comparison is not None:
+        if inputs is not None and comparison is not None:
             with watch.phase("score_teacher"):
                 entropy = "teacher_entropy" in method.reads
                 teacher = models.teachers.score(
@@ -243,8 +243,7 @@ class Trainer(Rollouts):
             return
         tensors, texts = f"batches/step-{step:06d}.safetensors", f"batches/step-{step:06d}.json"
         batch.record.save(self.folder / tensors, self.config.method, advantages)
-        provenance = {} if self.models.teachers is None else self.models.teachers.provenance(step)
-        batch.save_texts(self.folder / texts, self.models.student.tokenizer, provenance)
+        batch.save_texts(self.folder / texts, self.models.student.tokenizer, self.models.teachers.provenance(step))
         list_files(self.folder, step, tensors, texts)
 
     def _advance(self, step: int, outcome: UpdateOutcome, state: Mapping[str, float], watch: Stopwatch) -> None:
