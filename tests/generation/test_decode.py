@@ -8,18 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+import transformers
+from torch import Tensor
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from torch import Tensor  # noqa: E402
-
-from nemo_uecr.errors import DataError  # noqa: E402
-from nemo_uecr.generation import decode as loop  # noqa: E402
-from nemo_uecr.generation.decode import NOT_FINITE, choose, decode  # noqa: E402
-from nemo_uecr.generation.engines import Decoding, Tokens, load_tokens  # noqa: E402
-from tests.evaluation.tiny import save_tokenizer  # noqa: E402
-from tests.gpu.pretend_cuda import captures, pretend, to_cuda  # noqa: E402
+from nemo_uecr.errors import DataError
+from nemo_uecr.generation import decode as loop
+from nemo_uecr.generation.decode import NOT_FINITE, choose, decode
+from nemo_uecr.generation.engines import Decoding, Tokens, load_tokens
+from tests.evaluation.tiny import save_tokenizer
+from tests.gpu.pretend_cuda import captures, pretend, to_cuda
 
 VOCABULARY, LENGTH = 64, 24
 ENDS = frozenset(range(1, 5))
