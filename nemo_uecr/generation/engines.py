@@ -144,9 +144,7 @@ def load_tokens(model: str) -> Tokens:
 
 def end_ids(model: str, tokenizer: Any, *, local: bool) -> frozenset[int]:
     """Ids of the tokens that end a response: those of its configuration, and its tokenizer's."""
-    configured = _configured_ends(model, local=local)
-    stated = [*(configured if isinstance(configured, list) else [configured]), tokenizer.eos_token_id]
-    ids = frozenset(each for each in stated if each is not None)
+    ids = frozenset({*_configured_ends(model, local=local), tokenizer.eos_token_id} - {None})
     if not ids:
         raise DataError(
             f"model {model!r} has no end token; expected eos_token_id in generation_config.json or config.json, or "
@@ -161,7 +159,7 @@ def difference_of_ends(tokenizer: Any, student: frozenset[int], teacher: frozens
     return "" if student == teacher else f"the student ends a response with {ours}, the teacher with {theirs}"
 
 
-def _configured_ends(model: str, *, local: bool) -> Any:
+def _configured_ends(model: str, *, local: bool) -> list[int]:
     """The first eos_token_id that is stated, an adapter's or its base's; of config.json also the one of its text."""
     from transformers.utils import cached_file
 
@@ -173,8 +171,8 @@ def _configured_ends(model: str, *, local: bool) -> Any:
             values = {} if file is None else read_object(Path(file))
             for section in (values, values.get("text_config") or {}):
                 if (found := section.get("eos_token_id")) is not None:
-                    return found
-    return None
+                    return found if isinstance(found, list) else [found]
+    return []
 
 
 def check_model_place(model: str) -> None:

@@ -61,19 +61,22 @@ class StepRecord:
 
     @cached_property
     def scored(self) -> ScoredBatch:
-        tensors = self._inputs()
+        tensors = self._named()
         # The fields of `ScoredBatch` carry their shape in the name.
         named: dict[str, Any] = {field: tensors.get(name) for name, field in (REQUIRED | OPTIONAL).items()}
         return ScoredBatch(**named, sample_ids=self.sample_ids, run=self.run)
 
-    def _inputs(self) -> dict[str, Tensor]:
-        """The inputs of the methods by their public names, even those that `ScoredBatch` would refuse."""
+    def _named(self) -> dict[str, Tensor]:
+        """Every tensor of the step by its public name, even those that `ScoredBatch` would refuse."""
         teacher = self.teacher
         tensors = {
             "task_reward": self.task_reward_B,
             "group": self.group_B,
             "mask": self.mask_BT,
+            "token_ids": self.token_ids_BT,
             "old_logp": self.student.logp_BT,
+            "old_logp_rollout": self.student.rollout_logp_BT,
+            "ref_logp": self.reference_rollout_logp_BT,
             "teacher_logp": None if teacher is None else teacher.logp_BT,
             "teacher_entropy": None if teacher is None else teacher.entropy_BT,
             "initial_logp": self.initial_logp_BT,
@@ -84,11 +87,8 @@ class StepRecord:
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor of the step by its public name; scores are 0 outside the sampled tokens."""
-        tensors = self._inputs() | {"old_logp_rollout": self.student.rollout_logp_BT}
-        if self.reference_rollout_logp_BT is not None:
-            tensors["ref_logp"] = self.reference_rollout_logp_BT
-        scores = {name: tensors[name].masked_fill(~self.mask_BT, 0) for name in IN_NATS if name in tensors}
-        return tensors | scores | {"token_ids": self.token_ids_BT}
+        tensors = self._named()
+        return tensors | {name: tensors[name].masked_fill(~self.mask_BT, 0) for name in IN_NATS if name in tensors}
 
     def check_finite(self) -> None:
         """Refuse scores that are not finite, also where no method reads them."""
