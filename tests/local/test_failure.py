@@ -16,6 +16,7 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import InvariantError, ScoreError
+from nemo_uecr.local import trainer
 from tests.local import tiny
 
 
@@ -102,8 +103,6 @@ def test_student_that_cannot_be_sampled_leaves_its_batch(tmp_path: Path, capsys:
 
 def test_ratio_that_is_not_one_at_the_first_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scoring at another temperature than training: the fault that the check is for."""
-    from nemo_uecr.local import trainer
-
     real = trainer.score_policy
 
     def wrong_temperature(*read, rollout_temperature, **asked):  # type: ignore[no-untyped-def]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from nemo_uecr.audit.sources import run_source
 from nemo_uecr.cli.evaluate import _prompt as prompt_of
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.generation.engines import load_tokens
 from tests.data.made import write_jsonl
 from tests.local.tiny import assets, every, records, run
 from tests.reliability.commands import refused
@@ -110,9 +112,6 @@ def test_the_demos_models_are_asked_as_the_demo_asks(capsys: pytest.CaptureFixtu
 
 def test_a_conversation_is_the_prompt_in_the_run_in_evaluate_and_in_audits(prompted: Path, tmp_path: Path) -> None:
     """Problems with the system turn of their own are drawn and judged as under the same system prompt of the run."""
-    from nemo_uecr.audit.sources import run_source
-    from nemo_uecr.generation.engines import load_tokens
-
     rows = records(assets().problems)
     system = {"role": "system", "content": "Be brief."}
     turns = [row | {"question": [system, {"role": "user", "content": row["question"]}]} for row in rows]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.config.load import load_config
-from nemo_uecr.errors import CheckpointError, RewardError
+from nemo_uecr.errors import CheckpointError, ConfigError, RewardError
 from nemo_uecr.report.curves import curves
 from nemo_uecr.telemetry.run_folder import read_run
 from tests.local.tiny import assets, metrics, run
@@ -77,7 +77,5 @@ def test_a_function_that_breaks_stops_the_run_with_its_traceback(tmp_path: Path,
 
 
 def test_names_must_differ(file: Path) -> None:
-    from nemo_uecr.errors import ConfigError
-
     with pytest.raises(ConfigError, match="short, short"):
         load_config(assets().config, [f"reward=[{{call: {file}:short}}, {{call: {file}:short, weight: 2}}]"])

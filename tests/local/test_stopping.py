@@ -15,8 +15,6 @@ from nemo_uecr.stopping import STOPPED, listening
 from tests.local import tiny
 from tests.local.tiny import metrics, train_words
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_signal_asks(number: signal.Signals) -> None:
@@ -29,7 +27,7 @@ def test_a_signal_saves_and_gives_the_documented_code(tmp_path: Path) -> None:
     arguments = train_words(tiny.assets(), tmp_path / "run", "train.steps=4000")
     process = subprocess.Popen(
         [sys.executable, "-m", "nemo_uecr", *arguments],
-        cwd=ROOT,
+        cwd=tiny.ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

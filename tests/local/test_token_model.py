@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, MambaForCausalLM
 
 from nemo_uecr.errors import DataError
@@ -29,8 +30,6 @@ def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
 
 def test_a_folder_that_no_engine_loads_names_its_key(teacher: Path) -> None:
     """Weights that are missing are not made up."""
-    from safetensors.torch import load_file, save_file
-
     tensors = load_file(teacher / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, teacher / "model.safetensors", metadata={"format": "pt"})

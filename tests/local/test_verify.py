@@ -26,14 +26,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Path:
     return root
 
 
-def located(root: Path) -> Callable[[str], str]:
-    """Inputs moved along with a copy of the whole; the configuration keeps the first place's names."""
-    return lambda name: str(root / Path(name).name)
-
-
 def verified(root: Path) -> dict[str, list[str]]:
+    """Inputs moved along with a copy of the whole; the configuration keeps the first place's names."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(provenance, "locate_path", located(root))
+        patch.setattr(provenance, "locate_path", lambda name: str(root / Path(name).name))
         return verify_run(root / "run")
 
 
