@@ -42,6 +42,11 @@ _CAPTURES: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 _CHECKED: WeakSet[Any] = WeakSet()
 
 
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on that device, sent without a wait for what a GPU still computes."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 @torch.inference_mode()
 def decode(
     module: Any,
@@ -160,8 +165,8 @@ class _Batch:
         mask_PS = (slots_S >= pad_P1).long() if any(self.pads) else None
         logits_PV = self.reader.logits(self._here(ids), mask_PS, (slots_S - pad_P1).clamp(min=0))
         streams = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.uniform_BT = torch.stack([torch.rand(decoding.max_tokens, generator=each) for each in streams])
-        self.uniform_BT = self.uniform_BT.to(self.device)
+        uniform_BT = torch.stack([torch.rand(decoding.max_tokens, generator=each) for each in streams])
+        self.uniform_BT = to_device(uniform_BT, self.device)
         number = {prompt: row for row, prompt in enumerate(different)}
         rows = [number[prompt] for prompt in prompts]
         self.drawn, self.drawn_BT = 1, torch.zeros_like(self.uniform_BT, dtype=torch.long)
@@ -171,7 +176,7 @@ class _Batch:
         self._move(rows)
 
     def _here(self, numbers: Sequence[Any]) -> Tensor:
-        return torch.tensor(numbers).to(self.device)
+        return to_device(torch.tensor(numbers), self.device)
 
     def should_change(self, going: int, count: int) -> bool:
         """Whether to drop the rows that are not ``going`` on, or make room, before ``count`` tokens more."""

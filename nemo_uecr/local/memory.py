@@ -25,11 +25,6 @@ def is_offloaded(policy: Policy, member: str) -> bool:
     return policy == "all" or (policy == "teacher" and member not in TRAINED)
 
 
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on that device, sent without a wait for what a GPU still computes."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copies of all of them on the CPU, with one wait."""
     copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.agreement import TokenSample
-from nemo_uecr.local.memory import to_device
+from nemo_uecr.generation.decode import to_device
 from nemo_uecr.steps.step_record import ComparedTokens
 
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nemo_uecr.generation.decode import to_device
 from nemo_uecr.generation.models import check_sampled
 from nemo_uecr.local import CHUNK_BYTES
-from nemo_uecr.local.memory import to_device, to_host
+from nemo_uecr.local.memory import to_host
 from nemo_uecr.local.probes import Probe, Span, Write
 from nemo_uecr.local.sequences import MicroBatch, Sequences
 from nemo_uecr.scoring.dense import token_logp, token_scores

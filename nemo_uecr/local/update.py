@@ -17,7 +17,8 @@ from torch import Tensor
 from nemo_uecr.config.schema import Config, TolerancesConfig
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.errors import InvariantError, require_extra
-from nemo_uecr.local.memory import recomputing, to_device, to_host
+from nemo_uecr.generation.decode import to_device
+from nemo_uecr.local.memory import recomputing, to_host
 from nemo_uecr.local.scores import training_logp
 from nemo_uecr.local.sequences import Sequences
 from nemo_uecr.local.token_model import TokenModel

@@ -19,7 +19,7 @@ from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
-from tests.local.by_hand import by_hand
+from tests.local.updates import by_hand
 
 PAIRS = (((5, 6, 7), (20, 21, 3)), ((9,), (4, 8, 15, 16, 23)), ((11, 12), (2,)))
 
