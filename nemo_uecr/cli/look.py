@@ -97,9 +97,9 @@ def _fit(
 ) -> None:
     """Print keys with which a local run fits a GPU of ``size`` GB; its rates are those of ``device`` or the nearest."""
     from nemo_uecr.config.load import load_config
-    from nemo_uecr.plan.contents import GIB, GPUS, as_json
+    from nemo_uecr.plan.contents import GIB, GPUS, as_json, typed
     from nemo_uecr.plan.faults import refuse
-    from nemo_uecr.plan.fit import SOLD_GB, card, climb, fit_text, typed
+    from nemo_uecr.plan.fit import SOLD_GB, card, climb, fit_text
 
     if run.backend != "local":
         raise ConfigError(f"--fit: got backend {run.backend}, expected local; plan without --fit lists what would fit")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import pickle
 import tempfile
@@ -102,11 +103,13 @@ class Bridge:
             setattr(model.config, name, value)
         self._auto.save_megatron_model([model], folder)
 
-    def export(self, model: Any) -> Iterator[tuple[str, Tensor]]:
+    def export(self, model: Any) -> Iterable[tuple[str, Tensor]]:
         """All tensors with their Hugging Face names, in float32."""
-        yield from self._auto.export_hf_weights([model], cpu=True, show_progress=False)
+        tensors: Iterable[tuple[str, Tensor]] = self._auto.export_hf_weights([model], cpu=True, show_progress=False)
+        return tensors
 
 
+@functools.cache
 def _name_the_norms() -> None:
     """Add the norms of layers without Transformer Engine to the bridge, once per process."""
     from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
@@ -114,14 +117,11 @@ def _name_the_norms() -> None:
     from megatron.bridge.models.qwen.qwen3_bridge import Qwen3Bridge
 
     known = Qwen3Bridge.mapping_registry
-    if getattr(known, "names_norms", False):
-        return
 
     def registry(bridge: Any) -> Any:
         more = [AutoMapping(megatron_param=ours, hf_param=theirs) for ours, theirs in NORMS.items()]
         return MegatronMappingRegistry(*known(bridge).mappings, *more)
 
-    registry.names_norms = True  # type: ignore[attr-defined]
     Qwen3Bridge.mapping_registry = registry
 
 

@@ -42,6 +42,7 @@ class Conversion:
     config: Path  # folder of config.json
     tokenizer: Path
     model: reading.Qwen3
+    assets: tuple[Path, ...]  # the model's files besides weights
 
 
 def prepare(
@@ -65,8 +66,7 @@ def prepare(
     shape = reading.read_qwen3(config)
     reading.check_architecture(weights, shape, config)
     tokenizer = tokenizer or source.tokenizer or config
-    job = Conversion(ckpt, out, tolerance, shard_bytes, weights, config, tokenizer, shape)
-    _assets(job)
+    assets = _assets(config, tokenizer)
     check_writable(out)
     free = shutil.disk_usage(existing(out)).free
     if free < weights.size:
@@ -74,7 +74,7 @@ def prepare(
             f"{out}: {free / GIGABYTE:.3g} GB are free; the weights need {weights.size / GIGABYTE:.3g} GB. Make "
             "room, or choose another --to"
         )
-    return job
+    return Conversion(ckpt, out, tolerance, shard_bytes, weights, config, tokenizer, shape, assets)
 
 
 def _locate_model(name: str | None, ckpt: Path) -> Path:
@@ -149,21 +149,20 @@ def _written_megatron_scores(folder: Path, sequences: Sequences) -> Scores:
         return proof.megatron_scores(Bridge(names, model).from_megatron(iteration), sequences)
 
 
-def _assets(job: Conversion) -> tuple[Path, ...]:
-    """The model's files besides weights: configuration, generation configuration, tokenizer, template."""
-    tokenizer = job.tokenizer
+def _assets(config: Path, tokenizer: Path) -> tuple[Path, ...]:
+    """Configuration, generation configuration, tokenizer and template."""
     if not (tokenizer / "tokenizer.json").is_file() and not (tokenizer / "vocab.json").is_file():
         raise CheckpointError(f"{tokenizer}: no tokenizer.json; expected the model's tokenizer. Name it: --tokenizer")
-    check_objects(job.config)
+    check_objects(config)
     check_objects(tokenizer)
-    candidates = [job.config / "config.json", job.config / GENERATION, *(tokenizer / name for name in TOKENIZER)]
+    candidates = [config / "config.json", config / GENERATION, *(tokenizer / name for name in TOKENIZER)]
     return tuple(path for path in candidates if path.is_file())
 
 
 def _write_assets(job: Conversion, folder: Path) -> None:
-    """Copy these files, and set the dtype of the weights in config.json."""
+    """Copy the assets, and set the dtype of the weights in config.json."""
     folder.mkdir(exist_ok=True)
-    for file in _assets(job):
+    for file in job.assets:
         shutil.copyfile(file, folder / file.name)
     config = {name: value for name, value in read_object(folder / "config.json").items() if name != "dtype"}
     content = json.dumps({**config, "torch_dtype": job.weights.dtype}, indent=2)
@@ -185,7 +184,7 @@ def _write_record(job: Conversion, folder: Path, evidence: dict[str, Any]) -> No
         "dtype": job.weights.dtype, "shard_bytes": job.shard_bytes,
         "versions": {"nemo_uecr": nemo_uecr.__version__, **{name: installed(name) for name in PACKAGES}},
         "source_sha256": _hashes(job.weights.files, job.weights.folder),
-        "assets_sha256": {path.name: file_sha256(path) for path in _assets(job)},
+        "assets_sha256": {path.name: file_sha256(path) for path in job.assets},
         "architecture": asdict(job.model),
         "sha256": _hashes((path for path in sorted(folder.rglob("*")) if path.is_file()), folder),
         "verification": evidence,

@@ -19,7 +19,7 @@ import queue
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -104,11 +104,7 @@ def _empty(name: str) -> Any:
     """A class for `isinstance`; one with a function's name does nothing when called."""
     import torch
 
-    def refuse(self: Any, *arguments: Any, **options: Any) -> None:
-        raise RuntimeError(f"{name} was asked for, and its package is not installed")
-
-    called = {"__init__": refuse} if name[:1].isupper() else {"__new__": _nothing}
-    return _EmptyClass(name, (torch.nn.Module,), called)
+    return _EmptyClass(name, (torch.nn.Module,), {} if name[:1].isupper() else {"__new__": _nothing})
 
 
 def _inside(owner: object, name: str) -> Any:
@@ -132,13 +128,10 @@ class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, roots: frozenset[str]) -> None:
         self._roots = roots
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """The spec of an empty module for a missing package or submodule."""
-        if fullname.partition(".")[0] not in self._roots:
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        missing = fullname.partition(".")[0] in self._roots
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if missing else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _EmptyModule(spec.name)

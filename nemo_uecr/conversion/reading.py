@@ -76,10 +76,7 @@ def newest_iteration(folder: Path) -> Path:
     tracker = folder / TRACKER
     if tracker.is_file():
         text = tracker.read_text(encoding="utf-8").strip()  # a number, or a word such as "release"
-        name = f"iter_{int(text):07d}" if text.isdecimal() else text
-        if not name or not (folder / name).is_dir():
-            raise CheckpointError(f"{tracker}: no {name or 'iteration'}, which it names; the checkpoint is incomplete")
-        return folder / name
+        return folder / (f"iter_{int(text):07d}" if text.isdecimal() else text)
     numbered = {int(match[1]): path for path in folder.iterdir() if (match := ITERATION.fullmatch(path.name))}
     if not numbered:
         raise CheckpointError(f"{folder}: no iter_ folder in it; the checkpoint is incomplete")
@@ -138,9 +135,9 @@ class Weights:
 def read_weights(kind: str, folder: Path) -> Weights:
     """Read headers or metadata; refuse missing and truncated weight files."""
     if kind == MEGATRON:
-        ends, tensors = _read_contents(folder)
+        shards, tensors = _read_contents(folder)
         extra = ["run_config.yaml"] if (folder / "run_config.yaml").is_file() else []
-        names = [*MEGATRON_PARTS, *sorted(ends), *extra]
+        names = [*MEGATRON_PARTS, *shards, *extra]
     else:
         shards = weight_names(folder)
         headers = [read_header(folder / name) for name in shards]
@@ -153,8 +150,8 @@ def read_weights(kind: str, folder: Path) -> Weights:
     return Weights(kind, folder, tuple(folder / name for name in names), shapes, dtypes[0])
 
 
-def _read_contents(folder: Path) -> tuple[dict[str, int], dict[str, tuple[str, tuple[int, ...]]]]:
-    """Bytes of each shard, and dtype and shape of each tensor of the model."""
+def _read_contents(folder: Path) -> tuple[list[str], dict[str, tuple[str, tuple[int, ...]]]]:
+    """Names of the shards, and dtype and shape of each tensor of the model."""
     for name in MEGATRON_PARTS:
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder}: no {name}; the checkpoint is incomplete. Convert another one")
@@ -177,7 +174,7 @@ def _read_contents(folder: Path) -> tuple[dict[str, int], dict[str, tuple[str, t
         for name, entry in contents.state_dict_metadata.items()
         if hasattr(entry, "size") and name.startswith(MODEL)
     }
-    return dict(ends), tensors
+    return sorted(ends), tensors
 
 
 # `.metadata` is a pickle, which can run code: only names that a checkpoint needs are allowed.

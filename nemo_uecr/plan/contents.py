@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 GIB, MEBI = 2**30, 2**20
 
-# Shares of a device's limits that real runs reach; tests/plan/test_published.py has each run with its source. Scoring
-# and training are NeMo-RL's "get logprobs" and "policy training" of an 8B model (NeMo-RL issue 959).
-WEIGHTS_SHARE = (
-    0.70  # of memory bandwidth while a decoding step reads the weights, from runs of few sequences on one GPU
-)
-CACHE_SHARE = 0.50  # of memory bandwidth while it reads keys and values, from NeMo-RL's rollouts of 2048 responses
+# Shares of a device's limits that real runs reach; tests/plan/test_published.py has each run with its source: runs of
+# few sequences on one GPU for the weights, NeMo-RL's rollouts of 2048 responses for keys and values, and its
+# "get logprobs" and "policy training" of an 8B model (NeMo-RL issue 959).
+WEIGHTS_SHARE = 0.70  # of memory bandwidth while a decoding step reads the weights
+CACHE_SHARE = 0.50  # of memory bandwidth while it reads keys and values
 FORWARD_SHARE = 0.50  # of FLOP/s while scoring
 TRAIN_SHARE = 0.45  # of FLOP/s while training
 REACHED = (
@@ -168,6 +167,11 @@ class Plan:
     @property
     def host_bytes(self) -> int:
         return sum(item.size for item in self.host)
+
+
+def typed(keys: Mapping[str, object]) -> list[str]:
+    """Changed keys as command-line overrides."""
+    return [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in keys.items()]
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

@@ -21,14 +21,7 @@ from typing import Any, Literal
 import psutil
 
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig, NemoRlEnvironment
-from nemo_uecr.config.schema import (
-    Config,
-    SelfTeacherConfig,
-    UrlTeacherConfig,
-    teacher_folders,
-    teacher_models,
-    url_teachers,
-)
+from nemo_uecr.config.schema import Config, SelfTeacherConfig, teacher_folders, teacher_models, url_teachers
 from nemo_uecr.conversion.reading import MEGATRON, find_source, read_weights
 from nemo_uecr.data.manifest import check_local_problems, training_problems
 from nemo_uecr.data.problems import filled, problems_of, teacher_name
@@ -163,8 +156,8 @@ def _config_checks(run: AnyConfig, sizes: Sizes) -> Iterator[Check]:
     for role, name in _models(run).items():
         yield f"{role} model", partial(model_finding, run, role, name)
     if isinstance(run, Config):
-        for key, asked in url_teachers(run).items():
-            yield f"{key} server", partial(server_finding, run, key, asked, sizes)
+        for key in url_teachers(run):
+            yield f"{key} server", partial(server_finding, run, key, sizes)
     if not any(name.startswith("demo:") for name in _models(run).values()):
         yield "student tokenizer", lambda: tokenizer_findings(run)
 
@@ -402,9 +395,9 @@ def tokenizer_findings(run: AnyConfig) -> Iterator[Finding]:
     yield from run_checks(checks)
 
 
-def server_finding(run: Config, key: str, asked: UrlTeacherConfig, sizes: Sizes) -> Finding:
+def server_finding(run: Config, key: str, sizes: Sizes) -> Finding:
     """Whether a teacher's server passes the checks that the run makes at its start."""
-    name = run.student.model_name
+    asked, name = url_teachers(run)[key], run.student.model_name
     tokenizer, columns = _tokenizer(name), sizes(name, "student").vocabulary
     server = TeacherServer(asked, columns, len(tokenizer), run.tolerances.teacher_probe, {})
     prompts = encode_prompts(training_problems(run.data), tokenizer, run.data)

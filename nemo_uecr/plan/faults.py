@@ -72,12 +72,10 @@ def _rollout_faults(config: NemoConfig, student: ModelShape | None) -> list[str]
     """Why the engines do not fit: NeMo-RL gives each node its own, unless an engine has more GPUs than a node."""
     tensor, gpus = config.rollout.tensor, config.student_gpus
     node = min(gpus, config.cluster.gpus_per_node)
+    shared, owner = (node, "each node") if tensor <= node else (gpus, "the student")
     faults = []
-    if gpus % tensor or (tensor <= node and node % tensor):
-        faults.append(
-            f"rollout.tensor: got {tensor}, expected a divisor of the {node if tensor <= node else gpus} GPUs of "
-            f"{'each node' if tensor <= node else 'the student'}"
-        )
+    if gpus % tensor or shared % tensor:
+        faults.append(f"rollout.tensor: got {tensor}, expected a divisor of the {shared} GPUs of {owner}")
     if student is not None and not vllm_can_cut(student, tensor):
         faults.append(
             f"rollout.tensor: got {tensor}, expected a divisor of the student's {student.heads} query heads, "

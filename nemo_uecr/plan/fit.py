@@ -8,13 +8,13 @@ that does not shrink a phase that is too big is skipped.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nemo_uecr.config.load import flat_values
 from nemo_uecr.config.schema import Config, TeacherConfig
 from nemo_uecr.core.methods.uecr import Puu
-from nemo_uecr.plan.contents import GIB, Device, Lengths, Plan
+from nemo_uecr.plan.contents import GIB, Device, Lengths, Plan, typed
 from nemo_uecr.plan.local import Sizes, local_plan
 
 Keys = dict[str, object]
@@ -111,11 +111,6 @@ def _rooms(config: Config) -> list[Keys]:
         return [{"gpu_memory": share / 100} for share in range(90, 8, -2)]
     size = config.rollout.microbatch_responses
     return [{"microbatch_responses": size >> halved} for halved in range(size.bit_length())]
-
-
-def typed(keys: Mapping[str, object]) -> list[str]:
-    """The keys as command-line overrides."""
-    return [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in keys.items()]
 
 
 def fit_text(tried: Sequence[Rung], command: Sequence[str]) -> str:

@@ -35,8 +35,7 @@ def kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
     bfloat16 computation with float32 weights: residual and norm inputs stay float32, every matrix product keeps a
     bfloat16 copy of its input, and the weight matrices are copied too.
     """
-    heads, groups = shape.heads, shape.kv_heads
-    width = shape.query + shape.key_value
+    heads, groups, width = shape.heads, shape.kv_heads, shape.query + shape.key_value
     if not bfloat16:
         return FP32 * tokens * (6 * shape.hidden + 2 + 4 * width + 2 * heads + groups + 4 * shape.feed_forward)
     values = 26 * shape.hidden + 8 + 10 * width + 8 * heads + 4 * groups + 8 * shape.feed_forward
@@ -95,6 +94,9 @@ class _Run:
         self.kept_width = BF16 if self.low else FP32  # of keys, values and vLLM's weights
         self.token = shapes.kv_token_bytes(self.student, 1, self.kept_width)
         self.engine = self.kept_width * (self.count + (self.trained if self.lora else 0))  # vLLM's own weights
+        self.weights = _weights(self)
+        stays = {"none": self.weights.keys(), "teacher": {"student", "optimizer"}, "all": set[str]()}[config.offload]
+        self.movable = [name for name in self.weights if name not in stays]
 
     @property
     def at_once(self) -> int:
@@ -221,18 +223,19 @@ def quantized_bytes(shape: ModelShape, quantize: str, width: int) -> int:
 
 def _weights(run: _Run) -> dict[str, Item]:
     """All weights and moments of the run, under the names of `local.memory.Placement`."""
-    count, kind = shapes.parameters(run.student), {FP32: "float32", BF16: "bfloat16"}
-    size, adapter = run.weight * count, FP32 * run.trained if run.lora else 0
-    how = f"{count:,} parameters, {kind[run.weight]}"
-    how += f"; adapter of {run.trained:,}, float32" if run.lora else ""
+    kind, size = "float32" if run.weight == FP32 else "bfloat16", run.weight * run.count
+    how = f"{run.count:,} parameters, {kind}"
     small = run.config.train.optimizer != "adamw"
-    moments = (SMALL_MOMENTS if small else 2 * FP32) * run.trained
+    moments = int((SMALL_MOMENTS if small else 2 * FP32) * run.trained)
     members = {
-        "student": Item("student weights", size + adapter, how),
-        "optimizer": Item("optimizer", int(moments), f"AdamW's two moments, {'8 bits' if small else 'float32'}"),
+        "student": Item("student weights", size, how),
+        "optimizer": Item("optimizer", moments, f"AdamW's two moments, {'8 bits' if small else 'float32'}"),
     }
-    if run.reference and not run.lora:  # with its adapter off, the student is its own reference
-        members["reference"] = Item("reference weights", size, f"the initial student, {kind[run.weight]}")
+    if run.lora:
+        how = f"{how}; adapter of {run.trained:,}, float32"
+        members["student"] = Item("student weights", size + FP32 * run.trained, how)
+    elif run.reference:  # with its adapter off, a student is its own reference
+        members["reference"] = Item("reference weights", size, f"the initial student, {kind}")
     for key, teacher in run.teachers.items():
         if isinstance(teacher, TeacherConfig):
             held, width = shapes.parameters(run.shapes[key]), BF16 if teacher.dtype == "bfloat16" else FP32
@@ -243,15 +246,9 @@ def _weights(run: _Run) -> dict[str, Item]:
     return members
 
 
-def _movable(run: _Run) -> list[str]:
-    stays = {"none": _weights(run).keys(), "teacher": {"student", "optimizer"}, "all": set[str]()}[run.config.offload]
-    return [name for name in _weights(run) if name not in stays]
-
-
 def _resident(run: _Run, *needed: str) -> list[Item]:
     """What is on the device in a phase: what the phase needs, and what is never offloaded."""
-    moved = _movable(run)
-    items = [item for name, item in _weights(run).items() if name in needed or name not in moved]
+    items = [item for name, item in run.weights.items() if name in needed or name not in run.movable]
     if "optimizer" in needed:
         width = BF16 if run.rounded else FP32
         items.append(Item("gradients", width * run.trained, "bfloat16" if run.rounded else "float32"))
@@ -265,11 +262,11 @@ def _moved(run: _Run, needs: dict[str, set[str]]) -> dict[str, int]:
 
     Frozen weights leave without a copy; vLLM with an adapter fetches its weights from host memory and returns them.
     """
-    weights, movable, trained = _weights(run), set(_movable(run)), {"student", "optimizer"}
+    movable, trained = set(run.movable), {"student", "optimizer"}
     present, moved = trained & movable, {}
     for phase, needed in (needs | {"update": trained}).items():
         leaving, coming = present - needed, (needed & movable) - present
-        moved[phase] = sum(weights[name].size for name in coming | leaving & trained)
+        moved[phase] = sum(run.weights[name].size for name in coming | leaving & trained)
         present = present - leaving | coming
     if run.vllm and run.lora:
         moved["rollout"] += 2 * run.engine
@@ -278,9 +275,8 @@ def _moved(run: _Run, needs: dict[str, set[str]]) -> dict[str, int]:
 
 def _host(run: _Run) -> Iterator[Item]:
     """What is offloaded to host memory; for a GPU it is pinned, and torch rounds each tensor up to a power of two."""
-    weights = _weights(run)
-    for name in _movable(run):
-        item, size = weights[name], weights[name].size
+    for name in run.movable:
+        size = run.weights[name].size
         if run.gpu and name == "optimizer" and run.lora:
             size *= 2  # at most: small tensors
         elif run.gpu:
@@ -289,16 +285,15 @@ def _host(run: _Run) -> Iterator[Item]:
             # The scales of few bits and an adapter are small beside the rest.
             width = round(2 * size / copies / shapes.parameters(shape)) / 2
             size = max(size, copies * pinned_bytes(shape, width))
-        yield Item(item.name, size, "while a phase does not need it" + (", pinned" if run.gpu else ""))
+        yield Item(run.weights[name].name, size, "while a phase does not need it" + (", pinned" if run.gpu else ""))
     if run.vllm and run.lora:
         yield Item("vLLM weights", pinned_bytes(run.student, run.kept_width), "while it sleeps, pinned")
 
 
 def _checkpoint(run: _Run) -> Item:
     width = (FP32 if run.lora else run.weight) + (2 * FP32 if run.config.train.optimizer == "adamw" else SMALL_MOMENTS)
-    return Item(
-        "checkpoint", int(width * run.trained), f"{run.trained:,} parameters with AdamW's moments, {width:g} bytes"
-    )
+    how = f"{run.trained:,} parameters with AdamW's moments, {width:g} bytes"
+    return Item("checkpoint", int(width * run.trained), how)
 
 
 def _rollout(run: _Run) -> Phase:
@@ -321,25 +316,18 @@ def _vllm(run: _Run, ends: list[float]) -> Phase:
     seconds = engine_seconds(
         run.device, ends, at_once, lengths.prompt, weights=run.engine, cached=run.token, flops=flops
     )
-    prefill = lengths.prompt * shapes.forward_flops(
-        run.student, lengths.prompt
-    )  # the prefix cache serves the rest of a group
-    seconds += run.device.forward_s(run.config.rollout.prompts_per_step * prefill, 1)
+    # A group's prompt is computed once: vLLM's prefix cache serves the other responses.
+    prefill = run.config.rollout.prompts_per_step * lengths.prompt * shapes.forward_flops(run.student, lengths.prompt)
+    seconds += run.device.forward_s(prefill, 1)
     return Phase("rollout", "the device", items, seconds, f"{run.responses} responses, {at_once} at once")
 
 
 def _batches(run: _Run, ends: list[float]) -> Phase:
     shape, lengths, at_once, token = run.student, run.lengths, run.at_once, run.token
     cache = f"{at_once} responses of {run.longest} tokens, {token} bytes per token"
-    items = [
-        *_resident(run, "student"),
-        Item("KV cache", at_once * run.longest * token, cache),
-        Item(
-            "logits being drawn from",
-            4 * FP32 * at_once * shape.vocabulary,
-            "of one token per response, four times in float32",
-        ),
-    ]
+    logits, how = 4 * FP32 * at_once * shape.vocabulary, "of one token per response, four times in float32"
+    items = _resident(run, "student")
+    items += [Item("KV cache", at_once * run.longest * token, cache), Item("logits being drawn from", logits, how)]
     if run.copied:
         items.append(Item("bfloat16 weights", run.copied * run.count, "kept by autocast from token to token"))
     waves = [max(ends[first : first + at_once]) for first in range(0, run.responses, at_once)]
@@ -409,9 +397,9 @@ def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:
     """The largest phase if the device is too small for it, and a KV cache too small for one sequence."""
     device, fullest = run.device, max(phases, key=lambda phase: phase.size)
     if device.memory is not None and fullest.size > device.offered:
-        lever = f"{'rollout' if fullest.name == 'rollout' else 'train'}.microbatch_responses"
-        if run.vllm and fullest.name == "rollout":
-            lever = "rollout.gpu_memory"
+        lever = "train.microbatch_responses"
+        if fullest.name == "rollout":
+            lever = "rollout.gpu_memory" if run.vllm else "rollout.microbatch_responses"
         yield (
             f"{fullest.name} needs {fullest.size / GIB:.1f} GiB, the {device.name} offers {device.offered / GIB:.1f}; "
             f"lower {lever} or take smaller models{'; plan --fit GB finds keys' * run.gpu}"

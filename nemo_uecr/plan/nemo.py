@@ -28,15 +28,10 @@ from nemo_uecr.plan.shapes import BF16, FP32, Sharded
 # Time and memory that no formula gives, measured by others; tests/plan/test_published.py has their runs.
 DECODE_STEP = 0.002  # s of overhead per decoding step: vLLM's scheduler, launches, sampling
 REFIT_S, REFIT_RATE = 3.0, 12e9  # s per refit, and bytes/s of all weights through every rank (NeMo-RL issue 959)
-STEP_S, STEP_SHARE = (
-    3.0,
-    0.02,
-)  # s between phases, plus a share of them: 3 to 14 s (NeMo-RL issue 959), 4 of 67 (pull 1052)
+STEP_S, STEP_SHARE = 3.0, 0.02  # s between phases, and a share of them: 3 to 14 s (issue 959), 4 of 67 (pull 1052)
 PROCESS_BYTES = 3 * GIB // 2  # per GPU process besides its tensors: CUDA context, libraries, NCCL; assumed
 VLLM_BYTES = 3 * GIB  # of vLLM besides weights and KV cache: 3.05 GiB measured for 8B on an H100 (vLLM issue 10511)
-VLLM_SHARED = (
-    11 * GIB // 2
-)  # of a sleeping engine of several ranks: with its process 2.4 to 7.2 GiB (NeMo-RL issue 223)
+VLLM_SHARED = 11 * GIB // 2  # of a sleeping engine of several ranks: 2.4 to 7.2 GiB with its process (issue 223)
 DEALS = 16  # random deals of a batch's responses to the engines, averaged for the slowest engine
 SUGGESTIONS = 3  # most changes suggested for a run that does not fit
 ABSENT = "-"  # in the layout, for a GPU without a model
@@ -56,9 +51,9 @@ class Setting:
         scorer = max(self.scorers.values(), key=shapes.parameters, default=None)
         refuse(layout_faults(config, shape, scorer))
         self.turns = len(set(config.active_teachers.values()))  # teachers; two names of one model share it
-        self.student = student = shapes.sharded(shape, config.student.parallel, config.student_gpus)
+        self.student = student = Sharded(shape, config.student.parallel, config.student_gpus)
         # None if the method reads no teacher; `beside` is the teacher if it shares the student's GPUs.
-        self.teacher = None if scorer is None else shapes.sharded(scorer, config.teacher.parallel, config.teacher_gpus)
+        self.teacher = None if scorer is None else Sharded(scorer, config.teacher.parallel, config.teacher_gpus)
         self.beside = None if config.teacher.dedicated_gpus else self.teacher
         # The GPUs of every phase except a dedicated teacher's, and the workers on them.
         self.where = "student GPUs" if config.teacher.dedicated_gpus else "every GPU"
@@ -70,14 +65,14 @@ class Setting:
         self.awake = [*self.processes]  # while vLLM generates
         if tensor > 1:
             self.processes.append(Item("vLLM asleep", VLLM_SHARED, "CUDA graphs and NCCL of several ranks; at most"))
-        self.engines = student.grid.ranks // tensor  # of vLLM, independent ones
+        self.engines = student.gpus // tensor  # of vLLM, independent ones
         self.vllm_bytes = BF16 * shapes.parameters(shape) // tensor  # the student's weights on each rank of an engine
         self.vllm_weights = Item("vLLM weights", self.vllm_bytes, f"2 bytes per parameter over {tensor} ranks")
         # vLLM's KV cache, and the keys and values of one token, on a rank of an engine.
         self.cache_bytes = max(0, int(config.rollout.gpu_memory * (device.memory or 0)) - self.vllm_bytes - VLLM_BYTES)
         self.token_bytes = shapes.kv_token_bytes(shape, tensor, BF16)
         # On a rank of the pipeline stage with the most.
-        self.optimizer_bytes = max(map(student.optimizer_bytes, range(student.grid.pipeline)))
+        self.optimizer_bytes = max(map(student.optimizer_bytes, range(student.parallel.pipeline)))
 
 
 def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
@@ -157,7 +152,7 @@ def rollout(setting: Setting) -> Phase:
         slowest += max(ends) / DEALS
         average += sum(ends) / engines / DEALS
     how = f"{each} responses per engine, {at_once} at once; {average:,.1f} s on the average one, which then waits"
-    seconds = slowest + setting.device.forward_s(prefill, setting.student.grid.ranks)
+    seconds = slowest + setting.device.forward_s(prefill, setting.student.gpus)
     seconds += setting.vllm_bytes / setting.device.host_link
     return Phase("rollout", setting.where, items, seconds, how, slowest - average)
 
@@ -204,19 +199,19 @@ def scoring(setting: Setting) -> list[Phase]:
     link, chunk, phases = setting.device.host_link, config.scoring.chunk_tokens, []
     sizes = (setting.responses, config.scoring.tokens_per_microbatch)
     if teacher is not None:
-        tokens, flops = config.scoring.tokens_per_microbatch // teacher.grid.context, _flops(setting, teacher)
+        tokens, flops = config.scoring.tokens_per_microbatch // teacher.parallel.context, _flops(setting, teacher)
         logits = teacher.scoring_logits_bytes(tokens, chunk, divided=False)
         held = Item("logits", logits, "bfloat16 over all tokens, one chunk again")
-        seconds, more = _in_parallel(setting, teacher, setting.device.forward_s(flops, teacher.grid.ranks), 1, *sizes)
+        seconds, more = _in_parallel(setting, teacher, setting.device.forward_s(flops, teacher.gpus), 1, *sizes)
         where, how, workers = "teacher GPUs", "the student's GPUs wait", [_workers(1)]
         if setting.beside is not None:  # a frozen model is not copied back
             seconds += teacher.weight_bytes / link
             where, workers = setting.where, [one for one in setting.processes if one.name != "teacher asleep"]
             how = f"{_gib(teacher.weight_bytes)} over the host link"
-        how = f"{_peta(flops)} on {teacher.grid.ranks} GPUs at {contents.FORWARD_SHARE:.0%}{more}; {how}"
+        how = f"{_peta(flops)} on {teacher.gpus} GPUs at {contents.FORWARD_SHARE:.0%}{more}; {how}"
         items = (*workers, *_forward_items("teacher", teacher, tokens), held)
         phases.append(Phase("score teacher", where, items, seconds, how))
-    tokens, flops = config.scoring.tokens_per_microbatch // student.grid.context, _flops(setting, student)
+    tokens, flops = config.scoring.tokens_per_microbatch // student.parallel.context, _flops(setting, student)
     reference, weights = config.loss.reference_kl > 0, student.weight_bytes
     logits = student.scoring_logits_bytes(tokens, chunk, divided=config.rollout.temperature != 1.0)
     how = "bfloat16 over all tokens, one chunk again and divided by T_r"
@@ -224,7 +219,7 @@ def scoring(setting: Setting) -> list[Phase]:
         logits = max(logits, student.reference_logits_bytes(tokens, chunk))
         how = "bfloat16 over all tokens, three float32 buffers of a chunk (reference)"
     items = (*setting.processes, *_forward_items("student", student, tokens), Item("logits", logits, how))
-    seconds, more = _in_parallel(setting, student, setting.device.forward_s(flops, student.grid.ranks), 1, *sizes)
+    seconds, more = _in_parallel(setting, student, setting.device.forward_s(flops, student.gpus), 1, *sizes)
     how = f"{_peta(flops)} at {contents.FORWARD_SHARE:.0%}{more}"
     phases.append(Phase("score student", setting.where, items, seconds + weights / link, how))
     if reference:
@@ -236,18 +231,17 @@ def scoring(setting: Setting) -> list[Phase]:
 def train(setting: Setting) -> Phase:
     """Forward, backward at twice its cost, the layers again with checkpointing; then gradients and weights are sent."""
     device, student, config = setting.device, setting.student, setting.config
-    shape, grid = student.shape, student.grid
-    stages = [_train_items(setting, stage) for stage in range(grid.pipeline)]
+    stages = [_train_items(setting, stage) for stage in range(student.parallel.pipeline)]
     items = max(stages, key=lambda items: sum(item.size for item in items))
     forward = _flops(setting, student)
     flops, again = 3 * forward, config.student.activation_checkpointing
     if again:
-        head = 2.0 * shape.vocabulary * shape.hidden
+        head = 2.0 * student.shape.vocabulary * student.shape.hidden
         flops += forward - head * setting.responses * setting.lengths.whole
     sizes = (config.train.minibatch_responses, config.train.tokens_per_microbatch)
-    compute, more = _in_parallel(setting, student, device.train_s(flops, grid.ranks), 3 + again, *sizes)
-    steps, sharing = setting.responses // config.train.minibatch_responses, grid.data * grid.context
-    travelling = steps * (FP32 + BF16) * student.most_parameters * (sharing - 1) / sharing
+    compute, more = _in_parallel(setting, student, device.train_s(flops, student.gpus), 3 + again, *sizes)
+    steps = setting.responses // config.train.minibatch_responses
+    travelling = steps * (FP32 + BF16) * student.most_parameters * (student.sharing - 1) / student.sharing
     link = device.peer_link if config.cluster.nodes == 1 else device.network
     seconds = compute + travelling / link + setting.optimizer_bytes / device.host_link
     how = f"{_peta(flops)} at {contents.TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}{more}"
@@ -262,11 +256,11 @@ def _in_parallel(
     A tensor rank sends `Sharded.summed_bytes` in each of the ``passes``; a pipeline takes (stages - 1) / micro-batches
     longer than its work, with the micro-batches of a rank's share of ``responses``.
     """
-    grid, length, device = model.grid, setting.lengths.whole, setting.device
-    link = device.network if setting.config.cluster.gpus_per_node % grid.tensor else device.peer_link
-    tokens = setting.responses * length // (grid.data * grid.context)
+    parallel, length, device = model.parallel, setting.lengths.whole, setting.device
+    link = device.network if setting.config.cluster.gpus_per_node % parallel.tensor else device.peer_link
+    tokens = setting.responses * length // model.sharing
     sums = passes * model.summed_bytes(tokens) / link
-    bubble = (grid.pipeline - 1) / max(1.0, responses / grid.data * length / microbatch)
+    bubble = (parallel.pipeline - 1) / max(1.0, responses / model.data * length / microbatch)
     words = f"; tensor sums {sums:.1f} s" * (sums > 0) + f"; pipeline bubble {bubble:.0%}" * (bubble > 0)
     return (compute + sums) * (1 + bubble), words
 
@@ -276,16 +270,16 @@ def _flops(setting: Setting, model: Sharded) -> float:
 
 
 def _train_items(setting: Setting, stage: int) -> list[Item]:
-    student, grid, config = setting.student, setting.student.grid, setting.config
-    tokens, held = config.train.tokens_per_microbatch // grid.context, student.parameters(stage)
-    layer, last = student.kept_bytes(tokens), stage == grid.pipeline - 1
+    student, config, pipeline = setting.student, setting.config, setting.student.parallel.pipeline
+    tokens, held = config.train.tokens_per_microbatch // student.parallel.context, student.parameters(stage)
+    layer, last = student.kept_bytes(tokens), stage == pipeline - 1
     if config.student.activation_checkpointing:
         kept = student.checkpointed_bytes(stage, tokens)
-        how = f"inputs of {len(student.layers(stage))} layers x {grid.pipeline - stage} micro-batches in flight"
+        how = f"inputs of {len(student.layers(stage))} layers x {pipeline - stage} micro-batches in flight"
         # A recomputed layer has its activations and their gradients.
         working = Item("layer at work", 2 * layer, "one recomputed layer, with its gradients")
     else:
-        kept, how = (grid.pipeline - stage) * len(student.layers(stage)) * layer, "every layer's"
+        kept, how = (pipeline - stage) * len(student.layers(stage)) * layer, "every layer's"
         working = Item("layer at work", layer, "gradients of one layer")
     logits = student.train_logits_bytes(tokens, config.scoring.chunk_tokens) if last else 0
     if logits > working.size:  # the logits are freed before the layers run backward, so the larger counts
@@ -295,7 +289,7 @@ def _train_items(setting: Setting, stage: int) -> list[Item]:
         *setting.processes,
         Item("student weights", BF16 * held, f"{held:,} parameters of stage {stage}, 2 bytes"),
         Item("gradients", FP32 * held, "float32 buffer, 4 bytes per parameter, on every data-parallel rank"),
-        Item("optimizer", optimizer, f"10 bytes per parameter over {grid.data * grid.context} ranks"),
+        Item("optimizer", optimizer, f"10 bytes per parameter over {student.sharing} ranks"),
         Item("activations", kept, how),
         *(_gathered(student, tokens) if last else []),
         working,
@@ -323,7 +317,7 @@ def _workers(count: int) -> Item:
 def _host(setting: Setting) -> Iterator[Item]:
     """Host memory of a node while everything except vLLM is offloaded."""
     student = setting.student
-    ranks = min(student.grid.ranks, setting.config.cluster.gpus_per_node)
+    ranks = min(student.gpus, setting.config.cluster.gpus_per_node)
     yield Item("student weights", ranks * student.weight_bytes, f"{ranks} ranks, 2 bytes per parameter")
     yield Item("optimizer", ranks * setting.optimizer_bytes, f"{ranks} ranks, 10 bytes per parameter, sharded")
     yield Item("vLLM weights", ranks * setting.vllm_bytes, "copy of its sleep level 1")
@@ -352,54 +346,54 @@ def _layout(setting: Setting) -> Iterator[contents.RankLine]:
     """One line per GPU, in rank order: the student's first, then a dedicated teacher's."""
     per_node, tensor = setting.config.cluster.gpus_per_node, setting.config.rollout.tensor
     student, teacher, beside = setting.student, setting.teacher, setting.beside
-    for rank in range(student.grid.ranks):
+    for rank in range(student.gpus):
         engine, part = divmod(rank, tensor)
         yield contents.RankLine(
             *divmod(rank, per_node),
-            f"{_shard(student, rank, setting.responses)}; optimizer 1/{student.grid.data * student.grid.context}",
+            f"{_shard(student, rank, setting.responses)}; optimizer 1/{student.sharing}",
             ABSENT if beside is None else _shard(beside, rank, setting.responses),
             f"engine {engine}/{setting.engines}" + (f", tensor {part}/{tensor}" if tensor > 1 else ""),
         )
     if teacher is not None and beside is None:
-        for rank in range(teacher.grid.ranks):
+        for rank in range(teacher.gpus):
             held = _shard(teacher, rank, setting.responses)
-            yield contents.RankLine(*divmod(student.grid.ranks + rank, per_node), ABSENT, held, ABSENT)
+            yield contents.RankLine(*divmod(student.gpus + rank, per_node), ABSENT, held, ABSENT)
 
 
 def _shard(model: Sharded, rank: int, responses: int) -> str:
-    grid, place = model.grid, model.grid.place(rank)
-    layers, cut = model.layers(place.pipeline), grid.pipeline > 1
+    (tensor, context, data, stage), parallel = model.place(rank), model.parallel
+    layers, cut = model.layers(stage), parallel.pipeline > 1
     parts = (
         f"layers {layers.start}-{layers.stop - 1}",
-        "embedding" if cut and place.pipeline == 0 else "",
-        "output" if cut and place.pipeline == grid.pipeline - 1 else "",
-        f"tensor {place.tensor}/{grid.tensor}" if grid.tensor > 1 else "",
-        f"context {place.context}/{grid.context}" if grid.context > 1 else "",
-        f"data {place.data}/{grid.data}: {-(-responses // grid.data)} responses",
+        "embedding" if cut and stage == 0 else "",
+        "output" if cut and stage == parallel.pipeline - 1 else "",
+        f"tensor {tensor}/{parallel.tensor}" if parallel.tensor > 1 else "",
+        f"context {context}/{parallel.context}" if parallel.context > 1 else "",
+        f"data {data}/{model.data}: {-(-responses // model.data)} responses",
     )
     return ", ".join(filter(None, parts))
 
 
 def _facts(setting: Setting) -> Iterator[str]:
-    config, grid, teacher, drawn = setting.config, setting.student.grid, setting.teacher, setting.config.rollout
+    config, student, teacher, drawn = setting.config, setting.student, setting.teacher, setting.config.rollout
     each, rest = divmod(setting.responses, setting.engines)
     size, longest, more = config.train.minibatch_responses, config.longest, f" ({rest} engines take one more)"
     steps, at_once = setting.responses // size, concurrent_responses(setting, longest)
     yield f"{drawn.prompts_per_step} prompts x {drawn.responses_per_prompt} responses = {setting.responses} per step"
     yield (
-        f"{steps} optimizer step{'s' if steps > 1 else ''} of {size} responses, {size // grid.data} on each of "
-        f"{grid.data} data-parallel ranks"
+        f"{steps} optimizer step{'s' if steps > 1 else ''} of {size} responses, {size // student.data} on each of "
+        f"{student.data} data-parallel ranks"
     )
     yield (
         f"{setting.engines} vLLM engines, {each} responses each{more if rest else ''}; the KV cache of one holds "
         f"{at_once} responses of {longest} tokens"
     )
-    ranks = {"student.parallel.tensor": grid.tensor, "rollout.tensor": drawn.tensor}
+    ranks = {"student.parallel.tensor": student.parallel.tensor, "rollout.tensor": drawn.tensor}
     if teacher is not None:
-        share, masked = -(-setting.responses // teacher.grid.data), -setting.responses % teacher.grid.data
+        share, masked = -(-setting.responses // teacher.data), -setting.responses % teacher.data
         filled = f", counting {masked} masked rows that fill up the last" if masked else ""
-        yield f"teacher: {share} responses on each of {teacher.grid.data} data-parallel ranks{filled}"
-        ranks["teacher.parallel.tensor"] = teacher.grid.tensor
+        yield f"teacher: {share} responses on each of {teacher.data} data-parallel ranks{filled}"
+        ranks["teacher.parallel.tensor"] = teacher.parallel.tensor
     for key, count in ranks.items():
         if config.cluster.gpus_per_node % count:
             node = f"a node of {config.cluster.gpus_per_node} GPUs"
@@ -449,18 +443,15 @@ def cache_faults(config: AnyConfig, tokens: int) -> Iterator[str]:
 
 def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]:
     """Single changes with which the run fits, as typed, gentlest first."""
-    fitting = (changes for changes in _single_changes(config) if _fits(config, changes, device, lengths))
-    typed = (" ".join(f"{key}={str(value).lower()}" for key, value in changes.items()) for changes in fitting)
-    return list(islice(typed, SUGGESTIONS))
 
+    def fits(changes: Mapping[str, Any]) -> bool:
+        try:
+            other = NemoConfig.model_validate(changed(config.model_dump(), changes))
+            return not nemo_plan(other, device, lengths).misfits
+        except (ValidationError, ConfigError):
+            return False
 
-def _fits(config: NemoConfig, changes: Mapping[str, Any], device: Device, lengths: Lengths) -> bool:
-    """Whether the run fits with some dotted keys changed."""
-    try:
-        other = NemoConfig.model_validate(changed(config.model_dump(), changes))
-        return not nemo_plan(other, device, lengths).misfits
-    except (ValidationError, ConfigError):
-        return False
+    return [" ".join(contents.typed(changes)) for changes in islice(filter(fits, _single_changes(config)), SUGGESTIONS)]
 
 
 def _single_changes(config: NemoConfig) -> Iterator[dict[str, Any]]:

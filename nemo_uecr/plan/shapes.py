@@ -87,41 +87,23 @@ def shape_of_values(values: Mapping[str, Any], where: str) -> ModelShape:
 
 
 def layer_parameters(shape: ModelShape) -> int:
-    """Parameters of one layer: attention, feed-forward, two norms, the heads' norms and biases where it has them."""
+    """Parameters of one layer: attention, feed-forward, and biases and norms where it has them."""
     attention = shape.hidden * (2 * shape.query + 2 * shape.key_value)
     feed_forward = 3 * shape.hidden * shape.feed_forward
-    heads = 2 * shape.head_dim if shape.qk_norm else 0
     bias = shape.query + 2 * shape.key_value if shape.qkv_bias else 0
-    bias += shape.hidden if shape.output_bias else 0
-    return attention + feed_forward + 2 * shape.hidden + heads + bias
+    return attention + feed_forward + bias + _unsplit_parameters(shape)
+
+
+def _unsplit_parameters(shape: ModelShape) -> int:
+    """Those of a layer that every tensor rank holds whole: two norms, the heads' norms and the output bias."""
+    norms = 2 * shape.hidden + (2 * shape.head_dim if shape.qk_norm else 0)
+    return norms + (shape.hidden if shape.output_bias else 0)
 
 
 def parameters(shape: ModelShape) -> int:
     """Parameters of the whole model; a tied output layer counts once."""
     tables = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
     return tables + shape.layers * layer_parameters(shape) + shape.hidden
-
-
-@dataclass(frozen=True)
-class Grid:
-    """How a model is split over its GPUs; also a rank's coordinates in that grid."""
-
-    tensor: int
-    context: int
-    data: int
-    pipeline: int
-    sequence: bool
-
-    @property
-    def ranks(self) -> int:
-        return self.tensor * self.context * self.data * self.pipeline
-
-    def place(self, rank: int) -> Grid:
-        """Coordinates of a rank; Megatron numbers tensor ranks fastest, then context, data, and pipeline slowest."""
-        rest, tensor = divmod(rank, self.tensor)
-        rest, context = divmod(rest, self.context)
-        pipeline, data = divmod(rest, self.data)
-        return Grid(tensor, context, data, pipeline, self.sequence)
 
 
 def kv_token_bytes(shape: ModelShape, tensor: int, width: int) -> int:
@@ -140,20 +122,37 @@ def forward_flops(shape: ModelShape, length: int) -> float:
 
 @dataclass(frozen=True)
 class Sharded:
-    """A model split over its GPUs: what one rank holds."""
+    """A model split over its GPUs by a layout: what one rank holds."""
 
     shape: ModelShape
-    grid: Grid
+    parallel: ParallelConfig
+    gpus: int
+
+    @property
+    def data(self) -> int:
+        return self.gpus // self.parallel.ranks
+
+    @property
+    def sharing(self) -> int:
+        """Data- and context-parallel ranks, which share the optimizer."""
+        return self.data * self.parallel.context
+
+    def place(self, rank: int) -> tuple[int, int, int, int]:
+        """Tensor, context, data and pipeline coordinates of a rank; Megatron numbers the tensor ranks fastest."""
+        rest, tensor = divmod(rank, self.parallel.tensor)
+        rest, context = divmod(rest, self.parallel.context)
+        pipeline, data = divmod(rest, self.data)
+        return tensor, context, data, pipeline
 
     def layers(self, stage: int) -> range:
         """Layers of a pipeline stage."""
-        each = self.shape.layers // self.grid.pipeline
+        each = self.shape.layers // self.parallel.pipeline
         return range(stage * each, (stage + 1) * each)
 
     @property
     def columns(self) -> int:
         """Vocabulary columns of a tensor rank, padding included."""
-        return -(-self.shape.vocabulary // self.grid.tensor)
+        return -(-self.shape.vocabulary // self.parallel.tensor)
 
     def parameters(self, stage: int) -> int:
         """Parameters of a rank of a pipeline stage.
@@ -161,24 +160,17 @@ class Sharded:
         Norms and the output bias are whole on every tensor rank; matrices and the vocabulary are split. A tied output
         layer is the embedding itself with one stage, and a copy of it on the last of several.
         """
-        shape = self.shape
-        whole = 2 * shape.hidden + (2 * shape.head_dim if shape.qk_norm else 0)
-        whole += shape.hidden if shape.output_bias else 0
-        count = len(self.layers(stage)) * (whole + (layer_parameters(shape) - whole) // self.grid.tensor)
-        table = self.columns * shape.hidden
-        first, last = stage == 0, stage == self.grid.pipeline - 1
-        if first:
-            count += table
-        if last:
-            count += shape.hidden  # the final norm
-            if not (shape.tied and first):
-                count += table
-        return count
+        shape, whole = self.shape, _unsplit_parameters(self.shape)
+        layer = whole + (layer_parameters(shape) - whole) // self.parallel.tensor
+        first, last = stage == 0, stage == self.parallel.pipeline - 1
+        tables = first + (last and not (shape.tied and first))
+        final_norm = shape.hidden if last else 0
+        return len(self.layers(stage)) * layer + tables * self.columns * shape.hidden + final_norm
 
     @property
     def most_parameters(self) -> int:
         """Parameters of a rank of the fullest pipeline stage."""
-        return max(self.parameters(stage) for stage in range(self.grid.pipeline))
+        return max(self.parameters(stage) for stage in range(self.parallel.pipeline))
 
     @property
     def weight_bytes(self) -> int:
@@ -187,23 +179,23 @@ class Sharded:
 
     def optimizer_bytes(self, stage: int) -> int:
         """The precision-aware optimizer: 10 bytes per parameter, sharded over the data- and context-parallel ranks."""
-        return ADAM * self.parameters(stage) // (self.grid.data * self.grid.context)
+        return ADAM * self.parameters(stage) // self.sharing
 
     def summed_bytes(self, tokens: int) -> float:
         """Bytes a tensor rank sends in a stage's forward: 2 H (tensor - 1) / tensor, four times per layer and token."""
-        layers, tensor = self.shape.layers // self.grid.pipeline, self.grid.tensor
+        layers, tensor = self.shape.layers // self.parallel.pipeline, self.parallel.tensor
         return 4.0 * layers * BF16 * self.shape.hidden * tokens * (tensor - 1) / tensor
 
     def residual_bytes(self, tokens: int) -> int:
         """The hidden states between two layers; sequence parallelism splits them over the tensor ranks."""
-        return BF16 * self.shape.hidden * tokens // (self.grid.tensor if self.grid.sequence else 1)
+        return BF16 * self.shape.hidden * tokens // (self.parallel.tensor if self.parallel.sequence else 1)
 
     def gathered_bytes(self, tokens: int) -> int:
         """The input that a sequence-parallel output layer gathers: 2 H T, on the last pipeline stage.
 
         Megatron keeps this buffer until the model leaves the GPU.
         """
-        return BF16 * self.shape.hidden * tokens if self.grid.sequence else 0
+        return BF16 * self.shape.hidden * tokens if self.parallel.sequence else 0
 
     def kept_bytes(self, tokens: int) -> int:
         """What one fused Megatron layer keeps for backward: 4 H + (3 query + 3 key-value width + 3 F) / tensor.
@@ -212,16 +204,16 @@ class Sharded:
         output; the gate, the feed-forward input and their product.
         """
         cut = 3 * self.shape.query + 3 * self.shape.key_value + 3 * self.shape.feed_forward
-        return 4 * self.residual_bytes(tokens) + BF16 * tokens * cut // self.grid.tensor
+        return 4 * self.residual_bytes(tokens) + BF16 * tokens * cut // self.parallel.tensor
 
     def forward_bytes(self, tokens: int) -> int:
         """The peak of a layer without gradient: residual, norm, and the wider of attention and feed-forward."""
         widest = max(2 * self.shape.query + 2 * self.shape.key_value, 3 * self.shape.feed_forward)
-        return 2 * self.residual_bytes(tokens) + BF16 * tokens * widest // self.grid.tensor
+        return 2 * self.residual_bytes(tokens) + BF16 * tokens * widest // self.parallel.tensor
 
     def checkpointed_bytes(self, stage: int, tokens: int) -> int:
         """Inputs of a stage's layers, kept for its micro-batches in flight: one for each stage from it to the last."""
-        return (self.grid.pipeline - stage) * len(self.layers(stage)) * self.residual_bytes(tokens)
+        return (self.parallel.pipeline - stage) * len(self.layers(stage)) * self.residual_bytes(tokens)
 
     def train_logits_bytes(self, tokens: int, chunk: int) -> int:
         """NeMo-RL's chunked log-probability in training.
@@ -238,9 +230,3 @@ class Sharded:
     def reference_logits_bytes(self, tokens: int, chunk: int) -> int:
         """NeMo-RL's own scoring of the reference: bfloat16 logits, and three float32 buffers of a chunk."""
         return (BF16 * tokens + 3 * FP32 * min(chunk, tokens)) * self.columns
-
-
-def sharded(shape: ModelShape, parallel: ParallelConfig, gpus: int) -> Sharded:
-    """A model split over that many GPUs by its layout."""
-    data = gpus // parallel.ranks
-    return Sharded(shape, Grid(parallel.tensor, parallel.context, data, parallel.pipeline, parallel.sequence))

@@ -392,7 +392,7 @@ def test_a_server_that_does_not_fit_is_refused_at_start(served: Served, tmp_path
     with pytest.raises(ScoreError, match=r"counts more than the student's 291 output columns.*UECR_TEACHER_TOKENS=291"):
         teacher(served.url, columns=COLUMNS - 1).check([prompt(1)], 6)
     config = tiny.configured(tmp_path, section(served.url)).config
-    found = server_finding(config, "teacher", config.teacher, lambda name, role: shape_of(name, role=role))
+    found = server_finding(config, "teacher", lambda name, role: shape_of(name, role=role))
     assert (found.status, str(served.folder / "first") in found.message) == ("ok", True)
     with pytest.raises(ScoreError, match="expected model_name to be one of: served"):
         teacher(served.url, model_name="other").check([prompt(1)], 6)

@@ -6,16 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.load import load_config, load_nemo_config
-from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
 from nemo_uecr.config.schema import Config
-from nemo_uecr.plan.shapes import Grid, ModelShape
+from nemo_uecr.plan.contents import Plan
+from nemo_uecr.plan.shapes import ModelShape, Sharded
 from tests.config.shipped import CONFIGS, DEMO
 
-ALONE = Grid(1, 1, 1, 1, False)
-SIZES: dict[str, Any] = {
-    "vocab_size": 300, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "head_dim": 8, "intermediate_size": 24, "max_position_embeddings": 256, "tie_word_embeddings": True,
-}  # fmt: skip
 TINY: dict[str, Any] = {
     "vocabulary": 48, "hidden": 32, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "feed_forward": 40,
     "tied": True, "qk_norm": True, "qkv_bias": False, "output_bias": False, "positions": 64,
@@ -33,17 +29,38 @@ def local(*changes: str) -> Config:
     return load_config(DEMO, changes).config
 
 
+def sizes_of(plan: Plan, phase: str) -> dict[str, int]:
+    """Bytes of each part of a phase."""
+    return {item.name: item.size for each in plan.phases if each.name == phase for item in each.device}
+
+
 def tiny_shape(**changes: Any) -> ModelShape:
     """A Qwen3 small enough for real tensors."""
     return ModelShape(**(TINY | changes))
 
 
-def save_model(folder: Path, *, shard: str = "1GB", **changes: Any) -> Path:
-    """A real tiny Qwen3 with the demo's tokenizer, in weight files of at most that size."""
+def split(shape: ModelShape, tensor: int = 1, pipeline: int = 1, data: int = 1, *, sequence: bool = False) -> Sharded:
+    """A model over so many ranks of each kind."""
+    parallel = ParallelConfig(tensor=tensor, pipeline=pipeline, context=1, sequence=sequence)
+    return Sharded(shape, parallel, tensor * pipeline * data)
+
+
+def real_model(shape: ModelShape) -> Any:
+    """Transformers' own model of these sizes."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    model = Qwen3ForCausalLM(Qwen3Config(**(SIZES | changes)))
-    model.save_pretrained(folder, max_shard_size=shard)
+    config = Qwen3Config(
+        vocab_size=shape.vocabulary, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        intermediate_size=shape.feed_forward, tie_word_embeddings=shape.tied, max_position_embeddings=shape.positions,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).eval()
+
+
+def save_model(folder: Path, *, shard: str = "1GB", **changes: Any) -> Path:
+    """A real tiny model with the demo's tokenizer, in weight files of at most that size."""
+    sizes = {"vocabulary": 300, "layers": 1, "positions": 256} | changes
+    real_model(tiny_shape(**sizes)).save_pretrained(folder, max_shard_size=shard)
     return save_tokenizer(folder)
 
 

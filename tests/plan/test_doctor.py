@@ -161,7 +161,7 @@ def test_damaged_model_folders_and_names_that_are_not_here(tmp_path: Path) -> No
 
 
 def test_tokenizers_and_prompts(tmp_path: Path) -> None:
-    student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t", vocab_size=320)
+    student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t", vocabulary=320)
     rows = tmp_path / "p.jsonl"
     questions = ["1+1" * 40, *["1+1"] * 129]
     rows.write_text("".join(f'{{"question": "{q}", "final_answer": "2", "difficulty": 6}}\n' for q in questions))
@@ -220,7 +220,7 @@ def test_templates(template: str | None, statuses: list[str], fault: str, tmp_pa
 
 def test_models_that_do_not_fit_a_local_run(tmp_path: Path) -> None:
     """Other output columns, and 257 tokens on 256 positions, which it refuses only where a prompt has them."""
-    student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t", vocab_size=9000)
+    student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t", vocabulary=9000)
     named = [f"student.model_name={student}", f"teacher.model_name={student}", "evaluation.max_tokens=100"]
     fits = ["data.max_prompt_tokens=56", "rollout.max_response_tokens=200"]
     local_run = fit(local(*named, *fits))

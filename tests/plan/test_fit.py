@@ -13,8 +13,8 @@ import pytest
 from nemo_uecr.cli.look import sizes
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_config
-from nemo_uecr.plan.contents import GIB, GPUS, Lengths, Plan
-from nemo_uecr.plan.fit import Rung, card, climb, typed
+from nemo_uecr.plan.contents import GIB, GPUS, Lengths, Plan, typed
+from nemo_uecr.plan.fit import Rung, card, climb
 from nemo_uecr.plan.local import local_plan
 from tests.config.shipped import CONFIGS
 

@@ -12,6 +12,7 @@ from nemo_uecr.plan.contents import GPUS, Lengths, Plan
 from nemo_uecr.plan.local import local_plan, lora_parameters, quantized_bytes
 from nemo_uecr.plan.shapes import KNOWN, parameters, shape_of
 from tests.local import tiny
+from tests.plan.subjects import sizes_of
 
 MODELS = ("student", "reference", "teacher")
 
@@ -21,10 +22,6 @@ def planned(*overrides: str) -> Plan:
     models = ("student.model_name=Qwen/Qwen3-0.6B", "teacher.model_name=Qwen/Qwen3-4B")
     config = load_config(tiny.BASE, [*base, *models, "train.steps=1", *overrides]).config
     return local_plan(config, GPUS["h100"], Lengths(100, 1000, 0.9), sizes=lambda name, role: shape_of(name, role=role))
-
-
-def sizes(plan: Plan, phase: str) -> dict[str, int]:
-    return {item.name: item.size for each in plan.phases if each.name == phase for item in each.device}
 
 
 def test_an_adapter_has_the_parameters_that_peft_gives_it() -> None:
@@ -55,12 +52,12 @@ def test_a_rounded_teacher_has_the_bytes_of_its_tensors(quantize: Quantize) -> N
 
 
 def test_offload_leaves_on_the_device_what_a_phase_needs() -> None:
-    everything = sizes(planned(), "rollout")
+    everything = sizes_of(planned(), "rollout")
     assert {"student weights", "reference weights", "teacher weights", "optimizer"} <= everything.keys()
     moved = planned("offload=all")
-    assert sizes(moved, "rollout").keys() & {"teacher weights", "reference weights", "optimizer"} == set()
-    assert "student weights" not in sizes(moved, "score teacher")
-    assert "teacher weights" not in sizes(moved, "update")
+    assert sizes_of(moved, "rollout").keys() & {"teacher weights", "reference weights", "optimizer"} == set()
+    assert "student weights" not in sizes_of(moved, "score teacher")
+    assert "teacher weights" not in sizes_of(moved, "update")
     assert {item.name for item in moved.host} == {"batch", "optimizer", *(f"{name} weights" for name in MODELS)}
     assert planned("offload=teacher").fullest.size < planned().fullest.size
 
@@ -79,9 +76,9 @@ def test_offload_leaves_on_the_device_what_a_phase_needs() -> None:
 )
 def test_bytes_over_the_host_link_of_a_step(keys: list[str], moved: str) -> None:
     plan = planned(*keys)
-    held = {name[0].upper(): sizes(plan, "update").get(f"{name} weights", 0) for name in MODELS}
-    held |= {"T": 2 * parameters(KNOWN["Qwen/Qwen3-4B"]), "O": sizes(plan, "update")["optimizer"]}
-    held |= {"R": held["S"], "V": sizes(plan, "rollout").get("vLLM weights", 0)}
+    held = {name[0].upper(): sizes_of(plan, "update").get(f"{name} weights", 0) for name in MODELS}
+    held |= {"T": 2 * parameters(KNOWN["Qwen/Qwen3-4B"]), "O": sizes_of(plan, "update")["optimizer"]}
+    held |= {"R": held["S"], "V": sizes_of(plan, "rollout").get("vLLM weights", 0)}
     found = float(next(fact for fact in plan.facts if "to and from" in fact).split()[0])
     assert found == pytest.approx(sum(held[letter] for letter in moved) / 2**30, abs=0.05)
 
@@ -97,9 +94,9 @@ def test_vllm_sleeps_outside_of_the_rollout() -> None:
     """0.6B in bfloat16: 0.3 x 79.1 - 1.11 - 3 GiB for keys and values of 2 x 28 x 8 x 128 x 2 bytes a token."""
     plan = planned("rollout.engine=vllm", "rollout.gpu_memory=0.3")
     cache = int(0.3 * int(79.1 * 2**30)) - 2 * parameters(KNOWN["Qwen/Qwen3-0.6B"]) - 3 * 2**30
-    assert sizes(plan, "rollout")["KV cache"] == cache
-    assert "vLLM weights" not in sizes(plan, "update")
-    assert sizes(plan, "update")["vLLM asleep"] == int(0.8 * 2**30)
+    assert sizes_of(plan, "rollout")["KV cache"] == cache
+    assert "vLLM weights" not in sizes_of(plan, "update")
+    assert sizes_of(plan, "update")["vLLM asleep"] == int(0.8 * 2**30)
     tokens = 2048 + 16384
     assert f"of {cache // (tokens * 114_688)} responses of {tokens} tokens at once" in " ".join(plan.facts)
     crowded = planned("rollout.engine=vllm", "rollout.gpu_memory=0.05")
@@ -123,7 +120,7 @@ def test_several_teachers_are_counted_and_two_names_of_one_share_it() -> None:
     beside = planned("teacher=null", f"teachers={{a: {{model_name: Qwen/Qwen3-4B}}, e: {served}}}", "routing.key=kind")
     assert "1/2 of the responses" in next(phase for phase in beside.phases if phase.name == "score teachers.a").how
     held = {"teachers.a weights", "teachers.b weights", "reference weights"}
-    assert sizes(plan, "update").keys() >= held
-    assert sizes(moved, "score teachers.a").keys() & held == {"teachers.a weights"}
-    assert sizes(moved, "score teachers.d").keys() & held == {"reference weights"}
+    assert sizes_of(plan, "update").keys() >= held
+    assert sizes_of(moved, "score teachers.a").keys() & held == {"teachers.a weights"}
+    assert sizes_of(moved, "score teachers.d").keys() & held == {"reference weights"}
     assert {item.name for item in moved.host} >= held

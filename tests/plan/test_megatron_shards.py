@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.plan.shapes import Grid, Sharded
 from tests.conftest import ROOT
-from tests.plan.subjects import tiny_shape
+from tests.plan.subjects import split, tiny_shape
 
 pytestmark = pytest.mark.slow  # half a minute of imports and builds
 CASES: list[dict[str, Any]] = [
@@ -45,13 +44,12 @@ def test_every_rank_holds_what_is_planned(index: int, built: list[Any]) -> None:
     the float32 weights that the bfloat16 ones have.
     """
     case, ranks = CASES[index], built[index]
-    grid = Grid(case["tensor"], 1, case["data"], case["pipeline"], False)
-    model = Sharded(tiny_shape(tied=case["tied"]), grid)
+    model = split(tiny_shape(tied=case["tied"]), case["tensor"], case["pipeline"], case["data"])
     for rank, found in enumerate(ranks):
-        place = grid.place(rank)
-        assert (place.tensor, place.data, place.pipeline) == (found["tensor"], found["data"], found["pipeline"])
-        assert model.parameters(place.pipeline) == found["parameters"]
-        assert len(model.layers(place.pipeline)) == found["layers"]
+        stage = found["pipeline"]
+        assert model.place(rank) == (found["tensor"], 0, found["data"], stage)
+        assert model.parameters(stage) == found["parameters"]
+        assert len(model.layers(stage)) == found["layers"]
     for stage in range(case["pipeline"]) if case["optimizer"] else ():
         group = [found for found in ranks if found["pipeline"] == stage and found["tensor"] == 0]
         assert len(group) == case["data"]

@@ -6,7 +6,6 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,29 +13,10 @@ import torch
 from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.plan import local
 from nemo_uecr.plan.contents import CPU, Lengths
-from nemo_uecr.plan.shapes import (
-    KNOWN,
-    Grid,
-    ModelShape,
-    Sharded,
-    forward_flops,
-    kv_token_bytes,
-    shape_of,
-)
+from nemo_uecr.plan.shapes import KNOWN, ModelShape, Sharded, forward_flops, kv_token_bytes, shape_of
 from tests.plan import subjects
 from tests.plan.live_bytes import LiveBytes, keeping, nbytes
-from tests.plan.subjects import ALONE, save_model, tiny_shape
-
-
-def real_model(shape: ModelShape) -> Any:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    config = Qwen3Config(
-        vocab_size=shape.vocabulary, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
-        intermediate_size=shape.feed_forward, tie_word_embeddings=shape.tied,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config).eval()
+from tests.plan.subjects import real_model, save_model, sizes_of, split, tiny_shape
 
 
 def kept(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
@@ -64,7 +44,7 @@ def test_activations_under_an_adapter_are_exact(dtype: str, rank: int, tmp_path:
 
     found, tokens = [], 48
     for layers in (2, 3):
-        folder = str(save_model(tmp_path, hidden_size=32, intermediate_size=96, num_hidden_layers=layers))
+        folder = str(save_model(tmp_path, feed_forward=96, layers=layers))
         model = load_model(folder, role="s", dtype=dtype, device=torch.device("cpu"), master_weights=False)
         add_adapter(model.module, rank=rank, alpha=1.0, seed=0)
         with keeping(model.module) as saved, model.forward_context():
@@ -86,8 +66,7 @@ def test_a_recomputed_update_and_its_scoring_stay_below_their_plan(
     from nemo_uecr.local.token_model import load_model
 
     prompt, response, vocabulary = 8, 120, 2000
-    sizes = {"vocab_size": vocabulary, "hidden_size": 64, "num_hidden_layers": 6, "intermediate_size": 192}
-    folder = str(save_model(tmp_path, **sizes))
+    folder = str(save_model(tmp_path, vocabulary=vocabulary, hidden=64, layers=6, feed_forward=192))
     monkeypatch.setitem(CHUNK_BYTES, "cpu", 4 * vocabulary * 16)
     lengths = [f"data.max_prompt_tokens={prompt}", f"rollout.max_response_tokens={response}", "method.name=grpo"]
     batch = ["train.microbatch_responses=1", "train.activation_checkpointing=true"]
@@ -111,8 +90,8 @@ def test_a_recomputed_update_and_its_scoring_stay_below_their_plan(
             logits_NV.float().log_softmax(-1)
     resident = {"student weights", "optimizer", "gradients"}
     for phase, peak in (("update", updating.peak), ("score student", scoring.peak)):
-        items = next(each.device for each in plan.phases if each.name == phase)
-        assert peak <= sum(item.size for item in items if item.name not in resident) <= 2.5 * peak, phase
+        planned = sum(size for name, size in sizes_of(plan, phase).items() if name not in resident)
+        assert peak <= planned <= 2.5 * peak, phase
 
 
 def test_pinned_copies_round_every_matrix_up_to_a_power_of_two() -> None:
@@ -145,7 +124,7 @@ def test_scoring_keeps_one_chunk_beside_the_logits(divided: bool) -> None:
     request = ScoreRequest(temperatures, True, shape.vocabulary, chunk)
     with LiveBytes(logits, ids) as live:
         score_columns(logits, micro, request, ModelParallel(None, None))
-    planned = Sharded(shape, ALONE).scoring_logits_bytes(tokens, chunk, divided=divided) - logits.nbytes
+    planned = split(shape).scoring_logits_bytes(tokens, chunk, divided=divided) - logits.nbytes
     rows = 8 * shape.vocabulary * 4  # float32 rows in work
     assert planned <= live.peak <= planned + rows + 64 * tokens
 
@@ -174,7 +153,7 @@ def test_logits_are_those_of_nemo_rl(training: bool, monkeypatch: pytest.MonkeyP
     finally:
         dist.destroy_process_group()
     formula = Sharded.train_logits_bytes if training else Sharded.reference_logits_bytes
-    assert live.peak + logits.nbytes == pytest.approx(formula(Sharded(shape, ALONE), tokens, chunk), rel=0.05)
+    assert live.peak + logits.nbytes == pytest.approx(formula(split(shape), tokens, chunk), rel=0.05)
 
 
 def test_flops() -> None:
@@ -199,9 +178,8 @@ def test_megatron_layer_counts() -> None:
     Two tensor ranks with sequence parallelism hold half; without it the residuals stay whole: 2,560 + 8,160 / 2.
     """
     shape = tiny_shape()
-    assert Sharded(shape, ALONE).kept_bytes(10) == 10_720
-    assert Sharded(shape, Grid(2, 1, 1, 1, True)).kept_bytes(10) == 5_360
-    assert Sharded(shape, Grid(2, 1, 1, 1, False)).kept_bytes(10) == 2_560 + 4_080
+    assert split(shape).kept_bytes(10) == 10_720
+    assert split(shape, tensor=2, sequence=True).kept_bytes(10) == 5_360
+    assert split(shape, tensor=2).kept_bytes(10) == 2_560 + 4_080
     # Checkpoints: 2 layers of a stage x 640 bytes, two micro-batches in flight on the first of two stages, one after.
-    stages = Grid(1, 1, 1, 2, False)
-    assert [Sharded(shape, stages).checkpointed_bytes(stage, 10) for stage in (0, 1)] == [2_560, 1_280]
+    assert [split(shape, pipeline=2).checkpointed_bytes(stage, 10) for stage in (0, 1)] == [2_560, 1_280]

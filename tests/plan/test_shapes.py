@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from nemo_uecr.errors import DataError
 from nemo_uecr.plan.shapes import KNOWN, parameters, shape_of
+from tests.plan.subjects import real_model
 
 TINY = {
     "vocab_size": 77, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
@@ -18,15 +20,12 @@ TINY = {
 WHOLE = TINY | {"model_type": "qwen3", "tie_word_embeddings": False}
 
 
-def counted(name: str, **sizes: Any) -> tuple[int, Any]:
-    """Parameters of a real model of that architecture, and its configuration."""
+def counted(make: Callable[[], Any]) -> int:
+    """Parameters of a real model."""
     import torch
-    import transformers
 
-    config = getattr(transformers, f"{name}Config")(**sizes)
     with torch.device("meta"):
-        model = getattr(transformers, f"{name}ForCausalLM")(config)
-    return sum(parameter.numel() for parameter in model.parameters()), config
+        return sum(parameter.numel() for parameter in make().parameters())
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -40,8 +39,11 @@ def counted(name: str, **sizes: Any) -> tuple[int, Any]:
     ],
 )
 def test_every_parameter_is_counted(name: str, more: dict[str, Any], tied: bool, tmp_path: Path) -> None:
-    found, config = counted(name, **TINY, **more, tie_word_embeddings=tied)
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**TINY, **more, tie_word_embeddings=tied)
     config.save_pretrained(tmp_path)
+    found = counted(lambda: getattr(transformers, f"{name}ForCausalLM")(config))
     assert parameters(shape_of(str(tmp_path), role="student")) == found
 
 
@@ -63,15 +65,9 @@ def test_a_model_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_table_is_that_of_the_real_sizes(name: str) -> None:
-    shape = KNOWN[name]
-    found, _ = counted(
-        "Qwen3", vocab_size=shape.vocabulary, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
-        intermediate_size=shape.feed_forward, tie_word_embeddings=shape.tied,
-    )  # fmt: skip
-    assert parameters(shape) == found
-    base = shape_of(f"{name}-Base", role="student")
-    assert (parameters(base), base.positions) == (found, 32_768)
+    shape, base = KNOWN[name], shape_of(f"{name}-Base", role="student")
+    assert parameters(shape) == parameters(base) == counted(lambda: real_model(shape))
+    assert base.positions == 32_768
 
 
 @pytest.mark.parametrize(
