@@ -2,12 +2,11 @@
 
     python tests/gpu/one_gpu.py TOKENIZER FOLDER
 
-TOKENIZER is a folder with a Qwen3 tokenizer and its chat template, FOLDER an empty folder for the run. It checks that
-the teacher's offload returns the GPU's memory to within 64 MiB, that `score_tokens` at T_r equals NeMo-RL's own
-log-probabilities, that three worker groups fit beside vLLM, that ten real training steps end with the ratio of the
-first update at 1 within bf16's reach, and that the benchmark is evaluated before, between and after them. It prints
-one line a check and exits with 1 at the first that fails. What FP8 does to the teacher's scores is asked afterwards:
-`nemo-uecr teacher score`, with and without teacher.fp8, of a batch in FOLDER/run/batches, then `teacher compare`.
+TOKENIZER is a folder with a Qwen3 tokenizer and its chat template, FOLDER an empty folder for the run. It prints one
+line per check and exits with 1 at the first that fails: three worker groups fit beside vLLM; the teacher's offload
+returns the GPU's memory; `score_tokens` at T_r equals NeMo-RL's own log-probabilities; ten training steps start with
+the ratio at 1 within bf16's reach; the benchmark is evaluated before, between and after them. For FP8, compare
+`nemo-uecr teacher score` of a batch in FOLDER/run/batches with and without teacher.fp8 by `teacher compare`.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ BF16 = 0.05
 
 
 def report(name: str, *, passed: bool, detail: str) -> None:
-    """One line a check; the first failure ends the script."""
     sys.stdout.write(f"{'pass' if passed else 'FAIL'}  {name}: {detail}\n")
     sys.stdout.flush()
     if not passed:
         sys.exit(1)
 
 
-def make_model(folder: Path, tokenizer_folder: str, *, seed: int) -> tuple[Path, int]:
-    """A random Qwen3 of two layers with the tokenizer beside it; returns its folder and vocabulary."""
+def make_model(folder: Path, tokenizer_folder: str, *, seed: int) -> int:
+    """Save a random Qwen3 of two layers with the tokenizer; returns its vocabulary."""
     import torch
     from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
@@ -48,27 +46,23 @@ def make_model(folder: Path, tokenizer_folder: str, *, seed: int) -> tuple[Path,
     )  # fmt: skip
     Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder, vocabulary
+    return vocabulary
 
 
-def make_benchmark(path: Path) -> None:
-    """Three sums."""
-    rows = [{"id": str(a), "question": f"{a} + {a} = ?", "answer": str(2 * a)} for a in (11, 12, 13)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def make_rows(folder: Path) -> None:
+    """Sixty-four sums to train on, and three others as a benchmark."""
+    problems = [{"question": f"{a} + {a + 1} = ?", "final_answer": str(2 * a + 1), "difficulty": 6} for a in range(64)]
+    sums = [{"id": str(a), "question": f"{a} + {a} = ?", "answer": str(2 * a)} for a in (11, 12, 13)]
+    for name, rows in (("problems", problems), ("sums", sums)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def make_problems(path: Path) -> Path:
-    """Sixty-four sums."""
-    rows = [{"question": f"{a} + {a + 1} = ?", "final_answer": str(2 * a + 1), "difficulty": 6} for a in range(64)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def overrides(folder: Path, student: Path, teacher: Path, vocabulary: int) -> list[str]:
+def overrides(folder: Path, vocabulary: int) -> list[str]:
     """The shipped 1.7B configuration, made small enough for one GPU and a minute."""
     return [
-        f"run.folder={folder / 'run'}", f"student.model_name={student}", f"teacher.model_name={teacher}",
-        f"student.vocabulary={vocabulary}", f"data.train={make_problems(folder / 'problems.jsonl')}",
+        f"run.folder={folder / 'run'}", f"student.model_name={folder / 'student'}",
+        f"teacher.model_name={folder / 'teacher'}", f"student.vocabulary={vocabulary}",
+        f"data.train={folder / 'problems.jsonl'}",
         "data.max_prompt_tokens=256", "rollout.max_response_tokens=64", "rollout.prompts_per_step=4",
         "rollout.responses_per_prompt=4", "rollout.gpu_memory=0.3", "rollout.enforce_eager=true",
         "train.minibatch_responses=16", "train.tokens_per_microbatch=1024", "scoring.tokens_per_microbatch=1024",
@@ -79,19 +73,14 @@ def overrides(folder: Path, student: Path, teacher: Path, vocabulary: int) -> li
 
 
 def random_batch(lengths: list[int], vocabulary: int) -> Any:
-    """Rows of random tokens."""
     import torch
 
     from nemo_uecr.nemo import upstream
 
     shape = (len(lengths), max(lengths))
-    return upstream.native("BatchedDataDict")(
-        {
-            "input_ids": torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(0)),
-            "input_lengths": torch.tensor(lengths), "token_mask": torch.ones(shape),
-            "sample_mask": torch.ones(shape[0]),
-        }
-    )  # fmt: skip
+    ids = torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(0))
+    masks = {"token_mask": torch.ones(shape), "sample_mask": torch.ones(shape[0])}
+    return upstream.native("BatchedDataDict")({"input_ids": ids, "input_lengths": torch.tensor(lengths), **masks})
 
 
 def check_offload(policy: Any, vocabulary: int) -> None:
@@ -129,9 +118,8 @@ def check_scores(policy: Any, vocabulary: int) -> None:
     ours = policy.score_tokens(data, policy._context.student_request)["rollout_logp"]
     inside = (torch.arange(64)[None] < lengths[:, None]) & (torch.arange(64)[None] > 0)
     worst = float((ours - native).abs()[inside].max())
-    report(
-        "score_tokens(T_r) against get_logprobs", passed=worst <= 1e-3, detail=f"largest difference {worst:.3g} nats"
-    )
+    detail = f"largest difference {worst:.3g} nats"
+    report("score_tokens(T_r) against get_logprobs", passed=worst <= 1e-3, detail=detail)
 
 
 def check_records(run: Path) -> None:
@@ -154,7 +142,7 @@ def check_records(run: Path) -> None:
 
 
 def main(tokenizer: str, target: str) -> None:
-    """Make the models, hook the checks in before the loop, and train."""
+    """Make models and problems, hook the checks in before the loop, and train."""
     sys.path.insert(0, str(ROOT))
     from nemo_uecr.config.load import load_nemo_config
     from nemo_uecr.data.batch_file import load_batch
@@ -162,12 +150,11 @@ def main(tokenizer: str, target: str) -> None:
 
     folder = Path(target)
     folder.mkdir(parents=True, exist_ok=True)
-    student, vocabulary = make_model(folder / "student", tokenizer, seed=0)
-    teacher, _ = make_model(folder / "teacher", tokenizer, seed=1)
-    make_benchmark(folder / "sums.jsonl")
-    config = load_nemo_config(
-        ROOT / "examples" / "configs" / "uecr_qwen3_1p7b.yaml", overrides(folder, student, teacher, vocabulary)
-    )
+    make_rows(folder)
+    make_model(folder / "teacher", tokenizer, seed=1)
+    vocabulary = make_model(folder / "student", tokenizer, seed=0)
+    shipped = ROOT / "examples" / "configs" / "uecr_qwen3_1p7b.yaml"
+    config = load_nemo_config(shipped, overrides(folder, vocabulary))
     loop = importlib.import_module("nemo_rl.algorithms.grpo")
     native = loop.grpo_train
 
@@ -183,7 +170,7 @@ def main(tokenizer: str, target: str) -> None:
         launcher.train(config, resume=False, origins={})
     check_records(folder / "run")
     saved = sorted((folder / "run" / "batches").glob("*.safetensors"))
-    report("ten training steps", passed=len(saved) == STEPS, detail=f"{len(saved)} steps left a batch")
+    report("training steps", passed=len(saved) == STEPS, detail=f"{len(saved)} of {STEPS} left a batch")
     entropy = load_batch(saved[-1]).tensors["teacher_entropy"]
     report("teacher entropy", passed=bool((entropy >= -1e-4).all()), detail=f"at most {float(entropy.max()):.3f} nats")
 

@@ -7,10 +7,9 @@
         graph = torch.cuda.CUDAGraph()
         ...
 
-What it counts as a wait is what torch waits for on a real one: reading values (``item``, ``bool``, ``tolist``,
-``nonzero``, indexing by a mask), synchronising, and copies between host and device that are not ``non_blocking``.
-It has no streams and no kernels. `captures` is for tensors of the host. Inference mode must be off: it does not
-dispatch here.
+A wait is what torch waits for on a real one: reading values (``item``, ``bool``, ``tolist``, ``nonzero``, indexing by a
+mask), synchronising, and copies between host and device that are not ``non_blocking``. It has no streams and no
+kernels. `captures` is for tensors of the host. Inference mode must be off: it does not dispatch here.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ class OnDevice(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> OnDevice:
-        """Wrap what is computed with."""
         made: OnDevice = torch.Tensor._make_wrapper_subclass(
             cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
             device="cpu", requires_grad=inner.requires_grad,
@@ -55,18 +53,15 @@ class OnDevice(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     def cpu(self, *_: Any, wait: bool = True) -> Tensor:
-        """A copy on the host."""
         if wait:
             WAITS["cpu"] += 1
         return self.inner.clone()
 
     def tolist(self) -> Any:
-        """Values on the host."""
         WAITS["tolist"] += 1
         return self.inner.tolist()
 
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As the real one."""
         devices = [each for each in (*args, kwargs.get("device")) if isinstance(each, str | torch.device)]
         if any(torch.device(each).type == "cpu" for each in devices):
             return self.cpu(wait=not kwargs.get("non_blocking")).to(*args, **kwargs)
@@ -76,7 +71,6 @@ class OnDevice(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Every operation on such a tensor."""
         return run(func, args, kwargs or {})
 
 
@@ -103,9 +97,10 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     changed = {id(each.inner): each for each in here} if func._schema.is_mutable else {}
 
     def wrapped(each: Any) -> Any:
-        return changed.get(id(each)) or OnDevice(each) if on_device and isinstance(each, Tensor) else each
+        made = on_device and isinstance(each, Tensor) and id(each) not in changed
+        return OnDevice(each) if made else changed.get(id(each), each)
 
-    return tree_map(lambda each: changed[id(each)] if id(each) in changed else wrapped(each), found)
+    return tree_map(wrapped, found)
 
 
 class _Mode(TorchDispatchMode):
@@ -124,10 +119,11 @@ def tensor(values: Any, *args: Any, make: Any = torch.tensor, **kwargs: Any) -> 
 def pretend() -> Iterator[Counter[str]]:
     """torch with a pretend GPU; yields the waits."""
     WAITS.clear()
-    there = patch("torch.cuda.is_available", return_value=True)
     stream = SimpleNamespace(synchronize=lambda: WAITS.update(["synchronize"]))
-    there_too = patch("torch.cuda.current_stream", return_value=stream), patch("torch.Tensor.pin_memory", lambda x: x)
-    with patch("torch.cuda._lazy_init"), there, there_too[0], there_too[1], patch("torch.tensor", tensor), _Mode():
+    cuda = patch.multiple(
+        "torch.cuda", _lazy_init=lambda: None, is_available=lambda: True, current_stream=lambda *_: stream
+    )
+    with cuda, patch("torch.Tensor.pin_memory", lambda x: x), patch("torch.tensor", tensor), _Mode():
         yield WAITS
 
 
@@ -150,20 +146,17 @@ class RecordedGraph(TorchDispatchMode):
         self.before: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record an operation."""
         kwargs = kwargs or {}
         if func.overloadpacket.__name__ in READS:
             raise RuntimeError("operation not permitted when stream is capturing")
         if func._schema.is_mutable:
-            self.before += [
-                (each, each.clone()) for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)
-            ]
+            given = tree_flatten((args, kwargs))[0]
+            self.before += [(each, each.clone()) for each in given if isinstance(each, Tensor)]
         made = func(*args, **kwargs)
         self.calls.append((func, args, kwargs, made))
         return made
 
     def replay(self) -> None:
-        """Run what was recorded."""
         for func, args, kwargs, made in self.calls:
             for old, new in zip(tree_flatten(made)[0], tree_flatten(func(*args, **kwargs))[0], strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():

@@ -13,10 +13,7 @@ from nemo_uecr.scoring.dense import token_scores
 from nemo_uecr.scoring.statistics import deferred_checks
 from tests.local.tiny import metrics, run
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")]
 
 
 def test_what_is_offloaded_leaves_the_gpu_and_comes_back_as_it_was() -> None:

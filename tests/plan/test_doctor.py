@@ -7,7 +7,9 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,13 +24,14 @@ from tests.conversion.folders import megatron_weights, nemo_rl_step
 from tests.plan.subjects import local, nemo, save_model, save_tokenizer
 
 
-def made(make: Callable[[], Finding | Iterable[Finding]]) -> dict[str, tuple[str, str]]:
-    """Status and words of each finding; a refusal is a finding."""
-    return {one.check: (one.status, f"{one.message} -> {one.remedy}") for one in doctor.run_checks([("check", make)])}
+def made(make: Callable[..., Finding | Iterable[Finding]], *given: Any, **named: Any) -> dict[str, tuple[str, str]]:
+    """Status and words of each finding of a check; a refusal is a finding."""
+    found = doctor.run_checks([("check", partial(make, *given, **named))])
+    return {one.check: (one.status, f"{one.message} -> {one.remedy}") for one in found}
 
 
-def one(make: Callable[[], Finding | Iterable[Finding]]) -> tuple[str, str]:
-    (found,) = made(make).values()
+def one(make: Callable[..., Finding | Iterable[Finding]], *given: Any, **named: Any) -> tuple[str, str]:
+    (found,) = made(make, *given, **named).values()
     return found
 
 
@@ -79,14 +82,11 @@ def test_a_check_that_cannot_be_made_is_a_line_and_the_others_go_on(monkeypatch:
     assert found["plan"].status == "warn"
 
 
-ROW = '{"question": "q", "final_answer": "1"}\n'
-
-
 # -- the run's folders and its plan ----------------------------------------------------------------------------------
 
 
 def fit(run: AnyConfig, *, gpu: int = 139, host: int = 512) -> dict[str, tuple[str, str]]:
-    return made(lambda: doctor.fit_findings(run, sizes, gpu_memory=gpu * GIB, host_memory=host * GIB))
+    return made(doctor.fit_findings, run, sizes, gpu_memory=gpu * GIB, host_memory=host * GIB)
 
 
 def test_the_plan_is_held_against_this_machine(tmp_path: Path) -> None:
@@ -103,35 +103,36 @@ def test_the_plan_is_held_against_this_machine(tmp_path: Path) -> None:
     assert {status for status, _ in fit(local()).values()} == {"ok"}
     assert "update needs" in fit(local("device=cuda"), gpu=0)["plan"][1]
     assert fit(nemo("student.model_name=nobody/knows"))["plan"][0] == "warn"
-    cut = one(lambda: doctor.fit_findings(nemo("cluster.gpus_per_node=5"), sizes, gpu_memory=None, host_memory=0))
+    cut = fit(nemo("cluster.gpus_per_node=5"))["check"]
     assert (cut[0], "5 data-parallel ranks" in cut[1]) == ("fail", True)
 
 
 def test_a_file_system_of_this_node_alone_is_a_fail() -> None:
     """/dev/shm is memory of this machine on every Linux."""
     assert list(doctor.shared_findings(nemo("run.folder=/dev/shm/run"))) == []
-    found = made(lambda: doctor.shared_findings(nemo("cluster.nodes=2", "run.folder=/dev/shm/run")))
+    found = made(doctor.shared_findings, nemo("cluster.nodes=2", "run.folder=/dev/shm/run"))
     assert found["shared run.folder"][0] == "fail"
 
 
 def test_problem_files(tmp_path: Path) -> None:
     path, keys = tmp_path / "train.jsonl", [f"data.difficulty_{end}=null" for end in ("key", "low", "high")]
     run = nemo(f"data.train={path}", "evaluation.benchmarks={}", *keys)
-    for content, status, fault in (("", "fail", "train.jsonl"), (ROW * 126, "ok", "'question' and 'final_answer'")):
+    rows = 126 * '{"question": "q", "final_answer": "1"}\n'
+    for content, status, fault in (("", "fail", "train.jsonl"), (rows, "ok", "'question' and 'final_answer'")):
         path.write_text(content)
-        found = one(lambda: doctor.problems_finding(run))
+        found = one(doctor.problems_finding, run)
         assert (found[0], fault in found[1]) == (status, True), found
 
 
 def test_what_single_keys_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # what Python itself takes for not installed
-    assert one(lambda: doctor.extras_finding(local("rollout.engine=vllm")))[0] == "fail"
-    assert one(lambda: doctor.extras_finding(local("student.lora_rank=8"))) == ("ok", "transformers, lora -> ")
+    assert one(doctor.extras_finding, local("rollout.engine=vllm"))[0] == "fail"
+    assert one(doctor.extras_finding, local("student.lora_rank=8")) == ("ok", "transformers, lora -> ")
     file = tmp_path / "mine.py"
     run = local(f"reward={{call: '{file}:brevity'}}")
-    assert "no such file" in one(lambda: doctor.rewards_finding(run))[1]
+    assert "no such file" in one(doctor.rewards_finding, run)[1]
     file.write_text("def brevity(completions):\n    return [0.0 for _ in completions]\n")
-    assert one(lambda: doctor.rewards_finding(run)) == ("ok", "brevity -> ")
+    assert one(doctor.rewards_finding, run) == ("ok", "brevity -> ")
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def test_what_single_keys_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_damaged_model_folders_and_names_that_are_not_here(tmp_path: Path) -> None:
     def model(name: object) -> tuple[str, str]:
-        return one(lambda: doctor.model_finding(nemo(), "student", str(name)))
+        return one(doctor.model_finding, nemo(), "student", str(name))
 
     folder = save_model(tmp_path / "m", shard="10KB")
     shards = sorted(folder.glob("model-*.safetensors"))
@@ -169,7 +170,7 @@ def test_tokenizers_and_prompts(tmp_path: Path) -> None:
     def found(*changes: str) -> dict[str, tuple[str, str]]:
         given = [f"data.train={rows}", f"student.model_name={student}", f"teacher.model_name={teacher}"]
         given += ["data.prompt_template={question}", *changes]
-        return made(lambda: doctor.tokenizer_findings(nemo(*given)))
+        return made(doctor.tokenizer_findings, nemo(*given))
 
     assert {status for status, _ in found().values()} == {"ok"}
     assert "non-thinking mode" in found()["chat template"][1]
@@ -197,7 +198,7 @@ def test_a_benchmark_with_a_long_prompt_fails(tmp_path: Path) -> None:
     rows.write_text(short + long)
     for content, status, message in ((short, "ok", "dropped as too long: 1"), (long, "fail", "benchmark held: 1 of 1")):
         benchmark.write_text(content)
-        found = made(lambda: doctor.tokenizer_findings(local(*given)))["prompt length"]
+        found = made(doctor.tokenizer_findings, local(*given))["prompt length"]
         assert (found[0], message in found[1]) == (status, True)
 
 
@@ -213,7 +214,7 @@ def test_templates(template: str | None, statuses: list[str], fault: str, tmp_pa
     """Inside NeMo-RL and in the local back end, which also takes plain prompts."""
     tokenizer = load_tokenizer(str(save_tokenizer(tmp_path)), local_files_only=True)
     tokenizer.chat_template = template
-    found = [one(lambda run=run: doctor.chat_finding(tokenizer, run)) for run in (nemo(), local())]
+    found = [one(doctor.chat_finding, tokenizer, run) for run in (nemo(), local())]
     assert [status for status, _ in found] == statuses
     assert fault in found[0][1]
 
@@ -236,16 +237,13 @@ def test_models_that_do_not_fit_a_local_run(tmp_path: Path) -> None:
 
 
 def test_megatron_checkpoints_and_runs_that_would_be_resumed(tmp_path: Path) -> None:
-    def megatron(folder: Path) -> str:
-        return one(lambda: doctor.megatron_finding("student.megatron_checkpoint", folder))[1]
-
     inside, alone = nemo(f"run.folder={tmp_path}"), local(f"run.folder={tmp_path}")
-    assert made(lambda: doctor.resume_findings(inside)) == {}
+    assert made(doctor.resume_findings, inside) == {}
     weights = megatron_weights(tmp_path / "iter_0000007")
-    assert "iter_0000007, 1 shards" in megatron(weights)
-    assert "no such folder" in megatron(tmp_path / "absent")
+    for folder, fault in ((weights, "iter_0000007, 1 shards"), (tmp_path / "absent", "no such folder")):
+        assert fault in one(doctor.megatron_finding, "student.megatron_checkpoint", folder)[1]
     step = nemo_rl_step(tmp_path / "checkpoints", weights, tmp_path)
-    assert one(lambda: doctor.resume_findings(inside))[0] == "ok"
-    assert one(lambda: doctor.resume_findings(alone))[0] == "warn"
+    assert one(doctor.resume_findings, inside)[0] == "ok"
+    assert one(doctor.resume_findings, alone)[0] == "warn"
     next(step.rglob("*.distcp")).unlink()
-    assert "missing shard" in one(lambda: doctor.resume_findings(inside))[1]
+    assert "missing shard" in one(doctor.resume_findings, inside)[1]

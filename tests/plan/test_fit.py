@@ -17,6 +17,7 @@ from nemo_uecr.plan.contents import GIB, GPUS, Lengths, Plan, typed
 from nemo_uecr.plan.fit import Rung, card, climb
 from nemo_uecr.plan.local import local_plan
 from tests.config.shipped import CONFIGS
+from tests.plan.subjects import sizes_of
 
 READY = sorted((CONFIGS / "one_gpu").glob("qwen3_*.yaml"))
 PAGE = CONFIGS.parents[1] / "docs" / "one-gpu.md"
@@ -31,9 +32,9 @@ def planned(path: Path, overrides: Sequence[str], gigabytes: float) -> Plan:
     return local_plan(load_config(path, overrides).config, gpu, LENGTHS, sizes=sizes)
 
 
-def climbed(gigabytes: float, *overrides: str) -> list[Rung]:
+def climbed(gigabytes: float, *overrides: str, path: Path = EIGHT) -> list[Rung]:
     gpu = card(GPUS["a100"], gigabytes)
-    return climb(lambda more: load_config(EIGHT, [*overrides, *more]).config, gpu, LENGTHS, sizes=sizes)
+    return climb(lambda more: load_config(path, [*overrides, *more]).config, gpu, LENGTHS, sizes=sizes)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
@@ -47,7 +48,7 @@ def test_rungs_that_change_no_number_come_first_and_each_makes_room(engine: str)
         "teacher.quantize", "teacher.quantize",
     ]  # fmt: skip
     for name in ("update", "score teacher"):
-        peaks = [next(phase.size for phase in rung.plan.phases if phase.name == name) for rung in tried]
+        peaks = [sum(sizes_of(rung.plan, name).values()) for rung in tried]
         assert peaks == sorted(peaks, reverse=True)
         assert peaks[0] > 3 * peaks[-1]
     assert tried[-1].plan.misfits
@@ -57,8 +58,7 @@ def test_rungs_that_change_no_number_come_first_and_each_makes_room(engine: str)
 def test_a_rung_that_shrinks_no_phase_at_fault_is_left_out(pair: str, gigabytes: int) -> None:
     """The teacher alone is too big: an adapter would change what is trained for nothing."""
     path = CONFIGS / "one_gpu" / f"qwen3_{pair}.yaml"
-    gpu = card(GPUS["a100"], gigabytes)
-    tried = climb(lambda more: load_config(path, more).config, gpu, LENGTHS, sizes=sizes)
+    tried = climbed(gigabytes, path=path)
     keys = tried[-1].keys
     assert (keys["teacher.quantize"], "student.lora_rank" in keys, tried[-1].plan.misfits) == ("int8", False, False)
     needed = {key: keys[key] for key in keys.keys() - {"train.optimizer"}}
@@ -103,18 +103,10 @@ def table() -> list[tuple[str, int, str]]:
 @pytest.mark.parametrize(("pair", "gigabytes", "cell"), table())
 def test_the_table_of_the_page(pair: str, gigabytes: int, cell: str) -> None:
     student, teacher = (f"Qwen/Qwen3-{name}" for name in pair.split("_"))
-    models = (
-        f"student.model_name={student}-Base",
-        f"teacher.model_name={teacher}",
-        "offload=none",
-        "rollout.gpu_memory=0.9",
-    )
-    tried = climbed(gigabytes, *models)
-    last = [
-        key
-        for key in typed(tried[-1].keys)
-        if re.match(r"offload|train.optimizer|student.lora_rank|teacher.quantize", key)
-    ]
+    models = (f"student.model_name={student}-Base", f"teacher.model_name={teacher}")
+    tried = climbed(gigabytes, *models, "offload=none", "rollout.gpu_memory=0.9")
+    shown = re.compile("offload|train.optimizer|student.lora_rank|teacher.quantize")
+    last = [key for key in typed(tried[-1].keys) if shown.match(key)]
     room = re.search(r"values of (\d+) responses", " ".join(tried[-1].plan.facts))
     assert cell == f"{f'`{last[-1]}`' if last else 'as written'}, {room[1]}"
 

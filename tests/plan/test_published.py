@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.plan.contents import GPUS, Device, Lengths, Plan
+from nemo_uecr.plan.contents import GPUS, Device, Lengths, Plan, typed
 from nemo_uecr.plan.nemo import engine_seconds, nemo_plan
 from nemo_uecr.plan.shapes import BF16, KNOWN, forward_flops, kv_token_bytes, parameters, shape_of
 from tests.conftest import ROOT
@@ -79,15 +79,13 @@ def planned(step: Step, folder: Path) -> Plan:
     keys = {
         "method.name": "grpo", "teacher.model_name": "null", "student.model_name": model, "cluster.nodes": step.nodes,
         "student.vocabulary": shape_of(model, role="student").vocabulary, "student.parallel.tensor": tensor,
-        "student.parallel.pipeline": pipeline, "student.parallel.sequence": str(tensor > 1).lower(),
-        "student.activation_checkpointing": str(step.again).lower(), "rollout.tensor": rollout,
+        "student.parallel.pipeline": pipeline, "student.parallel.sequence": tensor > 1,
+        "student.activation_checkpointing": step.again, "rollout.tensor": rollout,
         "rollout.prompts_per_step": 64, "rollout.responses_per_prompt": 32, "train.minibatch_responses": 512,
         "data.max_prompt_tokens": prompt, "rollout.max_response_tokens": 4096 - prompt,
         "train.tokens_per_microbatch": 4096, "scoring.tokens_per_microbatch": 4096,
     }  # fmt: skip
-    return nemo_plan(
-        nemo(*(f"{key}={value}" for key, value in keys.items())), H100, Lengths(prompt, step.response, 0.9)
-    )
+    return nemo_plan(nemo(*typed(keys)), H100, Lengths(prompt, step.response, 0.9))
 
 
 @pytest.mark.parametrize("step", STEPS, ids=[f"{step.source}, {step.model}" for step in STEPS])
@@ -139,8 +137,7 @@ def test_a_token_takes_what_was_measured(point: Decoding, tmp_path: Path) -> Non
         weights=BF16 * parameters(shape) // point.tensor, cached=kv_token_bytes(shape, point.tensor, BF16),
         flops=forward_flops(shape, point.context) / point.tensor,
     )  # fmt: skip
-    found = 1e3 * seconds
-    assert 0.9 <= found / point.milliseconds <= 1.5
+    assert 0.9 <= 1e3 * seconds / point.milliseconds <= 1.5
 
 
 def test_a_run_that_was_met_afterwards() -> None:
