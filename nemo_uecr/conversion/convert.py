@@ -210,15 +210,13 @@ def check(out: Path, tolerance: float) -> Agreement:
         CheckpointError: they differ by more than ``tolerance`` nats, or a file changed since the conversion.
     """
     record = read_record(out)
-    recorded: dict[str, Any] = record["verification"]
-    sequences: Sequences = recorded["sequences"]
+    sequences, megatron, huggingface = (record["verification"][key] for key in ("sequences", "megatron", "huggingface"))
     if record["direction"].endswith(reading.MEGATRON):
         with megatron_on_cpu():
-            now = _written_megatron_scores(out, sequences)
-        agreement = proof.compare(sequences, now, recorded["huggingface"], tolerance)
+            megatron = _written_megatron_scores(out, sequences)
     else:
-        now = proof.huggingface_scores(out, sequences)
-        agreement = proof.compare(sequences, recorded["megatron"], now, tolerance)
+        huggingface = proof.huggingface_scores(out, sequences)
+    agreement = proof.compare(sequences, megatron, huggingface, tolerance)
     for name, expected in record["sha256"].items():
         if not (out / name).is_file() or file_sha256(out / name) != expected:
             raise CheckpointError(f"{out / name}: changed since the conversion; the model is the same within rounding")

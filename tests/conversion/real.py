@@ -15,8 +15,6 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.errors import DependencyError, require_extra
 from tests.nemo.on_ranks import batch
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def missing() -> str | None:
     """What is not installed."""

@@ -18,16 +18,16 @@ SHAPES = {"a": (2, 3), "b": (4,), "c": (5, 2)}
 def test_the_largest_difference_and_its_place() -> None:
     tokens = [[5, 6, 7], [8, 9]]
     ours, theirs = [[-1.0, -2.0], [-3.0]], [[-1.0, -2.00003], [-3.00001]]
-    agreement = compare(tokens, ours, theirs, 1e-4, "Hugging Face")
+    agreement = compare(tokens, ours, theirs, 1e-4)
     assert agreement.largest == pytest.approx(3e-5)
     assert agreement.tokens == 3
     with pytest.raises(CheckpointError, match=r"3e-05 nats .* sequence 0, token 2 \(7\)"):
-        compare(tokens, ours, theirs, 1e-5, "Hugging Face")
+        compare(tokens, ours, theirs, 1e-5)
 
 
 def test_nan_is_no_agreement() -> None:
     with pytest.raises(CheckpointError, match="nan"):
-        compare([[1, 2]], [[-1.0]], [[float("nan")]], 1e-4, "Hugging Face")
+        compare([[1, 2]], [[-1.0]], [[float("nan")]], 1e-4)
     with pytest.raises(ScoreError):
         megatron_scores(lambda ids, *rest: torch.full((*ids.shape, 10), torch.nan), [[1, 2, 3]])
 

@@ -16,9 +16,10 @@ from nemo_uecr.config.nemo_schema import NemoTeacherConfig
 from nemo_uecr.conversion.bridge import Bridge
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.preflight import check_conversion
+from tests.conftest import ROOT
 from tests.conversion.folders import hf_model
-from tests.conversion.real import ROOT, converted, marks, tensors, transformers_logp
-from tests.conversion.trained import load_and_score
+from tests.conversion.real import converted, marks, tensors, transformers_logp
+from tests.conversion.saved import load_and_score
 from tests.nemo.ranks import run_ranks
 from tests.reliability.commands import refused
 

@@ -7,7 +7,7 @@ from statistics import NormalDist, fmean
 
 import pytest
 
-from nemo_uecr.plan.contents import GIB, GPUS, Lengths, Phase, Plan
+from nemo_uecr.plan.contents import GIB, GPUS, Lengths, Plan
 from nemo_uecr.plan.nemo import Setting, nemo_plan, response_lengths, rollout
 from nemo_uecr.plan.shapes import KNOWN, forward_flops
 from tests.plan.subjects import nemo, sizes_of
@@ -159,13 +159,9 @@ def test_lengths_without_spread_or_room_are_all_the_same() -> None:
 
 def test_a_rollout_waits_for_its_slowest_engine() -> None:
     """The same tokens take longer where their lengths differ, by what the average engine waits and more."""
-    equal, spread, wide = map(rollout_of, (0.0, 0.3, 0.6))
+    changes = ("rollout.prompts_per_step=16", "train.minibatch_responses=128", "rollout.max_response_tokens=600")
+    settings = (Setting(nemo(*changes), GPUS["h100"], Lengths(100, 200, sigma)) for sigma in (0.0, 0.3, 0.6))
+    equal, spread, wide = map(rollout, settings)  # of 128 responses on 8 engines
     assert equal.waiting == pytest.approx(0, abs=1e-9)
     assert 0 < spread.waiting < wide.waiting
     assert equal.seconds < spread.seconds < wide.seconds
-
-
-def rollout_of(sigma: float) -> Phase:
-    """128 responses on 8 engines."""
-    changes = ("rollout.prompts_per_step=16", "train.minibatch_responses=128", "rollout.max_response_tokens=600")
-    return rollout(Setting(nemo(*changes), GPUS["h100"], Lengths(100, 200, sigma)))

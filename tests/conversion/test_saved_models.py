@@ -1,4 +1,4 @@
-"""A Qwen3 trained by megatron-core over several ranks, converted, and loaded by transformers: the same model."""
+"""A Qwen3 that megatron-core saved over several ranks, converted, and loaded by transformers: the same model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from tests.conversion.folders import TEMPLATE, model_folder, nemo_rl_step
 from tests.conversion.real import converted, marks, tensors, transformers_logp
-from tests.conversion.trained import Trained, checkpoints
+from tests.conversion.saved import Saved, checkpoints
 from tests.nemo.tiny_qwen3 import VOCABULARY
 from tests.reliability.commands import refused
 
@@ -21,37 +21,37 @@ LAYOUTS = [(2, 1), (2, 2)]
 
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"tp{layout[0]}-pp{layout[1]}")
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Trained]:
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Saved]:
     tensor, pipeline = request.param
-    return checkpoints(tmp_path_factory.mktemp("trained"), tensor=tensor, pipeline=pipeline)
+    return checkpoints(tmp_path_factory.mktemp("saved"), tensor=tensor, pipeline=pipeline)
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_transformers_agrees_with_the_ranks(trained: dict[bool, Trained], tied: bool, tmp_path: Path) -> None:
-    source = trained[tied]
+def test_transformers_agrees_with_the_ranks(saved: dict[bool, Saved], tied: bool, tmp_path: Path) -> None:
+    source = saved[tied]
     model = model_folder(tmp_path / "model", tied=tied)
     line = converted(source.folder, "--to", tmp_path / "out", "--hf", model, "--tolerance", 1e-5)
     assert "the same model" in line
     torch.testing.assert_close(transformers_logp(tmp_path / "out"), source.logp, atol=1e-5, rtol=0)
-    # The trained model is no uniform distribution, and its output layer is in the file exactly when it is its own.
+    # The model is no uniform distribution, and its output layer is in the file exactly when it is its own.
     assert float((source.logp[:, 1] + torch.tensor(float(VOCABULARY)).log()).abs().max()) > 0.3
     assert ("lm_head.weight" in tensors(tmp_path / "out")) == (not tied)
 
 
 def test_another_feed_forward_width(
-    trained: dict[bool, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    saved: dict[bool, Saved], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = model_folder(tmp_path / "model", tied=False, intermediate_size=48)
-    words = ("convert", trained[False].folder, "--hf", model, "--to", tmp_path / "out")
+    words = ("convert", saved[False].folder, "--hf", model, "--to", tmp_path / "out")
     assert "or it is another model" in refused(capsys, *words)
 
 
 @pytest.fixture(scope="module")
-def padded(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Trained]:
+def padded(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Saved]:
     return checkpoints(tmp_path_factory.mktemp("padded"), tensor=2, pipeline=1, padded=64)
 
 
-def test_a_step_of_nemo_rl_with_a_padded_vocabulary(padded: dict[bool, Trained], tmp_path: Path) -> None:
+def test_a_step_of_nemo_rl_with_a_padded_vocabulary(padded: dict[bool, Saved], tmp_path: Path) -> None:
     """The whole of what is delivered: weights without padding, configuration, tokenizer, template, evidence."""
     model = model_folder(tmp_path / "model", tied=False)
     step = nemo_rl_step(tmp_path, padded[False].folder / "iter_0000001", model)

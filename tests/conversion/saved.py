@@ -1,0 +1,76 @@
+"""A tiny Qwen3 in megatron-core over several ranks, saved in Megatron's own format."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.nemo.on_ranks import score_batch
+from tests.nemo.ranks import run_ranks
+from tests.nemo.tiny_qwen3 import VOCABULARY, make_model, start
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint, and the log-probabilities of `batch()` by the model that was saved: [B, T] in nats."""
+
+    folder: Path
+    logp: Tensor
+
+
+def save_and_score(
+    rank: int, *, folders: dict[str, bool], tensor: int, pipeline: int, padded: int
+) -> list[Tensor | None]:
+    """A model for each empty folder, tied or not, and its scores on the last pipeline stage; every rank calls it."""
+    start(tensor, pipeline)
+    from megatron.core import dist_checkpointing
+
+    found = []
+    for folder, tied in folders.items():
+        torch.manual_seed(5)
+        model = make_model(tensor, pipeline, tied=tied, padded=padded)
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:  # norms begin as ones; the same noise on every tensor-parallel rank
+                noise = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+                parameter.data += 0.2 * torch.randn(parameter.shape, generator=noise)
+        state = {"model": model.sharded_state_dict(), "iteration": 1, "checkpoint_version": 3.0}
+        dist_checkpointing.save(state, folder)
+        found.append(_logp(model, tensor))
+    return found
+
+
+def load_and_score(rank: int, *, folder: str, tensor: int, pipeline: int, tied: bool) -> Tensor | None:
+    """Log-probabilities of `batch()` on the last stage, by megatron-core's own loading; every rank calls it."""
+    start(tensor, pipeline)
+    from megatron.core import dist_checkpointing
+
+    model = make_model(tensor, pipeline, tied=tied)
+    layout = dist_checkpointing.load_content_metadata(folder)
+    state = dist_checkpointing.load({"model": model.sharded_state_dict(metadata=layout)}, folder)["model"]
+    model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
+    return _logp(model, tensor)
+
+
+def _logp(model: Any, tensor: int) -> Tensor | None:
+    scored = score_batch(model.eval(), tensor, temperatures={"logp": 1.0})
+    return None if scored is None else scored["logp"]
+
+
+def checkpoints(parent: Path, *, tensor: int, pipeline: int, padded: int = VOCABULARY) -> dict[bool, Saved]:
+    """A tied and an untied model, by whether they are tied, each below Megatron's tracker."""
+    folders = {}
+    for tied in (False, True):
+        beside = parent / ("tied" if tied else "untied")
+        folders[tied] = beside / "iter_0000001"
+        folders[tied].mkdir(parents=True)
+        (beside / "latest_checkpointed_iteration.txt").write_text("1")
+    found = run_ranks(
+        tensor * pipeline, save_and_score, folders={str(folder): tied for tied, folder in folders.items()},
+        tensor=tensor, pipeline=pipeline, padded=padded,
+    )  # fmt: skip
+    return {tied: Saved(folder.parent, logp) for (tied, folder), logp in zip(folders.items(), found[-1], strict=True)}
