@@ -51,7 +51,7 @@ class Bridge:
         from megatron.core.dist_checkpointing.core import CheckpointingException
         from torch.distributed.checkpoint.api import CheckpointException
 
-        [model] = self._build(load_weights=False)
+        model = self._build(load_weights=False)
         try:
             common = dist_checkpointing.load_common_state_dict(str(weights))
             layout = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
@@ -63,12 +63,11 @@ class Bridge:
                 "or it is another model. Copy it again, or name the model that was trained: --hf FOLDER"
             ) from error
         model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
-        return model.eval()
+        return model
 
     def from_huggingface(self) -> Any:
         """The model with the weights of the Hugging Face folder."""
-        [model] = self._build(load_weights=True)
-        return model.eval()
+        return self._build(load_weights=True)
 
     def _build(self, *, load_weights: bool) -> Any:
         provider = self._auto.to_megatron_provider(load_weights=load_weights)
@@ -77,7 +76,8 @@ class Bridge:
         for name, value in settings.items():
             setattr(provider, name, value)
         provider.finalize()
-        return provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+        [model] = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
+        return model.eval()
 
     def _settings(self) -> dict[str, Any]:
         import torch

@@ -86,11 +86,7 @@ def _rollout_faults(config: NemoConfig, student: ModelShape | None) -> list[str]
 
 
 def vllm_can_cut(shape: ModelShape, tensor: int) -> bool:
-    """Whether vLLM can split a model over that many ranks.
-
-    The ranks must divide query heads, feed-forward columns and padded vocabulary; and they must divide the key and
-    value heads or be a multiple of them.
-    """
+    """Whether vLLM can split a model over that many ranks, some of which may hold the same key and value head."""
     padded = -(-shape.vocabulary // VLLM_PADDING) * VLLM_PADDING
     few, many = sorted((tensor, shape.kv_heads))
     return math.gcd(shape.heads, shape.feed_forward, padded) % tensor == 0 and many % few == 0

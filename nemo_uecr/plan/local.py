@@ -97,18 +97,12 @@ class _Run:
         self.weights = _weights(self)
         stays = {"none": self.weights.keys(), "teacher": {"student", "optimizer"}, "all": set[str]()}[config.offload]
         self.movable = [name for name in self.weights if name not in stays]
-
-    @property
-    def at_once(self) -> int:
-        """Responses of full length that fit into the KV cache."""
-        if not self.vllm:
-            return min(self.config.rollout.microbatch_responses, self.responses)
-        return self.cache // (self.token * self.longest)
-
-    @property
-    def cache(self) -> int:
-        """Bytes of vLLM's KV cache."""
-        return max(0, int(self.config.rollout.gpu_memory * (self.device.memory or 0)) - self.engine - VLLM_BYTES)
+        self.asleep = [Item("vLLM asleep", VLLM_ASLEEP, "assumed")] if self.vllm else []
+        # Bytes of vLLM's KV cache, and responses of full length that fit into the KV cache of either engine.
+        self.cache = max(0, int(config.rollout.gpu_memory * (device.memory or 0)) - self.engine - VLLM_BYTES)
+        self.at_once = min(config.rollout.microbatch_responses, self.responses)
+        if self.vllm:
+            self.at_once = self.cache // (self.token * self.longest)
 
     def forward(self, shape: ModelShape) -> float:
         """FLOPs of a forward pass over all prompts and responses of a step."""
@@ -351,7 +345,7 @@ def _scoring(run: _Run, name: str, shape: ModelShape, member: str, parts: int) -
         *_resident(run, member),
         Item("activations", widest, f"one layer, {tokens} tokens, no gradient"),
         Item("logits", logits, "one chunk and its working copy, float32"),
-        *_asleep(run),
+        *run.asleep,
     )
     how = _tera(flops) + (f", 1/{parts} of the responses assumed" if parts > 1 else "")
     return Phase(name, "the device", items, run.device.forward_s(flops, run.threads), how)
@@ -380,17 +374,13 @@ def _update(run: _Run) -> Phase:
         *_resident(run, "student", "optimizer"),
         Item("activations", kept, how_kept),
         Item(name, size, how),
-        *_asleep(run),
+        *run.asleep,
     )
     return Phase("update", "the device", items, run.device.train_s(flops, run.threads), _tera(flops))
 
 
 def _tera(flops: float) -> str:
     return f"{flops / 1e12:,.2f} TFLOP"
-
-
-def _asleep(run: _Run) -> list[Item]:
-    return [Item("vLLM asleep", VLLM_ASLEEP, "assumed")] if run.vllm else []
 
 
 def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:

@@ -135,7 +135,7 @@ def rollout(setting: Setting) -> Phase:
         Item("KV cache", setting.cache_bytes, share),
     )
     engines, each = setting.engines, -(-setting.responses // setting.engines)
-    at_once = max(1, min(each, concurrent_responses(setting, setting.lengths.whole)))
+    at_once = max(1, min(each, setting.cache_bytes // (setting.token_bytes * setting.lengths.whole)))
     drawn = list(response_lengths(setting.lengths, setting.config.rollout.max_response_tokens, setting.responses))
     prompt, weights, cached = setting.lengths.prompt, setting.vllm_bytes, setting.token_bytes
     flops = shapes.forward_flops(setting.student.shape, 2 * prompt + setting.lengths.response)
@@ -155,11 +155,6 @@ def rollout(setting: Setting) -> Phase:
     seconds = slowest + setting.device.forward_s(prefill, setting.student.gpus)
     seconds += setting.vllm_bytes / setting.device.host_link
     return Phase("rollout", setting.where, items, seconds, how, slowest - average)
-
-
-def concurrent_responses(setting: Setting, length: int) -> int:
-    """Sequences of that length that fit into one engine's KV cache."""
-    return setting.cache_bytes // (setting.token_bytes * length)
 
 
 @cache
@@ -378,7 +373,7 @@ def _facts(setting: Setting) -> Iterator[str]:
     config, student, teacher, drawn = setting.config, setting.student, setting.teacher, setting.config.rollout
     each, rest = divmod(setting.responses, setting.engines)
     size, longest, more = config.train.minibatch_responses, config.longest, f" ({rest} engines take one more)"
-    steps, at_once = setting.responses // size, concurrent_responses(setting, longest)
+    steps, at_once = setting.responses // size, setting.cache_bytes // (setting.token_bytes * longest)
     yield f"{drawn.prompts_per_step} prompts x {drawn.responses_per_prompt} responses = {setting.responses} per step"
     yield (
         f"{steps} optimizer step{'s' if steps > 1 else ''} of {size} responses, {size // student.data} on each of "

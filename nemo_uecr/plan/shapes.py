@@ -191,10 +191,7 @@ class Sharded:
         return BF16 * self.shape.hidden * tokens // (self.parallel.tensor if self.parallel.sequence else 1)
 
     def gathered_bytes(self, tokens: int) -> int:
-        """The input that a sequence-parallel output layer gathers: 2 H T, on the last pipeline stage.
-
-        Megatron keeps this buffer until the model leaves the GPU.
-        """
+        """The input that a sequence-parallel output layer gathers: 2 H T, kept until the model leaves the GPU."""
         return BF16 * self.shape.hidden * tokens if self.parallel.sequence else 0
 
     def kept_bytes(self, tokens: int) -> int:
