@@ -39,11 +39,10 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --merged")
     check_writable(out)
-    base = base_of(source)
     sizes = read_object(source / "config.json")
     sequences = fixed_sequences(source, sizes.get("text_config", sizes)["vocab_size"])
     with new_folder(out) as folder:
-        _write(source, base, folder, dtype)
+        _write(source, folder, dtype)
         if (source / STATE).is_file():  # for the prompt of `evaluate`
             shutil.copyfile(source / STATE, folder / STATE)
         before, after = huggingface_scores(source, sequences), huggingface_scores(folder, sequences)
@@ -51,9 +50,10 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
         return source, compare(sequences, before, after, limit, ("the run's", "the export's"))
 
 
-def _write(source: Path, base: str | None, folder: Path, dtype: str) -> None:
+def _write(source: Path, folder: Path, dtype: str) -> None:
     import torch
 
+    base = base_of(source)
     if base is None:
         module, _ = load_causal_lm(str(source), local_files_only=True, dtype=torch.float32)
     else:

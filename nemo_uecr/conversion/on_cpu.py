@@ -37,23 +37,17 @@ def megatron_on_cpu() -> Iterator[None]:
     """One rank of megatron-core over gloo on the CPU, with Megatron-Bridge imported."""
     import torch
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))  # both packages print
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # dozens of "Apex is not installed" lines from one import
+    # Both packages print, and one import warns dozens of times that Apex is not installed.
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         import_bridge()  # first: torch's compiler, which it imports, refuses two names for one function
-        for name, value in _replacements().items():
-            owner: Any = torch.nn.Module if name == "Module.cuda" else torch.cuda
-            stack.enter_context(mock.patch.object(owner, name.rpartition(".")[2], value))
-        stack.enter_context(_cpu_mode())
-        stack.enter_context(_random_states())
         from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+        cuda = mock.patch.multiple(torch.cuda, **_replacements())
+        move = mock.patch.object(torch.nn.Module, "cuda", lambda module, device=None: module)
         # Megatron's writer starts a server process for its results, which would survive a kill of this one.
         queues = mock.patch.object(filesystem_async, "_get_write_results_queue", queue.Queue, create=True)
-        stack.enter_context(queues)
-        stack.enter_context(_one_rank())
-        yield
+        with cuda, move, _cpu_mode(), _random_states(), queues, _one_rank():
+            yield
 
 
 def require_bridge() -> None:
@@ -153,6 +147,7 @@ def _nothing(*arguments: Any, **options: Any) -> None: ...
 
 
 def _replacements() -> dict[str, Any]:
+    """What stands in for functions of torch.cuda."""
     import torch
 
     return {
@@ -166,7 +161,6 @@ def _replacements() -> dict[str, Any]:
         "Event": _Idle,
         "current_stream": _Idle,
         "stream": lambda stream: contextlib.nullcontext(),
-        "Module.cuda": lambda module, device=None: module,
     }
 
 

@@ -25,7 +25,8 @@ from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
 from nemo_uecr.plan.shapes import BF16, FP32, Sharded
 
-# Time and memory that no formula gives, measured by others; tests/plan/test_published.py has their runs.
+# Time and memory that no formula gives, measured by others; tests/plan/test_published.py has their runs. Issues and
+# pulls without a name are NeMo-RL's.
 DECODE_STEP = 0.002  # s of overhead per decoding step: vLLM's scheduler, launches, sampling
 REFIT_S, REFIT_RATE = 3.0, 12e9  # s per refit, and bytes/s of all weights through every rank (NeMo-RL issue 959)
 STEP_S, STEP_SHARE = 3.0, 0.02  # s between phases, and a share of them: 3 to 14 s (issue 959), 4 of 67 (pull 1052)

@@ -130,6 +130,7 @@ class Sharded:
 
     @property
     def data(self) -> int:
+        """Data-parallel copies."""
         return self.gpus // self.parallel.ranks
 
     @property
@@ -138,7 +139,7 @@ class Sharded:
         return self.data * self.parallel.context
 
     def place(self, rank: int) -> tuple[int, int, int, int]:
-        """Tensor, context, data and pipeline coordinates of a rank; Megatron numbers the tensor ranks fastest."""
+        """Coordinates of a rank: tensor, which Megatron numbers fastest, context, data and pipeline."""
         rest, tensor = divmod(rank, self.parallel.tensor)
         rest, context = divmod(rest, self.parallel.context)
         pipeline, data = divmod(rest, self.data)

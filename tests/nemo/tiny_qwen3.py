@@ -74,10 +74,9 @@ def allow_cpu() -> None:
     """Patch torch and megatron-core in this process; call it in a process of its own."""
     replaced = on_cpu._replacements()
     del replaced["set_device"]  # torch's compiler refuses two names for one function
-    for name, value in replaced.items():
-        setattr(torch.nn.Module if name == "Module.cuda" else torch.cuda, name.rpartition(".")[2], value)
-    cuda: Any = torch.cuda
-    cuda.memory_allocated = lambda *args, **kwargs: 0
+    for name, value in (replaced | {"memory_allocated": lambda *args, **kwargs: 0}).items():
+        setattr(torch.cuda, name, value)
+    torch.nn.Module.cuda = lambda module, device=None: module  # type: ignore[method-assign]
     KEPT.enter_context(on_cpu._cpu_mode())
     KEPT.enter_context(Moves())
     KEPT.enter_context(on_cpu._random_states())
