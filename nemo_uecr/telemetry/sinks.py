@@ -133,18 +133,72 @@ class Progress:
 # The clients
 
 
+class TensorBoard:
+    """Event files in the run folder."""
+
+    def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._open = partial(SummaryWriter, str(folder / "tensorboard"))
+        self._events: SummaryWriter | None = None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write scalars; what an earlier attempt wrote for the first step here, or later ones, is no longer shown."""
+        self._events = self._events or self._open(purge_step=step)
+        for name, value in metrics.items():
+            self._events.add_scalar(name, value, step)
+        self._events.flush()
+
+    def close(self, *, failed: bool) -> None:
+        """Close the event file."""
+        if self._events is not None:
+            self._events.close()
+
+
+@dataclass
+class Service:
+    """A tracker that may fail: this is reported once, and the run goes on, since the metrics file has everything."""
+
+    name: str
+    errors: type[Exception] | tuple[type[Exception], ...]
+    log: Callable[[dict[str, float], int], object]  # metrics, step
+    finish: Callable[[bool], object]  # whether the run failed
+    failed: bool = False
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the step, unless an earlier request failed."""
+        if not self.failed:
+            self._request(partial(self.log, dict(metrics), step))
+
+    def close(self, *, failed: bool) -> None:
+        """Finish the run, also where an earlier request failed."""
+        self._request(partial(self.finish, failed))
+
+    def _request(self, request: Callable[[], object]) -> None:
+        try:
+            request()
+        except self.errors as error:
+            if not self.failed:
+                log.warning("%s fails (%s); the run goes on without it", self.name, error)
+            self.failed = True
+
+
+#: What besides the metrics file gets every step.
+Client = TensorBoard | Service
+
+
 def open_clients(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> list[Client]:
     """The clients that a run asks for; ``parameters`` are its resolved configuration, dotted keys."""
-    kinds: dict[str, type[Client]] = {
-        "tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow, "trackio": Trackio, "swanlab": Swanlab,
+    kinds: dict[str, Callable[..., Client]] = {
+        "tensorboard": TensorBoard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio, "swanlab": _swanlab,
     }  # fmt: skip
     clients = []
-    for name, kind in kinds.items():
+    for name, opened in kinds.items():
         mode = getattr(wanted, name)
         if mode == "off":
             continue
         try:
-            clients.append(kind(folder, wanted, parameters))
+            clients.append(opened(folder, wanted, parameters))
         except ImportError as missing:
             if mode != "auto":
                 raise DependencyError(
@@ -170,162 +224,87 @@ def run_key(folder: Path) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
-class TensorBoard:
-    """Event files in the run folder."""
-
-    def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._open = partial(SummaryWriter, str(folder / "tensorboard"))
-        self._events: SummaryWriter | None = None
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write scalars; what an earlier attempt wrote for the first step here, or later ones, is no longer shown."""
-        self._events = self._events or self._open(purge_step=step)
-        for name, value in metrics.items():
-            self._events.add_scalar(name, value, step)
-        self._events.flush()
-
-    def close(self, *, failed: bool) -> None:
-        """Close the event file."""
-        if self._events is not None:
-            self._events.close()
+def _named(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> dict[str, Any]:
+    """What W&B, Trackio and SwanLab call by the same names."""
+    name = folder.resolve().name
+    return {"project": wanted.project, "name": name, "resume": "allow", "config": dict(parameters)}
 
 
-class _Service:
-    """A tracker that may fail: this is reported once, and the run goes on, since the metrics file has everything."""
-
-    _name: str
-    _errors: type[Exception] | tuple[type[Exception], ...]
-    _run: Any
-    _alive = True
-
-    def _begin(self, init: Callable[..., Any], folder: Path, project: str, **own: Any) -> None:
-        """Begin or continue a run of W&B, Trackio or SwanLab, whose arguments have the same names."""
-        self._run = init(project=project, name=folder.resolve().name, resume="allow", **own)
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the step, unless an earlier request failed."""
-        if self._alive:
-            self._request(lambda: self._log(step, metrics))
-
-    def close(self, *, failed: bool) -> None:
-        """Finish the run, also where an earlier request failed."""
-        self._request(lambda: self._finish(failed=failed))
-
-    def _request(self, request: Callable[[], object]) -> None:
-        try:
-            request()
-        except self._errors as error:
-            if self._alive:
-                log.warning("%s fails (%s); the run goes on without it", self._name, error)
-            self._alive = False
-
-    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
-
-    def _finish(self, *, failed: bool) -> None:
-        self._run.finish()
-
-
-class Wandb(_Service):
+def _wandb(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Service:
     """A Weights & Biases run; offline it is a folder that `wandb sync` uploads."""
+    import wandb
 
-    _name = "Weights & Biases"
-
-    def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
-        import wandb
-
-        self._errors = wandb.errors.Error
-        own = {"id": run_key(folder), "mode": wanted.wandb, "dir": str(folder)}
-        quiet = wandb.Settings(console="off", silent=True)
-        self._begin(wandb.init, folder, wanted.project, config=dict(parameters), settings=quiet, **own)
-
-    def _finish(self, *, failed: bool) -> None:
-        self._run.finish(exit_code=int(failed))
+    own = {"id": run_key(folder), "mode": wanted.wandb, "dir": str(folder)}
+    quiet = wandb.Settings(console="off", silent=True)
+    run = wandb.init(**_named(folder, wanted, parameters), **own, settings=quiet)
+    return Service("Weights & Biases", wandb.errors.Error, run.log, lambda failed: run.finish(exit_code=int(failed)))
 
 
-class Mlflow(_Service):
-    """An MLflow run; offline it is a database in the run folder."""
-
-    _name = "MLflow"
-
-    def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
-        import mlflow
-
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it reports every table that it creates
-        self._entities, self._errors = mlflow.entities, mlflow.exceptions.MlflowException
-        offline = wanted.mlflow == "offline"
-        address = f"sqlite:///{(folder / 'mlflow.db').resolve()}" if offline else os.environ.get("MLFLOW_TRACKING_URI")
-        if not address:  # MLflow would write into the working folder
-            raise ConfigError(
-                "telemetry.mlflow is online, but MLFLOW_TRACKING_URI is not set; expected the server's address there. "
-                "Set it, or set telemetry.mlflow=offline"
-            )
-        self._client, key = mlflow.MlflowClient(tracking_uri=address), run_key(folder)
-        experiment = self._client.get_experiment_by_name(wanted.project)
-        if experiment is None:
-            place = (folder / "mlflow").resolve().as_uri() if offline else None
-            number = self._client.create_experiment(wanted.project, artifact_location=place)
-        else:
-            number = experiment.experiment_id
-        begun = self._client.search_runs([number], filter_string=f"tags.`{TAG}` = '{key}'")
-        if begun:
-            self._id = begun[0].info.run_id
-            self._client.update_run(self._id, status="RUNNING")
-        else:
-            self._id = self._client.create_run(number, tags={TAG: key}, run_name=folder.resolve().name).info.run_id
-            values = {name: str(value)[:MLFLOW_VALUE] for name, value in parameters.items()}
-            self._client.log_batch(self._id, params=[self._entities.Param(*pair) for pair in values.items()])
-
-    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
-        now = int(1000 * time.time())
-        values = [self._entities.Metric(name, float(value), now, step) for name, value in metrics.items()]
-        self._client.log_batch(self._id, metrics=values)
-
-    def _finish(self, *, failed: bool) -> None:
-        self._client.set_terminated(self._id, status="FAILED" if failed else "FINISHED")
-
-
-class Trackio(_Service):
+def _trackio(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Service:
     """A Trackio run; offline it is a database in the run folder, online a Space of the hub."""
+    if wanted.trackio == "online" and not {"TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"} & set(os.environ):
+        raise ConfigError(
+            "telemetry.trackio is online, but neither TRACKIO_SPACE_ID nor TRACKIO_SERVER_URL is set; expected the "
+            "run's place there. Set one, or set telemetry.trackio=offline"
+        )
+    os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").resolve()))  # read when it is imported
+    import trackio
 
-    _name, _errors = "Trackio", Exception  # it has no errors of its own
-
-    def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
-        if wanted.trackio == "online" and not {"TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"} & set(os.environ):
-            raise ConfigError(
-                "telemetry.trackio is online, but neither TRACKIO_SPACE_ID nor TRACKIO_SERVER_URL is set; expected the "
-                "run's place there. Set one, or set telemetry.trackio=offline"
-            )
-        os.environ.setdefault("TRACKIO_DIR", str((folder / "trackio").resolve()))  # read when it is imported
-        import trackio
-
-        quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-        self._begin(trackio.init, folder, wanted.project, config=dict(parameters), **quiet)
+    quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+    run = trackio.init(**_named(folder, wanted, parameters), **quiet)
+    return Service("Trackio", Exception, run.log, lambda _: run.finish())  # it has no errors of its own
 
 
-class Swanlab(_Service):
+def _swanlab(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Service:
     """A SwanLab run; offline it is a folder that `swanlab sync` uploads."""
+    import swanlab
+    from swanlab.exceptions import ApiError, AuthenticationError
 
-    _name = "SwanLab"
-
-    def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
-        import swanlab
-        from swanlab.exceptions import ApiError, AuthenticationError
-
-        self._errors = (ApiError, AuthenticationError)
-        (folder / "swanlab").mkdir(exist_ok=True)
-        own = {"id": run_key(folder), "mode": wanted.swanlab, "log_dir": str(folder / "swanlab")}
-        quiet = swanlab.Settings(terminal={"proxy_type": "none"})
-        self._begin(swanlab.init, folder, wanted.project, config=dict(parameters), settings=quiet, **own)
-
-    def _finish(self, *, failed: bool) -> None:
-        self._run.finish(state="crashed" if failed else "success")
+    (folder / "swanlab").mkdir(exist_ok=True)
+    own = {"id": run_key(folder), "mode": wanted.swanlab, "log_dir": str(folder / "swanlab")}
+    quiet = swanlab.Settings(terminal={"proxy_type": "none"})
+    run = swanlab.init(**_named(folder, wanted, parameters), **own, settings=quiet)
+    errors = (ApiError, AuthenticationError)
+    return Service("SwanLab", errors, run.log, lambda failed: run.finish(state="crashed" if failed else "success"))
 
 
-#: What besides the metrics file gets every step.
-Client = TensorBoard | Wandb | Mlflow | Trackio | Swanlab
+def _mlflow(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Service:
+    """An MLflow run; offline it is a database in the run folder."""
+    import mlflow
+    from mlflow.entities import Metric, Param
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it reports every table that it creates
+    offline = wanted.mlflow == "offline"
+    address = f"sqlite:///{(folder / 'mlflow.db').resolve()}" if offline else os.environ.get("MLFLOW_TRACKING_URI")
+    if not address:  # MLflow would write into the working folder
+        raise ConfigError(
+            "telemetry.mlflow is online, but MLFLOW_TRACKING_URI is not set; expected the server's address there. "
+            "Set it, or set telemetry.mlflow=offline"
+        )
+    client, key = mlflow.MlflowClient(tracking_uri=address), run_key(folder)
+    experiment = client.get_experiment_by_name(wanted.project)
+    if experiment is None:
+        place = (folder / "mlflow").resolve().as_uri() if offline else None
+        number = client.create_experiment(wanted.project, artifact_location=place)
+    else:
+        number = experiment.experiment_id
+    begun = client.search_runs([number], filter_string=f"tags.`{TAG}` = '{key}'")
+    if begun:
+        run = begun[0].info.run_id
+        client.update_run(run, status="RUNNING")
+    else:
+        run = client.create_run(number, tags={TAG: key}, run_name=folder.resolve().name).info.run_id
+        values = {name: str(value)[:MLFLOW_VALUE] for name, value in parameters.items()}
+        client.log_batch(run, params=[Param(*pair) for pair in values.items()])
+
+    def write(metrics: Mapping[str, float], step: int) -> None:
+        now = int(1000 * time.time())
+        client.log_batch(run, metrics=[Metric(name, float(value), now, step) for name, value in metrics.items()])
+
+    def finish(failed: bool) -> None:
+        client.set_terminated(run, status="FAILED" if failed else "FINISHED")
+
+    return Service("MLflow", mlflow.exceptions.MlflowException, write, finish)
 
 
 # All of them

@@ -190,7 +190,8 @@ def test_a_server_that_fails_does_not_stop_the_run(tmp_path: Path, caplog: pytes
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
     (client,) = clients(tmp_path, mlflow="offline")
-    client._id = "no such run"  # type: ignore[attr-defined]
+    with sqlite3.connect(tmp_path / "mlflow.db") as store:
+        store.execute("delete from runs")
     with log_of(tmp_path, [client]) as log:
         log.step(1, step_of(0.5))
         log.step(2, step_of(0.25))
