@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from nemo_uecr.files import replace_file
-from nemo_uecr.stats import Mean
-from nemo_uecr.study.map import BEST, SIGNIFICANT, MapCell, method
-from nemo_uecr.study.results import Comparison
+from nemo_uecr.stats import mean_interval
+from nemo_uecr.study.map import SIGNIFICANT, MapCell, method, opponents
+from nemo_uecr.study.results import Comparison, RunResult, runs_by_arm
 from nemo_uecr.study.schema import StudyConfig
 
 STYLE = {
     "figure.constrained_layout.use": True, "savefig.dpi": 130, "legend.frameon": False, "axes.grid": True,
     "grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False,
 }  # fmt: skip
-#: variant -> arm -> (step, mean over pairs)
-Curves = Mapping[str, Mapping[str, Sequence[tuple[int, Mean]]]]
 #: Each point of a training curve is the mean of this many steps around it.
 WINDOW = 3
 #: Horizontal distance of two arms' bars at one step, as a share of all steps.
@@ -42,21 +41,26 @@ def _panels(path: Path, width: float, height: float, *shape: int, **shared: Any)
             replace_file(path.with_suffix(f".{kind}"), content.getvalue())
 
 
-def draw_curves(folder: Path, evaluated: Curves, rewarded: Curves, *, reference: str) -> None:
+def draw_curves(folder: Path, study: StudyConfig, tables: Sequence[Comparison], runs: Sequence[RunResult]) -> None:
     """Held-out average and training reward over steps: a column per variant, a line per arm (the reference thicker)."""
-    size = (1.6 + 4.4 * len(evaluated), 6.4)
-    with _panels(folder / "curves", *size, 2, len(evaluated), sharey="row", sharex="col") as (figure, rows):
-        for column, (variant, arms) in enumerate(evaluated.items()):
-            for place, (arm, points) in enumerate(arms.items()):
-                steps, means = [step for step, _ in points], [mean for _, mean in points]
-                line = {"color": f"C{place}", "linewidth": 2.4 if arm == reference else 1.4}
-                rows[0][column].plot(steps, [m.mean for m in means], marker="o", markersize=3.5, label=arm, **line)
-                shift = BESIDE * (steps[-1] - steps[0]) * (place - (len(arms) - 1) / 2)
-                beside, low, high = [step + shift for step in steps], [m.low for m in means], [m.high for m in means]
-                rows[0][column].vlines(beside, low, high, color=f"C{place}", linewidth=0.9)
-                rows[1][column].plot(*_smoothed(rewarded[variant][arm]), **line)
-            rows[0][column].set_title(variant)
-            rows[1][column].set_xlabel("training step")
+    size = (1.6 + 4.4 * len(tables), 6.4)
+    with _panels(folder / "curves", *size, 2, len(tables), sharey="row", sharex="col") as (figure, rows):
+        for (above, below), table in zip(rows.T, tables, strict=True):
+            by_arm = runs_by_arm(runs, table.variant)
+            for place, arm in enumerate(line.arm for line in table.lines):
+                group = [by_arm[arm][pair] for pair in table.pairs]
+                steps = [step for step, _ in group[0].curve]
+                averages = zip(*([value for _, value in run.curve] for run in group), strict=True)
+                means = [mean_interval(values, confidence=study.confidence) for values in averages]
+                line = {"color": f"C{place}", "linewidth": 2.4 if arm == table.reference else 1.4}
+                above.plot(steps, [mean.mean for mean in means], marker="o", markersize=3.5, label=arm, **line)
+                shift = BESIDE * (steps[-1] - steps[0]) * (place - (len(table.lines) - 1) / 2)
+                low, high = [mean.low for mean in means], [mean.high for mean in means]
+                above.vlines([step + shift for step in steps], low, high, color=f"C{place}", linewidth=0.9)
+                rewards = [fmean(values) for values in zip(*(run.rewards for run in group), strict=True)]
+                below.plot(*_smoothed(rewards), **line)
+            above.set_title(table.variant)
+            below.set_xlabel("training step")
         rows[0][0].set_ylabel("held-out average, %")
         rows[1][0].set_ylabel(f"training reward, %, mean of {WINDOW} steps")
         note = "bars: intervals over pairs, shifted so that arms do not overlap"
@@ -64,13 +68,12 @@ def draw_curves(folder: Path, evaluated: Curves, rewarded: Curves, *, reference:
         figure.legend(*rows[0][0].get_legend_handles_labels(), loc="outside right center", fontsize=9)
 
 
-def _smoothed(points: Sequence[tuple[int, Mean]]) -> tuple[list[int], list[float]]:
+def _smoothed(values: Sequence[float]) -> tuple[range, Sequence[float]]:
     """The steps with a whole window around them, and the windows' means."""
-    steps, values, half = [step for step, _ in points], [mean.mean for _, mean in points], WINDOW // 2
     if len(values) < WINDOW:
-        return steps, values
-    centres = range(half, len(values) - half)
-    return steps[half:-half], [sum(values[at - half : at + half + 1]) / WINDOW for at in centres]
+        return range(1, len(values) + 1), values
+    windows, first = [values[at : at + WINDOW] for at in range(len(values) - WINDOW + 1)], 1 + WINDOW // 2
+    return range(first, first + len(windows)), [fmean(window) for window in windows]
 
 
 def draw_differences(folder: Path, name: str, summaries: Sequence[Comparison]) -> None:
@@ -95,7 +98,7 @@ def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell]) -> None
     """A panel per opponent: the reference minus it, variants by tables, blue where ahead and red where behind."""
     columns = [table.title for table in study.tables.values()]
     rows = [(panel, row) for panel, of_panel in study.map.items() for row in of_panel]
-    others = sorted({name for cell in cells for name in cell.against}, key=lambda name: (name == BEST, name))
+    others = opponents(cells)
     widest = max(abs(gap.difference.mean) for cell in cells for gap in cell.against.values())
     high = (len(others) + 1) // 2
     size = (4.0 + 2.1 * len(columns), 1.0 + high * (1.0 + 0.36 * len(rows)))

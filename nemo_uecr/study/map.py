@@ -46,13 +46,17 @@ def map_cells(study: StudyConfig, runs: Sequence[RunResult]) -> list[MapCell]:
                     finals = {method(arm): [arms[arm][pair].final for pair in pairs] for arm in arms}
                     scores, against = _compared(finals, method(table.reference), study.confidence)
                     cells.append(MapCell(table.title, panel, row, scores, against))
-    for other in {name for cell in cells for name in cell.against}:
-        gaps = [cell.against[other] for cell in cells if other in cell.against]
-        corrected = iter(holm([gap.p for gap in gaps]))
-        for cell in cells:
-            if other in cell.against:
-                cell.against[other] = replace(cell.against[other], p=next(corrected))
+    for other in opponents(cells):
+        compared = [cell.against for cell in cells if other in cell.against]
+        corrected = holm([against[other].p for against in compared])
+        for against, p in zip(compared, corrected, strict=True):
+            against[other] = replace(against[other], p=p)
     return cells
+
+
+def opponents(cells: Sequence[MapCell]) -> list[str]:
+    """Names that the references are compared with, `BEST` last."""
+    return sorted({name for cell in cells for name in cell.against}, key=lambda name: (name == BEST, name))
 
 
 def _compared(

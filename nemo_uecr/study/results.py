@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from nemo_uecr.errors import RunFolderError
@@ -97,19 +98,20 @@ def choose_rates(study: StudyConfig) -> list[Choice]:
 
 def best_rates(study: StudyConfig, finals: Mapping[GridCell, float]) -> list[Choice]:
     """The rate with the highest mean validation average after the last step, the lower one on ties."""
-    by_candidate: dict[tuple[str, str], dict[float, list[float]]] = {}
-    for cell in selection_cells(study):
-        rates = by_candidate.setdefault((cell.variant, cell.arm), {})
-        rates.setdefault(cell.learning_rate, []).extend([finals[cell]] if cell in finals else [])
+    by_candidate: dict[tuple[str, str, float], list[float]] = {}
+    for cell, final in finals.items():
+        by_candidate.setdefault((cell.variant, cell.arm, cell.learning_rate), []).append(final)
     choices = []
-    for (variant, arm), rates in by_candidate.items():
-        for rate, values in rates.items():
+    for variant, arm in dict.fromkeys((cell.variant, cell.arm) for cell in selection_cells(study)):
+        averages = {}
+        for rate in study.candidates(variant):
+            values = by_candidate.get((variant, arm, rate), [])
             if len(values) < study.selection.pairs:
                 raise RunFolderError(
                     f"learning rate {rate:g} of arm {arm} ({variant}) has {len(values)} of {study.selection.pairs} "
                     "finished runs; run the study again to complete them"
                 )
-        averages = {rate: fmean(values) for rate, values in rates.items()}
+            averages[rate] = fmean(values)
         best = min(averages, key=lambda rate: (-averages[rate], rate))
         at_edge = len(averages) > 1 and best in (min(averages), max(averages))
         choices.append(Choice(variant, arm, best, averages, at_edge))
@@ -178,6 +180,11 @@ def runs_by_arm(results: Iterable[RunResult], variant: str) -> dict[str, dict[in
 
 
 def _compared(study: StudyConfig, name: str, table: TableConfig, variant: str, arms: ByArm) -> Comparison:
+    interval = partial(mean_interval, confidence=study.confidence)
+
+    def by_set(runs: Sequence[Mapping[str, float]]) -> dict[str, Mean]:
+        return {name: interval([sets[name] for sets in runs]) for name in (runs[0] if runs else ())}
+
     pairs, reference = common_pairs(arms), table.reference
     finals = {arm: {pair: run.final for pair, run in runs.items()} for arm, runs in arms.items()}
     against = {
@@ -191,21 +198,21 @@ def _compared(study: StudyConfig, name: str, table: TableConfig, variant: str, a
     lines = [
         Line(
             arm=arm,
-            final=_interval(study, [run.final for run in runs.values()]),
-            initial=_interval(study, [run.initial for run in runs.values()]),
+            final=interval([run.final for run in runs.values()]),
+            initial=interval([run.initial for run in runs.values()]),
             learning_rate=next(iter(runs.values())).cell.learning_rate,
             degenerate_start=fmean([run.degenerate_start for run in runs.values()]),
             degenerate=fmean([run.degenerate for run in runs.values()]),
-            common=_interval(study, [run.final for run in common[arm]]) if pairs else None,
-            sets=_by_set(study, [run.sets for run in common[arm]]),
+            common=interval([run.final for run in common[arm]]) if pairs else None,
+            sets=by_set([run.sets for run in common[arm]]),
             against=against.get(arm),
             p_holm=corrected.get(arm),
         )
         for arm, runs in arms.items()
     ]
     before = common[reference]  # the student of a pair is the same for every arm
-    initial = _interval(study, [run.initial for run in before]) if pairs else None
-    sets = _by_set(study, [run.initial_sets for run in before])
+    initial = interval([run.initial for run in before]) if pairs else None
+    sets = by_set([run.initial_sets for run in before])
     return Comparison(name, table.title, variant, reference, pairs, initial, sets, tuple(lines))
 
 
@@ -213,19 +220,3 @@ def common_pairs(arms: ByArm) -> tuple[int, ...]:
     """The pairs that every arm has; none if there are fewer than two."""
     pairs = sorted(set.intersection(*(set(runs) for runs in arms.values()))) if arms else []
     return tuple(pairs) if len(pairs) >= LEAST_PAIRS else ()
-
-
-def _interval(study: StudyConfig, values: Sequence[float]) -> Mean:
-    return mean_interval(values, confidence=study.confidence)
-
-
-def _by_set(study: StudyConfig, runs: Sequence[Mapping[str, float]]) -> dict[str, Mean]:
-    return {name: _interval(study, [sets[name] for sets in runs]) for name in (runs[0] if runs else ())}
-
-
-# Curves
-
-
-def curve(study: StudyConfig, runs: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, Mean]]:
-    """Mean of a value over at least two runs, by step."""
-    return [(points[0][0], _interval(study, [value for _, value in points])) for points in zip(*runs, strict=True)]

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import isnan
 from pathlib import Path
-from typing import NamedTuple
 
 from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Entry, Row, Table, build_table, rounded
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Interval, Mean
 from nemo_uecr.study import figures, results
 from nemo_uecr.study.grid import GridCell
-from nemo_uecr.study.map import BEST, MapCell, map_cells
+from nemo_uecr.study.map import MapCell, map_cells, opponents
 from nemo_uecr.study.results import Choice, Comparison, Line, RunResult
 from nemo_uecr.study.schema import StudyConfig
 
@@ -36,16 +35,6 @@ MAP_NOTE = (
 )
 RATES_NOTE = "Chosen: the highest mean validation average after the last step, the lower rate on ties."
 ENDINGS = {"markdown": "md", "latex": "tex", "html": "html"}
-
-
-class Part(NamedTuple):
-    """A part of the summary; title, note and figure may be empty."""
-
-    name: str  # of the table's files
-    title: str
-    note: str
-    table: Table | None
-    figure: str  # path relative to the study's folder
 
 
 def write_summary(
@@ -72,56 +61,52 @@ def write_summary(
         "map": [asdict(cell) for cell in mapped],
     }
     replace_file(root / "results.json", json.dumps(content, indent=1, default=str).encode())
-    parts = list(_parts(study, mapped, compared, choices, runs))
-    for part in parts:
-        if part.table is not None:
-            for kind, write in FORMATS.items():
-                replace_file(root / "tables" / f"{part.name}.{ENDINGS[kind]}", write(part.table).encode())
     lead = [LEAD, *notes, *([_missing_line(missing, len(cells))] if missing else [])]
-    replace_file(root / "summary.md", ("\n\n".join(_blocks(lead, parts)) + "\n").encode())
+    paragraphs = [*lead, *_paragraphs(study, mapped, compared, choices, runs)]
+    replace_file(root / "summary.md", ("\n\n".join(paragraphs) + "\n").encode())
     return root / "summary.md"
 
 
-def _parts(
+def _paragraphs(
     study: StudyConfig,
     mapped: Sequence[MapCell],
     compared: Sequence[Comparison],
     choices: Sequence[Choice],
     runs: Sequence[RunResult],
-) -> Iterator[Part]:
-    """The map, every table with differences and figure, the first table's curves, and learning rates."""
-    folder = Path(study.folder) / "figures"
+) -> Iterator[str]:
+    """Write the map, every table with its differences, the first table's curves, and the learning rates."""
+    root = Path(study.folder)
     if mapped:
-        figures.draw_map(folder, study, mapped)
-        yield Part("map", "Map", MAP_NOTE, map_table(study, mapped), "figures/map.png")
+        yield from _section(root, "map", "Map", MAP_NOTE, map_table(study, mapped))
+        figures.draw_map(root / "figures", study, mapped)
+        yield "![Map](figures/map.png)"
     for name in study.tables:
         variants = [table for table in compared if table.name == name]
         for table in variants:
             title, key = f"{table.title} ({table.variant})", f"{name}-{table.variant}"
             scores = sets_table(table, layout="ablation" if name == ABLATION else "main", samples=runs[0].samples)
             note = f"On the {len(table.pairs)} pairs that all arms of the table have."
-            yield Part(f"{key}-sets", title, note, scores, "")
+            yield from _section(root, f"{key}-sets", title, note, scores)
+            title = f"{title}: {table.reference} minus each arm"
             gaps = difference_table(table, confidence=study.confidence)
-            yield Part(f"{key}-differences", f"{title}: {table.reference} minus each arm", DIFFERENCE_NOTE, gaps, "")
+            yield from _section(root, f"{key}-differences", title, DIFFERENCE_NOTE, gaps)
         if variants:
-            figures.draw_differences(folder, name, variants)
-            yield Part(name, "", "", None, f"figures/differences-{name}.png")
-    first, evaluated, rewarded = next(iter(study.tables)), {}, {}
-    for table in compared:
-        if table.name == first and table.pairs:
-            by_arm = results.runs_by_arm(runs, table.variant)
-            own = {line.arm: [by_arm[line.arm][pair] for pair in table.pairs] for line in table.lines}
-            evaluated[table.variant] = {
-                arm: results.curve(study, [run.curve for run in group]) for arm, group in own.items()
-            }
-            rewarded[table.variant] = {
-                arm: results.curve(study, [[*enumerate(run.rewards, start=1)] for run in group])
-                for arm, group in own.items()
-            }
-    if evaluated:
-        figures.draw_curves(folder, evaluated, rewarded, reference=study.tables[first].reference)
-        yield Part("curves", "Learning curves", CURVES_NOTE, None, "figures/curves.png")
-    yield Part("learning-rates", "Learning rates", RATES_NOTE, selection_table(choices), "")
+            figures.draw_differences(root / "figures", name, variants)
+            yield f"![{name}](figures/differences-{name}.png)"
+    first = [table for table in compared if table.name == next(iter(study.tables)) and table.pairs]
+    if first:
+        figures.draw_curves(root / "figures", study, first, runs)
+        yield from ("### Learning curves", CURVES_NOTE, "![Learning curves](figures/curves.png)")
+    yield from _section(root, "learning-rates", "Learning rates", RATES_NOTE, selection_table(choices))
+
+
+def _section(root: Path, name: str, title: str, note: str, table: Table | None) -> Iterator[str]:
+    """Write a table in every format; its heading, note and Markdown."""
+    yield from (f"### {title}", note)
+    if table is not None:
+        for kind, write in FORMATS.items():
+            replace_file(root / "tables" / f"{name}.{ENDINGS[kind]}", write(table).encode())
+        yield FORMATS["markdown"](table).rstrip()
 
 
 def _missing_line(missing: Sequence[GridCell], wanted: int) -> str:
@@ -130,20 +115,6 @@ def _missing_line(missing: Sequence[GridCell], wanted: int) -> str:
         pairs.setdefault(f"{cell.variant} {cell.arm}", []).append(str(cell.pair))
     shown = "; ".join(f"{name}: {', '.join(numbers)}" for name, numbers in pairs.items())
     return f"Not finished: {len(missing)} of {wanted} runs, by variant, arm and pair: {shown}."
-
-
-def _blocks(lead: Sequence[str], parts: Sequence[Part]) -> Iterator[str]:
-    """The paragraphs of summary.md."""
-    yield from lead
-    for part in parts:
-        if part.title:
-            yield f"### {part.title}"
-        if part.note:
-            yield part.note
-        if part.table:
-            yield FORMATS["markdown"](part.table).rstrip()
-        if part.figure:
-            yield f"![{part.title or part.name}]({part.figure})"
 
 
 # Tables
@@ -199,15 +170,8 @@ def difference_table(summary: Comparison, *, confidence: float) -> Table:
 
 def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
     """The reference's score in every cell, and its differences to the other methods."""
-    others = list(dict.fromkeys(name for cell in cells for name in sorted(cell.against)))
-    others = sorted(others, key=lambda name: name == BEST)
-    level = f"{100 * study.confidence:g}%"
-    head = (
-        "cell",
-        "best",
-        "reference",
-        *(title for name in others for title in (f"minus {name} [{level}]", "p (Holm)")),
-    )
+    others, level = opponents(cells), f"{100 * study.confidence:g}%"
+    columns = (title for name in others for title in (f"minus {name} [{level}]", "p (Holm)"))
 
     def row(cell: MapCell) -> tuple[Entry, ...]:
         gaps = [cell.against.get(name) for name in others]
@@ -223,7 +187,7 @@ def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
             ),
         )
 
-    return Table(head, tuple(map(row, cells)))
+    return Table(("cell", "best", "reference", *columns), tuple(map(row, cells)))
 
 
 def selection_table(choices: Sequence[Choice]) -> Table:
