@@ -166,7 +166,8 @@ def run(study: Study, out: Path, *, processes: int, seconds: float) -> int:
     timer.daemon = True
     timer.start()
     try:
-        workers.work_on(work_at, chosen, processes=processes, stop=stop, report=told)
+        for job, error in workers.work_on(work_at, chosen, processes=processes, stop=stop):
+            told(job, error)
     except RunStopped as stopped:
         sys.stdout.write(f"{stopped}\n")
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
@@ -31,22 +31,16 @@ FIRST_RATIO = "first_ratio", "the importance ratio of a batch's first update is 
 
 
 class Outcome(NamedTuple):
-    """First and last evaluation of a run, and the change; None if there are fewer than two evaluations."""
+    """First and last evaluation of a run so far, and the change."""
 
-    samples: int | None  # k of avg@k
-    before: Mapping[str, float] | None  # average with its interval
-    after: Mapping[str, float] | None
+    ends: tuple[Record, ...]  # none, one or two
     lift: Difference | None  # last minus first, paired; None if problems or settings differ, or samples are missing
 
 
 def outcome_of(run: RunFolder) -> Outcome:
     """The outcome of a run's evaluations so far."""
-    if not run.evaluations:
-        return Outcome(None, None, None, None)
-    first, last = run.evaluations[0], run.evaluations[-1]
-    if first is last:
-        return Outcome(int(first["samples"]), first["average"], None, None)
-    return Outcome(int(last["samples"]), first["average"], last["average"], lift_of((run, first), (run, last)))
+    ends = (*run.evaluations[:1], *run.evaluations[1:][-1:])
+    return Outcome(ends, lift_of((run, ends[0]), (run, ends[1])) if len(ends) == 2 else None)
 
 
 def lift_of(before: tuple[RunFolder, Record], after: tuple[RunFolder, Record]) -> Difference | None:
@@ -111,53 +105,52 @@ def headline(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> Markup:
         return _headline_of_many(runs, outcomes)
     run, outcome = runs[0], outcomes[0]
     name = Markup('<em class="run-0">{}</em>').format(run.method)
-    if outcome.before is None or outcome.after is None:
+    if len(outcome.ends) < 2:
         return name + f": {run.last_step} of {run.planned_steps} steps"
-    span = f"from {points(outcome.before['avg'])} to {points(outcome.after['avg'])} %"
+    before, after = (record["average"]["avg"] for record in outcome.ends)
+    metric, span = f"avg@{outcome.ends[1]['samples']}", f"from {points(before)} to {points(after)} %"
     span += "" if run.complete else ", so far"
-    change = outcome.after["avg"] - outcome.before["avg"]
+    change = after - before
     if round(change, 3) == 0 or (outcome.lift is not None and outcome.lift.p_value > UNCLEAR):
-        return name + f": avg@{outcome.samples} shows no clear change, {span}"
+        return name + f": {metric} shows no clear change, {span}"
     verb = "raised" if change > 0 else "lowered"
-    return name + f" {verb} avg@{outcome.samples} by {points(abs(change))} points, {span}"
+    return name + f" {verb} {metric} by {points(abs(change))} points, {span}"
 
 
 def _headline_of_many(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> Markup:
-    ended = [(o.after["avg"], colour) for colour, o in enumerate(outcomes) if o.after is not None]
+    ended = [(o.ends[1]["average"]["avg"], colour) for colour, o in enumerate(outcomes) if len(o.ends) == 2]
     if len(ended) < len(runs):
         return Markup("{} runs side by side").format(len(runs))
     ended.sort(key=lambda pair: pair[0], reverse=True)
     part = Markup('<span><em class="run-{}">{}</em> {}</span>')
     parts = Markup(", ").join(part.format(colour, runs[colour].label, points(value)) for value, colour in ended[:4])
     more = f" and {len(ended) - 4} more" if len(ended) > 4 else ""
-    counts = sorted({outcome.samples for outcome in outcomes if outcome.samples is not None})
+    counts = sorted({int(outcome.ends[1]["samples"]) for outcome in outcomes})
     when = "after training" if all(run.complete for run in runs) else "at the last evaluation"
     return Markup("avg@{} {}, in %: ").format("/".join(map(str, counts)), when) + parts + more
 
 
-def differences(runs: Sequence[RunFolder], outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def differences(runs: Sequence[RunFolder]) -> list[dict[str, Any]]:
     """The paired difference of each run's last evaluation and the first run's."""
-    ends = [outcome.after or outcome.before for outcome in outcomes]
+    if not runs[0].evaluations:
+        return []
+    first = runs[0], runs[0].evaluations[-1]
     return [
-        {
-            "label": run.label,
-            "colour": colour,
-            "lift": lift_of((runs[0], runs[0].evaluations[-1]), (run, run.evaluations[-1])),
-        }
+        {"label": run.label, "colour": colour, "lift": lift_of(first, (run, run.evaluations[-1]))}
         for colour, run in enumerate(runs)
-        if colour > 0 and ends[0] is not None and ends[colour] is not None
+        if colour > 0 and run.evaluations
     ]
 
 
 def scale(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
     """Before and after of every run as points with intervals on one axis; positions are percent of its width."""
-    records = [record for outcome in outcomes for record in (outcome.before, outcome.after) if record is not None]
+    records = [record for outcome in outcomes for record in outcome.ends]
     if not records:
         return None
-    low = max(0.0, min(record["low"] for record in records) - 0.02)
-    high = min(1.0, max(record["high"] for record in records) + 0.02)
-    marks = ticks(100 * low, 100 * max(high, low + 0.05), 6)
-    left, width = marks[0] / 100, (marks[-1] - marks[0]) / 100
+    low = max(0.0, min(record["average"]["low"] for record in records) - 0.02)
+    high = min(1.0, max(record["average"]["high"] for record in records) + 0.02)
+    axis = ticks(100 * low, 100 * max(high, low + 0.05), 6)
+    left, width = axis[0] / 100, (axis[-1] - axis[0]) / 100
 
     def place(value: float) -> str:
         return f"{(value - left) / width * 100:.2f}%"
@@ -167,46 +160,36 @@ def scale(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
 
     rows = []
     for colour, outcome in enumerate(outcomes):
-        if outcome.before is None:
-            continue
-        both = [(kind, r) for kind, r in (("before", outcome.before), ("after", outcome.after)) if r is not None]
-        ends = sorted(record["avg"] for _, record in both)
-        rows.append(
-            {
-                "colour": colour,
-                "travel": span(*ends) if len(ends) == 2 else None,
-                "marks": [
-                    {"kind": kind, "span": span(r["low"], r["high"]), "place": place(r["avg"]), "avg": r["avg"]}
-                    for kind, r in both
-                ],
-            }
-        )
-    samples = next(outcome.samples for outcome in outcomes if outcome.samples is not None)
-    return {"samples": samples, "rows": rows, "axis": [(place(mark / 100), f"{mark:g}") for mark in marks]}
+        averages = [record["average"] for record in outcome.ends]
+        ends = sorted(average["avg"] for average in averages)
+        marks = [
+            {"kind": kind, "span": span(each["low"], each["high"]), "place": place(each["avg"]), "avg": each["avg"]}
+            for kind, each in zip(("before", "after"), averages, strict=False)
+        ]
+        if marks:
+            rows.append({"colour": colour, "travel": span(*ends) if len(ends) == 2 else None, "marks": marks})
+    shown = [(place(mark / 100), f"{mark:g}") for mark in axis]
+    return {"samples": records[0]["samples"], "rows": rows, "axis": shown}
 
 
 def figures(run: RunFolder, outcome: Outcome) -> list[tuple[str, str, str]]:
     """The numbers of a run's card: name, value, remark."""
     numbers = []
-    ends_of_run = ((run.evaluations[:1], outcome.before), (run.evaluations[-1:], outcome.after))
-    for record, average in ends_of_run:
-        if average is not None:
-            ends = f"{points(average['low'])} to {points(average['high'])}"
-            name = f"avg@{outcome.samples} at step {record[0]['step']}"
-            numbers.append((name, f"{points(average['avg'])} %", ends))
-    if outcome.before is not None and outcome.after is not None:
-        lift, change = outcome.lift, signed_points(outcome.after["avg"] - outcome.before["avg"])
-        few = ", too few differ" if lift is not None and lift.few else ""
-        ends = (
-            "" if lift is None else f"{signed_points(lift.low)} to {signed_points(lift.high)}, paired by problem{few}"
-        )
-        numbers.append(("Change", f"{change} points", ends))
+    for record in outcome.ends:
+        average = record["average"]
+        interval = f"{points(average['low'])} to {points(average['high'])}"
+        numbers.append((f"avg@{record['samples']} at step {record['step']}", f"{points(average['avg'])} %", interval))
+    if len(outcome.ends) == 2:
+        before, after = (record["average"]["avg"] for record in outcome.ends)
+        lift, interval = outcome.lift, ""
+        if lift is not None:
+            few = ", too few differ" if lift.few else ""
+            interval = f"{signed_points(lift.low)} to {signed_points(lift.high)}, paired by problem{few}"
+        numbers.append(("Change", f"{signed_points(after - before)} points", interval))
     numbers.append(("Steps", str(run.last_step), f"of {run.planned_steps}"))
-    _, steps = run.values("time/step_s")
-    seconds = [(record["step"], float(record["seconds"])) for record in run.evaluations]
-    if steps:  # a step's time holds its evaluation
-        whole = sum(steps) + sum(taken for step, taken in seconds if step == 0)
-        numbers.append(("Time", duration(whole), f"of it {duration(sum(taken for _, taken in seconds))} evaluation"))
+    if run.has("time/step_s"):
+        evaluating = sum(float(record["seconds"]) for record in run.evaluations)
+        numbers.append(("Time", duration(run.wall_seconds), f"of it {duration(evaluating)} evaluation"))
     else:
         numbers.append(("Time", DASH, ""))
     judged = verdicts(run)

@@ -59,7 +59,7 @@ def render_page(runs: list[RunFolder]) -> str:
             runs=runs,
             headline=outcomes.headline(runs, ends),
             scale=outcomes.scale(ends),
-            differences=outcomes.differences(runs, ends),
+            differences=outcomes.differences(runs),
             cards=[_card(run, end) for run, end in zip(runs, ends, strict=True)],
             curves=named,
             others=others,

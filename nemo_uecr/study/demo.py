@@ -122,7 +122,7 @@ def _prepare(folder: Path, recipe: RecipeConfig, seed: int) -> None:
         ModelJob(folder / name, config, seed, random.Random(f"{seed} {name}"), tuple(held_out))
         for name, config in zip(MODELS, (recipe.student, recipe.teacher), strict=True)
     ]
-    work_on(_teach, jobs, processes=len(jobs), stop=StopRequest(), report=lambda job, loss: None)
+    list(work_on(_teach, jobs, processes=len(jobs), stop=StopRequest()))
 
 
 def _teach(job: ModelJob) -> float:

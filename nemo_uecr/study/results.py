@@ -70,12 +70,6 @@ def _result(cell: GridCell, run: RunFolder, first: Record) -> RunResult:
     )
 
 
-def wall_seconds(run: RunFolder) -> float:
-    """Seconds of a run with its evaluations; a step includes its evaluation."""
-    before = sum(float(record["seconds"]) for record in run.evaluations if record["step"] == 0)
-    return sum(run.values("time/step_s")[1]) + before
-
-
 # Learning rates
 
 

@@ -5,7 +5,6 @@ Everything on disk is complete or absent, so that an interrupted study continues
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -37,7 +36,7 @@ def forecast(study: StudyConfig) -> list[str]:
     cells, folders = grid.every_cell(study), [grid.model_folder(study, name) for name in grid.every_model(study)]
     taught = [read_object(folder / TEACHING)["seconds"] for folder in folders if folder.is_dir()]
     runs_of = [grid.finished_run(cell.folder) for cell in cells]
-    ran = [results.wall_seconds(run) for run in runs_of if run]
+    ran = [run.wall_seconds for run in runs_of if run]
     models, runs = len(folders) - len(taught), len(cells) - len(ran)
     selection = sum(cell.selection and not run for cell, run in zip(cells, runs_of, strict=True))
     model_seconds = sum(taught) / len(taught) if taught else study.expected_model_seconds
@@ -109,14 +108,10 @@ def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None
         if not grid.model_folder(study, name).is_dir():
             rng = random.Random(f"{task.seed} {name}")
             jobs.append(ModelJob(grid.model_folder(study, name), config, rng.randrange(2**31), rng, tuple(sets)))
-    numbers = itertools.count(1)
-
-    def finished(job: ModelJob, loss: float) -> None:
-        report(f"model {next(numbers)} of {len(jobs)}, {job.folder.name}: last loss {loss:.3f} nats per token")
-
     if jobs:
         report(f"teaching {len(jobs)} models, {study.processes} at once")
-    work_on(teach_model, jobs, processes=study.processes, stop=stop, report=finished)
+    for number, (job, loss) in enumerate(work_on(teach_model, jobs, processes=study.processes, stop=stop), start=1):
+        report(f"model {number} of {len(jobs)}, {job.folder.name}: last loss {loss:.3f} nats per token")
 
 
 def _run(
@@ -124,22 +119,18 @@ def _run(
 ) -> None:
     """Run every cell that is not finished; one that fails does not stop the others."""
     # Finished runs of another study are refused before others train.
-    ran = {cell: results.wall_seconds(run) for cell, run in grid.finished_runs(study, cells)}
+    ran = {cell: run.wall_seconds for cell, run in grid.finished_runs(study, cells)}
     waiting = [cell for cell in cells if cell not in ran]
     failures = list[tuple[GridCell, str]]()
-    numbers = itertools.count(1)
-
-    def finished(cell: GridCell, error: str | None) -> None:
+    for number, (cell, error) in enumerate(work_on(work, waiting, processes=study.processes, stop=stop), start=1):
         if error is None:
-            ran[cell] = results.wall_seconds(read_run(cell.folder))
+            ran[cell] = read_run(cell.folder).wall_seconds
         else:
             failures.append((cell, error))
         outcome = "done" if error is None else f"FAILED: {error}"
         name = f"{cell.variant} {cell.arm} pair {cell.pair} lr {cell.learning_rate:g}"
         left = time_left([*ran.values()], len(cells) - len(ran) - len(failures), study.processes)
-        report(f"{stage} {next(numbers)}/{len(waiting)}  {name}  {outcome}{left}")
-
-    work_on(work, waiting, processes=study.processes, stop=stop, report=finished)
+        report(f"{stage} {number}/{len(waiting)}  {name}  {outcome}{left}")
     if failures:
         cell, error = failures[0]
         raise RunFolderError(

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children, get_context, parent_process
@@ -31,20 +31,12 @@ Result = TypeVar("Result")
 
 
 def work_on(
-    work: Callable[[Item], Result],
-    items: Sequence[Item],
-    *,
-    processes: int,
-    stop: StopRequest,
-    report: Callable[[Item, Result], None],
-) -> None:
-    """Work on the items in worker processes; `work` must be importable.
+    work: Callable[[Item], Result], items: Iterable[Item], *, processes: int, stop: StopRequest
+) -> Iterator[tuple[Item, Result]]:
+    """Yield each item with its result, in order of completion, from worker processes; `work` must be importable.
 
-    `report` is called in this process with each item and its result, in order of completion. `RunStopped` is raised
-    after the workers have saved and ended.
+    `RunStopped` is raised after the workers have saved and ended.
     """
-    if not items:
-        return
     others = set(active_children())
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_end_with_the_parent)
     try:
@@ -54,8 +46,7 @@ def work_on(
                 item = left.popleft()
                 waiting[pool.submit(work, item)] = item
             for future in wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED).done:
-                result = future.result()
-                report(waiting.pop(future), result)
+                yield waiting.pop(future), future.result()
             if stop.asked:
                 raise RunStopped(f"stopped by {stop.reason}; finished items are kept, and the same command continues")
     except BaseException as error:  # Ctrl-C included

@@ -61,6 +61,12 @@ class RunFolder:
         evaluated = bool(self.config.get("evaluation", {}).get("benchmarks"))
         return not evaluated or (bool(self.evaluations) and self.evaluations[-1]["step"] >= self.planned_steps)
 
+    @property
+    def wall_seconds(self) -> float:
+        """Seconds of the steps, with their evaluations, and of the evaluation before them."""
+        before = sum(float(record["seconds"]) for record in self.evaluations if record["step"] == 0)
+        return sum(self.values("time/step_s")[1]) + before
+
     def has(self, metric: str) -> bool:
         """True when at least one step has ``metric``."""
         return any(metric in record for record in self.steps)

@@ -51,4 +51,4 @@ def save_when_asked(folder: Path) -> None:
 
 if __name__ == "__main__":  # a study of five such jobs, two at once
     with listening() as asked:
-        work_on(hang, [Path(sys.argv[1])] * 5, processes=2, stop=asked, report=lambda item, result: None)
+        list(work_on(hang, [Path(sys.argv[1])] * 5, processes=2, stop=asked))

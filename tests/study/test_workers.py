@@ -60,12 +60,10 @@ def jobs(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_every_item_is_worked_on_once() -> None:
-    found = dict[int, int]()
-    work_on(double, [1, 2, 3], processes=2, stop=StopRequest(), report=found.__setitem__)
-    assert found == {1: 2, 2: 4, 3: 6}
-    work_on(double, [], processes=2, stop=StopRequest(), report=lambda item, result: pytest.fail("nothing to do"))
+    assert dict(work_on(double, [1, 2, 3], processes=2, stop=StopRequest())) == {1: 2, 2: 4, 3: 6}
+    assert not list(work_on(double, [], processes=2, stop=StopRequest()))
     with pytest.raises(RunFolderError, match="killed"):
-        work_on(die_at_two, [1, 2, 3], processes=1, stop=StopRequest(), report=lambda item, result: None)
+        list(work_on(die_at_two, [1, 2, 3], processes=1, stop=StopRequest()))
 
 
 def stopped(work: Callable[[Path], None], folder: Path, begun: str) -> None:
@@ -78,7 +76,7 @@ def stopped(work: Callable[[Path], None], folder: Path, begun: str) -> None:
 
     threading.Thread(target=ask).start()
     with pytest.raises(RunStopped, match="a test"):
-        work_on(work, [folder] * 5, processes=2, stop=stop, report=lambda item, result: None)
+        list(work_on(work, [folder] * 5, processes=2, stop=stop))
     assert len([*folder.glob(begun)]) == 2  # the third never began
 
 
