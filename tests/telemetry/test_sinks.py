@@ -13,22 +13,7 @@ from nemo_uecr.errors import RunFolderError
 from nemo_uecr.telemetry import metric_table
 from nemo_uecr.telemetry.run_folder import worst_residuals
 from nemo_uecr.telemetry.sinks import Progress, StepLog, append_record, read_records, truncate_records
-
-STEP = {
-    "reward/task_mean": 0.25,
-    "group/mixed_share": 0.5,
-    "response/length_mean": 4.0,
-    "response/truncated_share": 0.19,
-    "policy/grad_norm": 1.0,
-    "time/step_s": 0.1,
-}
-EVALUATION = {
-    "step": 0,
-    "average": {"avg": 0.5, "low": 0.4, "high": 0.6},
-    "samples": 12,
-    "seconds": 1.0,
-    "sets": {"a": {"avg": 0.5}},
-}
+from tests.telemetry.records import EVALUATION, STEP
 
 
 def test_records_are_whole_lines(tmp_path: Path) -> None:
@@ -88,7 +73,7 @@ def test_progress(style: str) -> None:
     progress.close()
     lines = stream.getvalue().splitlines()
     if style == "lines":
-        assert lines[0].startswith("step 0/4  avg@12 50.0 [40.0, 60.0]  a 50.0")
+        assert lines[0].startswith("step 0/4  avg@12 50.0 [25.0, 75.0]  a 50.0")
         assert lines[1] == "step 1/4  reward 0.250  mixed groups 50%  length 4.0  grad 1.000  0.10 s"
     assert ("\u2501" in stream.getvalue()) == (style == "bar")
     assert bool(lines) == (style != "off")
