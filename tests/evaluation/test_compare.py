@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.compare import compare
-from nemo_uecr.evaluation.samples import Sample
+from nemo_uecr.evaluation.samples import Sample, sample_lines
 
 
 def sample_file(path: Path, rows: list[list[int]], answer: str = "a") -> Path:
     """Samples of the problems of one benchmark, x, by their rewards."""
-    lines = [
-        json.dumps(
-            asdict(Sample("x", f"p{row}", place, "q", answer, "r", None, "correct" if reward else "wrong", 3, False))
-        )
+    samples = [
+        Sample("x", f"p{row}", place, "q", answer, "r", None, "correct" if reward else "wrong", 3, False)
         for row, values in enumerate(rows)
         for place, reward in enumerate(values)
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_bytes(sample_lines(samples))
     return path
 
 

@@ -33,10 +33,15 @@ Run = Callable[..., tuple[dict[str, Any], list[int]]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    model = tmp_path / "model"
-    save_tokenizer(model)
-    (model / "config.json").write_text('{"eos_token_id": 257}', encoding="utf-8")
+def model(tmp_path: Path) -> Path:
+    """A folder with a tokenizer and without weights."""
+    save_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"eos_token_id": 257}', encoding="utf-8")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     tokens = load_tokens(str(model))
     for name, size in SIZES.items():
         rows = [{"id": f"{name}{n}", "question": f"What is {n} + {5 - n}?", "answer": "5"} for n in range(size)]
@@ -105,8 +110,8 @@ def test_numbers_by_hand(run: Run) -> None:
     assert result["average"]["avg"] == pytest.approx((means["x"] + means["y"]) / 2)
 
 
-def test_a_thought_of_the_prompt_that_never_ends_has_no_answer(run: Run, tmp_path: Path) -> None:
-    template = tmp_path / "model" / "chat_template.jinja"
+def test_a_thought_of_the_prompt_that_never_ends_has_no_answer(run: Run, model: Path) -> None:
+    template = model / "chat_template.jinja"
     template.write_text(template.read_text() + "<think>\n")
     result, _ = run("out")
     assert result["average"]["avg"] == 0.0
@@ -133,10 +138,8 @@ def test_an_engine_that_is_not_installed_leaves_no_settings_behind(run: Run) -> 
     run("out")  # the other engine, as the line says, into the same folder
 
 
-def test_a_thought_that_a_special_token_closes_is_not_judged(tmp_path: Path) -> None:
-    save_tokenizer(tmp_path)
-    (tmp_path / "config.json").write_text('{"eos_token_id": 257}', encoding="utf-8")
-    tokens = load_tokens(str(tmp_path))
+def test_a_thought_that_a_special_token_closes_is_not_judged(model: Path) -> None:
+    tokens = load_tokens(str(model))
     tokens.tokenizer.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     prompt, response = (
         tokens.tokenizer(text)["input_ids"] for text in ("2 + 3?<think>", r"\boxed{4}</think>\boxed{5}")

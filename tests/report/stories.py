@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import random
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import pstdev
 
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.methods import objective
 from nemo_uecr.core.methods import Method, RunState
 from nemo_uecr.data.batch_file import save_batch
-from nemo_uecr.evaluation.samples import Sample
+from nemo_uecr.evaluation.samples import Sample, write_samples
 from nemo_uecr.telemetry.metric_table import identity_name
 from nemo_uecr.telemetry.run_folder import write_first_files
 from tests.config.shipped import DEMO
@@ -43,8 +42,7 @@ RunMaker = Callable[..., Path]
 
 def write_run(folder: Path, story: Story) -> None:
     """Write every file of a run."""
-    for name in ("evaluations", "batches"):
-        (folder / name).mkdir(parents=True)
+    (folder / "batches").mkdir(parents=True)
     benchmarks = ", ".join(f"{name}: demo:bench/{name}" for name in SETS)
     loaded = load_config(DEMO, [
         f"method.name={story.method}", f"train.steps={story.planned}", f"run.folder={folder}",
@@ -85,19 +83,13 @@ def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *
     """Replace a run's evaluations: step -> set -> share of correct samples of each problem."""
     lines = []
     for step, sets in shares.items():
-        entries, rows = {}, list[Sample]()
-        for name, values in sets.items():
-            mean, error = sum(values) / len(values), 2 * pstdev(values) / len(values) ** 0.5
-            ends = {"avg": mean, "low": max(0.0, mean - error), "high": min(1.0, mean + error)}
-            entries[name] = ends | {"problems": len(values), "pass": sum(v > 0 for v in values) / len(values)}
-            for problem, k in itertools.product(range(len(values)), range(samples)):
-                verdict = "correct" if k < values[problem] * samples else "wrong"
-                rows.append(Sample(name, str(problem), k, "q", "a", "r", None, verdict, 3, False))
-        average = {key: sum(entry[key] for entry in entries.values()) / len(entries) for key in ("avg", "low", "high")}
-        record = {"step": step, "samples": samples, "sets": entries, "average": average, "seconds": 2.2}
-        lines.append(json.dumps(record) + "\n")
-        path = folder / "evaluations" / f"step-{step:06d}.jsonl"
-        path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
+        rows = [
+            Sample(name, str(problem), k, "q", "a", "r", None, "correct" if k < share * samples else "wrong", 3, False)
+            for name, by_problem in sets.items()
+            for problem, share in enumerate(by_problem)
+            for k in range(samples)
+        ]
+        lines.append(json.dumps(write_samples(folder, step, rows, started=time.perf_counter() - 2.2)) + "\n")
     (folder / "evaluation.jsonl").write_text("".join(lines))
 
 

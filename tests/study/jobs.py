@@ -12,8 +12,6 @@ from pathlib import Path
 from nemo_uecr.stopping import listening
 from nemo_uecr.study.workers import work_on
 
-LONG = 600.0
-
 
 def double(number: int) -> int:
     return 2 * number
@@ -26,12 +24,10 @@ def die_at_two(number: int) -> int:
 
 
 def hang(folder: Path) -> None:
-    """Write the process ids of this worker and of a child of it, and hang."""
-    child = subprocess.Popen(["sleep", str(LONG)])
-    aside = folder / f".{os.getpid()}"
-    aside.write_text(f"{os.getpid()} {child.pid}")
-    aside.rename(folder / f"{os.getpid()}.pids")
-    time.sleep(LONG)
+    """Leave a file named by the process ids of this worker and of a child of it, and hang."""
+    child = subprocess.Popen(["sleep", "600"])
+    (folder / f"{os.getpid()} {child.pid}.pids").touch()
+    child.wait()
 
 
 def hang_deaf(folder: Path) -> None:

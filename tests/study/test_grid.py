@@ -22,6 +22,11 @@ def study() -> StudyConfig:
     return load_study(SMALL)
 
 
+def selecting(study: StudyConfig, **changes: object) -> StudyConfig:
+    """The study with another choice of learning rates."""
+    return study.model_copy(update={"selection": study.selection.model_copy(update=changes)})
+
+
 @pytest.fixture(scope="module")
 def cells(study: StudyConfig) -> list[GridCell]:
     return table_cells(study, {(variant, "uecr"): 1e-4 for variant in study.variants})
@@ -57,8 +62,8 @@ def test_cells_differ_in_what_they_should_and_in_nothing_else(configs: dict[tupl
 
 
 def test_variants_have_their_own_candidates_and_selection_its_own_overrides(study: StudyConfig) -> None:
-    changes = {"learning_rates_in": {"four_updates": [5e-5]}, "overrides": ["evaluation.at_start=false"]}
-    changed = study.model_copy(update={"selection": study.selection.model_copy(update=changes)})
+    overrides = ["evaluation.at_start=false"]
+    changed = selecting(study, learning_rates_in={"four_updates": [5e-5]}, overrides=overrides)
     cells = selection_cells(changed)
     rates = [(cell.variant, cell.learning_rate) for cell in cells]
     assert rates == [("one_update", 2e-4), ("one_update", 4e-4), ("four_updates", 5e-5)]
@@ -81,9 +86,9 @@ def test_selection_shares_no_student_seed_or_problem_with_the_tables(
 
 
 def test_variants_share_chosen_rates_and_have_their_own_students(study: StudyConfig) -> None:
-    rates = study.selection.model_copy(update={"same_as": {"four_updates": "one_update"}})
     task = study.task.model_copy(update={"models": {"weak": study.task.student}})
-    changed = study.model_copy(update={"selection": rates, "task": task, "students": {"four_updates": "weak"}})
+    shared = selecting(study, same_as={"four_updates": "one_update"})
+    changed = shared.model_copy(update={"task": task, "students": {"four_updates": "weak"}})
     assert {cell.variant for cell in selection_cells(changed)} == {"one_update"}
     cells = table_cells(changed, {("one_update", "uecr"): 3e-4})
     assert {cell.learning_rate for cell in cells} == {3e-4}
@@ -93,9 +98,7 @@ def test_variants_share_chosen_rates_and_have_their_own_students(study: StudyCon
 
 
 def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> None:
-    three = study.model_copy(
-        update={"selection": study.selection.model_copy(update={"learning_rates": [1e-4, 2e-4, 4e-4], "pairs": 2})}
-    )
+    three = selecting(study, learning_rates=[1e-4, 2e-4, 4e-4], pairs=2)
     averages = {
         "one_update": {1e-4: (0.0, 0.0), 2e-4: (30.0, 31.0), 4e-4: (40.0, 22.0)},
         "four_updates": {1e-4: (1.0, 0.0), 2e-4: (9.0, 5.0), 4e-4: (5.0, 9.0)},

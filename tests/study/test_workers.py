@@ -41,9 +41,8 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def pids(folder: Path) -> list[int]:
-    """Of the two jobs that hang and of their children."""
-    wait_until(lambda: len([*folder.glob("*.pids")]) == 2)
-    return [int(word) for path in folder.glob("*.pids") for word in path.read_text().split()]
+    """Of the jobs that hang and of their children."""
+    return [int(word) for path in folder.glob("*.pids") for word in path.stem.split()]
 
 
 @pytest.fixture
@@ -53,9 +52,9 @@ def jobs(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=-1, text=True)
     yield process
     process.kill()
-    for left in (pid for path in tmp_path.glob("*.pids") for pid in path.read_text().split()):
+    for left in pids(tmp_path):
         with contextlib.suppress(ProcessLookupError):  # what outlives it holds its output open, too
-            os.kill(int(left), signal.SIGKILL)
+            os.kill(left, signal.SIGKILL)
     process.communicate()
 
 
@@ -95,6 +94,7 @@ def test_a_request_lets_workers_save_and_begins_nothing_more(tmp_path: Path) -> 
 def test_a_signal_to_the_study_alone_ends_all(
     jobs: subprocess.Popen[str], tmp_path: Path, number: signal.Signals, said: str
 ) -> None:
+    wait_until(lambda: len(pids(tmp_path)) == 4)
     found = pids(tmp_path)
     assert all(map(alive, found))
     jobs.send_signal(number)
