@@ -14,7 +14,7 @@ from nemo_uecr.config.load import dump_config, load_config
 from tests.audit.made import TOKENIZER, Made, failed_groups, random_responses, write_scores
 from tests.config.shipped import DEMO
 from tests.reliability.commands import refused
-from tests.report.stories import Story, write_run
+from tests.report.stories import write_run
 
 SETTINGS = ("--set", "alpha=1", "rho=.5", "tau_delta=1", "tau_entropy=1")
 
@@ -29,7 +29,7 @@ def numbers_of(name: str, scores: Path, *words: object) -> dict[str, Any]:
 
 def test_audits_of_scores_and_the_report_with_them(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    write_run(run, Story(steps=3, planned=3, evaluations=(0,), batches=()))
+    write_run(run, steps=3, planned=3, evaluations=(0,), batches=())
     made = write_scores(run / "scores", random_responses({0: 12, 30: 12}, problems=6, tokens=4, seed=0))
     for name, words in {"signal": (), "token-credit": SETTINGS, "group-signal": (), "alpha-sweep": ()}.items():
         found = numbers_of(name, made.folder, *words, "--replicates", 100)

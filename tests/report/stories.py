@@ -7,7 +7,6 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.config.load import load_config
@@ -25,51 +24,43 @@ CURVES = ("policy/entropy", "policy/grad_norm", "response/length_mean", "advanta
 OF_THE_TEACHER = ("teacher/gap_mean", "advantage/teacher_abs_mean", "advantage/unified_abs_mean")
 
 
-@dataclass(frozen=True)
-class Story:
-    """A run to write."""
-
-    method: str = "uecr"
-    steps: int = 40
-    planned: int = 40
-    seed: int = 0
-    evaluations: tuple[int, ...] = (0, 10, 20, 30, 40)
-    batches: tuple[int, ...] = (1, 20, 40)
-
-
 RunMaker = Callable[..., Path]
 
 
-def write_run(folder: Path, story: Story) -> None:
-    """Write every file of a run."""
+def write_run(
+    folder: Path,
+    *,
+    method: str = "uecr",
+    steps: int = 40,
+    planned: int = 40,
+    seed: int = 0,
+    evaluations: tuple[int, ...] = (0, 10, 20, 30, 40),
+    batches: tuple[int, ...] = (1, 20, 40),
+) -> None:
+    """Write every file of a run that has come to a step, with its evaluations and batches up to there."""
     (folder / "batches").mkdir(parents=True)
     benchmarks = ", ".join(f"{name}: demo:bench/{name}" for name in SETS)
     loaded = load_config(DEMO, [
-        f"method.name={story.method}", f"train.steps={story.planned}", f"run.folder={folder}",
+        f"method.name={method}", f"train.steps={planned}", f"run.folder={folder}",
         f"evaluation.benchmarks={{_override_: true, {benchmarks}}}",
     ])  # fmt: skip
     write_first_files(folder, loaded.config, loaded.origins, {"objective": objective(loaded.config), "versions": {}})
-    method, dice = loaded.config.method, random.Random(story.seed)
-    records = [_metrics(story, method, step, dice) for step in range(1, story.steps + 1)]
+    dice = random.Random(seed)
+    levels = [0.9 - 0.5 * math.exp(-3.0 * step / planned) for step in range(steps + 1)]  # share of right responses
+    records = [_metrics(step, levels[step], loaded.config.method, dice) for step in range(1, steps + 1)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     shares = {
-        step: {name: [min(1.0, max(0.0, dice.gauss(_level(story, step), 0.1))) for _ in range(20)] for name in SETS}
-        for step in story.evaluations
-        if step <= story.steps
+        step: {name: [dice.gauss(levels[step], 0.1) for _ in range(20)] for name in SETS}
+        for step in evaluations
+        if step <= steps
     }
     write_evaluations(folder, shares, samples=12)
-    for step in story.batches:
-        if step <= story.steps:
-            _write_batch(folder / "batches", story, method, step)
+    for step in batches:
+        if step <= steps:
+            _write_batch(folder / "batches", step, loaded.config.method)
 
 
-def _level(story: Story, step: float) -> float:
-    """The share of right responses."""
-    return 0.9 - 0.5 * math.exp(-3.0 * step / story.planned)
-
-
-def _metrics(story: Story, method: Method, step: int, dice: random.Random) -> dict[str, float]:
-    level = _level(story, step)
+def _metrics(step: int, level: float, method: Method, dice: random.Random) -> dict[str, float]:
     right, wrong = level**2, (1 - level) ** 2
     names = CURVES + (OF_THE_TEACHER if method.needs_teacher() else ())
     return {
@@ -93,11 +84,11 @@ def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *
     (folder / "evaluation.jsonl").write_text("".join(lines))
 
 
-def _write_batch(folder: Path, story: Story, method: Method, step: int) -> None:
+def _write_batch(folder: Path, step: int, method: Method) -> None:
     """Eight groups of eight, from none right to all right; the teacher dislikes one token of each that is wrong."""
     import torch
 
-    generator = torch.Generator().manual_seed(1000 * story.seed + step)
+    generator = torch.Generator().manual_seed(step)
     rows, width = PROMPTS * SAMPLES, 40
     group_B, sample_B = torch.arange(rows) // SAMPLES, torch.arange(rows) % SAMPLES
     right_B = sample_B * (PROMPTS - 1) < group_B * SAMPLES
