@@ -1,3 +1,1 @@
 """A self-contained HTML page about one or several runs."""
-
-from __future__ import annotations

@@ -56,6 +56,8 @@ BY_TEACHER = (
     ("top20_overlap", "overlap of the top 20"),
     ("reward_range_mean", "range of R^T in a group"),
 )
+#: Charts of a run's groups, in the order of the page; None where the run lacks their metrics.
+PARTS = ("shares", "components", "teachers")
 TEACHER = re.compile("teacher/[^/]+/gap_mean$")
 
 
@@ -122,16 +124,12 @@ def drawn_note(runs: Sequence[RunFolder]) -> str:
 
 def groups(run: RunFolder, colour: int) -> dict[str, Any]:
     """Shares of group kinds with their means over the steps, the sizes of PUU's components, and each teacher's gap."""
-    charts: dict[str, Any] = {"label": run.label, "colour": colour, "shares": None, "components": None}
-    charts |= {"teachers": None, "by_teacher": []}
+    charts: dict[str, Any] = {"label": run.label, "colour": colour, **dict.fromkeys(PARTS)}
     names = sorted({name.split("/")[1] for record in run.steps for name in record if TEACHER.match(name)})
     if names:
         gaps = tuple(Series(name, place, *run.values(f"teacher/{name}/gap_mean")) for place, name in enumerate(names))
         charts["teachers"] = Panel(f"teachers-{colour}", "Gap by teacher", "nats, mean over tokens", gaps, zero=True)
-    for place, name in enumerate(names):
-        keys = {f"teacher/{name}/{part}": label for part, label in BY_TEACHER}
-        means = [f"{label} {number(fmean(run.values(key)[1]))}" for key, label in keys.items() if run.has(key)]
-        charts["by_teacher"].append((name, place, ", ".join(means)))
+        charts["by_teacher"] = [(name, place, _means_of_teacher(run, name)) for place, name in enumerate(names)]
     if all(run.has(metric) for metric, *_ in SHARES):
         metrics = [(metric, name) for metric, name, _ in SHARES] + [DEGENERATE] * run.has(DEGENERATE[0])
         series = tuple(Series(name, place, *run.values(metric)) for place, (metric, name) in enumerate(metrics))
@@ -152,6 +150,11 @@ def groups(run: RunFolder, colour: int) -> dict[str, Any]:
         unified = run.has("advantage/unified_abs_mean")  # elsewhere the task advantage has a scale of its own
         charts["formulas"] = [formula if unified else "" for *_, formula in COMPONENTS]
     return charts
+
+
+def _means_of_teacher(run: RunFolder, teacher: str) -> str:
+    keys = {f"teacher/{teacher}/{part}": label for part, label in BY_TEACHER}
+    return ", ".join(f"{label} {number(fmean(run.values(key)[1]))}" for key, label in keys.items() if run.has(key))
 
 
 def _mean(run: RunFolder, metric: str) -> str:

@@ -68,8 +68,8 @@ GREEK = ("alpha", "beta", "delta", "eps", "kappa", "mu", "pi", "rho", "sigma", "
 
 def number(value: float | None, digits: int = 4) -> str:
     """``digits`` significant digits, without an exponent between 1e-3 and 1e6."""
-    if value is None or not math.isfinite(value):
-        return DASH if value is None or math.isnan(value) else ("∞" if value > 0 else f"{MINUS}∞")
+    if value is None:
+        return DASH
     if value == 0:
         return "0"
     size = abs(value)

@@ -39,9 +39,8 @@ def render_page(runs: list[RunFolder]) -> str:
     """The whole page as text."""
     named, others = curves.curves(runs)
     groups = [curves.groups(run, colour) for colour, run in enumerate(runs)]
-    parts = ("shares", "components", "teachers")
-    groups = [group for group in groups if any(group[part] for part in parts)]
-    panels = [*named, *others, *(group[part] for group in groups for part in parts if group[part])]
+    groups = [group for group in groups if any(group[part] for part in curves.PARTS)]
+    panels = [*named, *others, *(group[part] for group in groups for part in curves.PARTS if group[part])]
     ends = [outcomes.outcome_of(run) for run in runs]
     credit = credit_data(runs)
     blocks = {"chart-data": {panel.name: reading(panel) for panel in panels}, "credit-data": credit}

@@ -21,8 +21,7 @@ def test_data_block_cannot_be_closed_from_inside_and_reads_back() -> None:
 
 
 def test_numbers() -> None:
-    texts = ["0", "0.1235", "1e\u22126", DASH, DASH]
-    assert [number(value) for value in (0.0, 0.123456, 1e-6, math.nan, None)] == texts
+    assert [number(value) for value in (0.0, 0.123456, 1e-6, None)] == ["0", "0.1235", "1e\u22126", DASH]
     assert (points(0.4114), signed_points(0.1), signed_points(-0.0312)) == ("41.1", "+10.0", "\u22123.1")
     assert (signed_points(-0.0), signed_points(-0.0004)) == ("+0.0", "\u22120.0")
     assert [duration(seconds) for seconds in (4.25, 200.0, 7500.0)] == ["4.2 s", "3 min 20 s", "2 h 05 min"]
