@@ -119,8 +119,8 @@ def _prepare(folder: Path, recipe: RecipeConfig, seed: int) -> None:
     }
     write_problems(random.Random(seed), held_out, folder / "train.jsonl", LEVELS, recipe.train_problems)
     jobs = [
-        ModelJob(folder / name, config, seed, random.Random(f"{seed} {name}"), tuple(held_out))
-        for name, config in zip(MODELS, (recipe.student, recipe.teacher), strict=True)
+        ModelJob(folder / name, getattr(recipe, name), seed, random.Random(f"{seed} {name}"), tuple(held_out))
+        for name in MODELS
     ]
     list(work_on(_teach, jobs, processes=len(jobs), stop=StopRequest()))
 

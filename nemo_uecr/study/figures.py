@@ -72,8 +72,9 @@ def _smoothed(values: Sequence[float]) -> tuple[range, Sequence[float]]:
     """The steps with a whole window around them, and the windows' means."""
     if len(values) < WINDOW:
         return range(1, len(values) + 1), values
-    windows, first = [values[at : at + WINDOW] for at in range(len(values) - WINDOW + 1)], 1 + WINDOW // 2
-    return range(first, first + len(windows)), [fmean(window) for window in windows]
+    means = [fmean(values[at : at + WINDOW]) for at in range(len(values) - WINDOW + 1)]
+    first = 1 + WINDOW // 2
+    return range(first, first + len(means)), means
 
 
 def draw_differences(folder: Path, name: str, summaries: Sequence[Comparison]) -> None:
