@@ -106,13 +106,12 @@ def pending_samples(
     benchmarks: Mapping[str, Sequence[tuple[Problem, tuple[int, ...]]]], *, samples: int, seed: int
 ) -> list[PendingSample]:
     """All samples of an evaluation, from problems with their prompts' token ids by benchmark."""
-    pending = []
-    for name, problems in benchmarks.items():
-        for problem, prompt in problems:
-            for number in range(samples):
-                key = (name, problem.id, number)
-                pending.append(PendingSample(key, problem, engines.Request(prompt, derive(seed, *key))))
-    return pending
+    return [
+        PendingSample(key := (name, problem.id, number), problem, engines.Request(prompt, derive(seed, *key)))
+        for name, problems in benchmarks.items()
+        for problem, prompt in problems
+        for number in range(samples)
+    ]
 
 
 def _generate(

@@ -139,7 +139,7 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     if "average" in columns and (unlike := _difference(rows, "average")):
         columns.remove("average")
         notes.append(f"No Avg.: {unlike}; averages need the same in every row.")
-    lines = [[Entry(row.title), *_marks(row.method, layout)] for row in rows]
+    lines = [[Entry(row.title), *(_marks(row.method) if layout == "ablation" else ())] for row in rows]
     unranked: dict[str, list[str]] = {}
     for name in columns:
         ranked = [row for row in rows if name in row.scores and row.method not in REFERENCE_ROWS]
@@ -160,9 +160,7 @@ def build_table(rows: Sequence[Row], *, layout: str, k: int) -> Table:
     return Table(head, tuple(map(tuple, lines)), " ".join(notes))
 
 
-def _marks(method: str, layout: str) -> list[Entry]:
-    if layout == "main":
-        return []
+def _marks(method: str) -> list[Entry]:
     flags = METHODS.get(method, ("", None))[1] or "-" * len(PARTS)
     return [Entry({"1": YES, "0": NO, "-": NOTHING}[flag]) for flag in flags]
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import mean_interval
-from nemo_uecr.study.map import SIGNIFICANT, MapCell, method, opponents
+from nemo_uecr.study.map import SIGNIFICANT, MapCell, opponents
 from nemo_uecr.study.results import Comparison, RunResult, runs_by_arm
-from nemo_uecr.study.schema import StudyConfig
+from nemo_uecr.study.schema import StudyConfig, method
 
 STYLE = {
     "figure.constrained_layout.use": True, "savefig.dpi": 130, "legend.frameon": False, "axes.grid": True,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nemo_uecr.stats import DECIMALS, Mean, holm, mean_interval
 from nemo_uecr.study.results import RunResult, common_pairs, runs_by_arm
-from nemo_uecr.study.schema import StudyConfig
+from nemo_uecr.study.schema import StudyConfig, method
 
 #: The opponent that is the best of a cell's other methods; it is chosen on the same runs.
 BEST = "the best other"
@@ -75,8 +75,3 @@ def _compared(
         p = float(stats.ttest_1samp(differences, 0.0).pvalue) if len({*differences}) > 1 else 1.0
         against[name] = Gap(mean_interval(differences, confidence=confidence), p)
     return {name: means[name] for name in ranked}, against
-
-
-def method(arm: str) -> str:
-    """Arm name without the ``.teacher`` suffix."""
-    return arm.partition(".")[0]

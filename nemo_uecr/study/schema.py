@@ -136,8 +136,7 @@ class StudyConfig(Section):
         for name, table in self.tables.items():
             _known(f"tables.{name}.arms", table.arms, self.arms)
             _known(f"tables.{name}.reference", [table.reference], table.arms)
-            methods = [arm.partition(".")[0] for arm in table.arms]
-            if self.map and len({*methods}) < len(methods):
+            if self.map and len({*map(method, table.arms)}) < len(table.arms):
                 raise ValueError(
                     f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects one arm of each method, named "
                     "METHOD or METHOD.SUFFIX. Rename an arm, or drop the map: {_override_: true}"
@@ -169,6 +168,11 @@ class StudyConfig(Section):
     @property
     def pair_count(self) -> int:
         return max(arm.pairs for arm in self.arms.values())
+
+
+def method(arm: str) -> str:
+    """The arm's method: its name without what follows a dot."""
+    return arm.partition(".")[0]
 
 
 def _known(where: str, given: Iterable[str], legal: Iterable[str]) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from nemo_uecr.config.load import load_config
 from nemo_uecr.study.figures import draw_map
-from nemo_uecr.study.map import BEST, map_cells, method
+from nemo_uecr.study.map import BEST, map_cells
 from nemo_uecr.study.results import tables
-from nemo_uecr.study.schema import StudyConfig, load_study
+from nemo_uecr.study.schema import StudyConfig, load_study, method
 from nemo_uecr.study.summary import difference_table, map_table, sets_table
 from tests.study.small import SMALL, made_results
 
