@@ -78,9 +78,7 @@ def run_study(study: StudyConfig, work: Work, *, stop: StopRequest, report: Repo
 
 def summarise(study: StudyConfig) -> Path:
     """Rebuild tables and figures from the finished runs; returns the summary's path."""
-    choices = results.choose_rates(study)
-    cells = grid.table_cells(study, results.rates_of(choices))
-    return write_summary(study, choices, cells, results.read_results(study, cells), other_code(study))
+    return write_summary(study, notes=other_code(study))
 
 
 def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None:

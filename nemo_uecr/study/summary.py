@@ -12,7 +12,7 @@ from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Entry, Row, Table, bui
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Interval, Mean
 from nemo_uecr.study import figures, results
-from nemo_uecr.study.grid import GridCell
+from nemo_uecr.study.grid import GridCell, table_cells
 from nemo_uecr.study.map import MapCell, map_cells, opponents
 from nemo_uecr.study.results import Choice, Comparison, Line, RunResult
 from nemo_uecr.study.schema import StudyConfig
@@ -37,18 +37,15 @@ RATES_NOTE = "Chosen: the highest mean validation average after the last step, t
 ENDINGS = {"markdown": "md", "latex": "tex", "html": "html"}
 
 
-def write_summary(
-    study: StudyConfig,
-    choices: Sequence[Choice],
-    cells: Sequence[GridCell],
-    runs: Sequence[RunResult],
-    notes: list[str],
-) -> Path:
-    """Write results.json, tables/, figures/ and summary.md, whose path is returned.
+def write_summary(study: StudyConfig, *, notes: Sequence[str]) -> Path:
+    """Write results.json, tables/, figures/ and summary.md from the finished runs; returns the path of summary.md.
 
-    `cells` are all runs of the tables, `runs` the finished ones; `notes` precede the tables.
+    `notes` precede the tables.
     """
-    root, done = Path(study.folder), {run.cell.folder for run in runs}
+    root, choices = Path(study.folder), results.choose_rates(study)
+    cells = table_cells(study, results.rates_of(choices))
+    runs = results.read_results(study, cells)
+    done = {run.cell.folder for run in runs}
     missing = [cell for cell in cells if cell.folder not in done]
     compared = results.tables(study, runs)
     mapped = map_cells(study, runs)

@@ -133,34 +133,12 @@ class Progress:
 # The clients
 
 
-class TensorBoard:
-    """Event files in the run folder."""
-
-    def __init__(self, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._open = partial(SummaryWriter, str(folder / "tensorboard"))
-        self._events: SummaryWriter | None = None
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write scalars; what an earlier attempt wrote for the first step here, or later ones, is no longer shown."""
-        self._events = self._events or self._open(purge_step=step)
-        for name, value in metrics.items():
-            self._events.add_scalar(name, value, step)
-        self._events.flush()
-
-    def close(self, *, failed: bool) -> None:
-        """Close the event file."""
-        if self._events is not None:
-            self._events.close()
-
-
 @dataclass
-class Service:
-    """A tracker that may fail: this is reported once, and the run goes on, since the metrics file has everything."""
+class Client:
+    """What gets every step besides the metrics file; one that fails is reported once, and the run goes on."""
 
     name: str
-    errors: type[Exception] | tuple[type[Exception], ...]
+    errors: type[Exception] | tuple[type[Exception], ...]  # of a service that may fail
     log: Callable[[dict[str, float], int], object]  # metrics, step
     finish: Callable[[bool], object]  # whether the run failed
     failed: bool = False
@@ -183,14 +161,10 @@ class Service:
             self.failed = True
 
 
-#: What besides the metrics file gets every step.
-Client = TensorBoard | Service
-
-
 def open_clients(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> list[Client]:
     """The clients that a run asks for; ``parameters`` are its resolved configuration, dotted keys."""
     kinds: dict[str, Callable[..., Client]] = {
-        "tensorboard": TensorBoard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio, "swanlab": _swanlab,
+        "tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio, "swanlab": _swanlab,
     }  # fmt: skip
     clients = []
     for name, opened in kinds.items():
@@ -224,23 +198,44 @@ def run_key(folder: Path) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
+def _tensorboard(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Client:
+    """Event files in the run folder."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    events: SummaryWriter | None = None
+
+    def write(metrics: Mapping[str, float], step: int) -> None:
+        nonlocal events
+        # What an earlier attempt wrote for the first step here, or later ones, is no longer shown.
+        events = events or SummaryWriter(str(folder / "tensorboard"), purge_step=step)
+        for name, value in metrics.items():
+            events.add_scalar(name, value, step)
+        events.flush()
+
+    def finish(failed: bool) -> None:
+        if events is not None:
+            events.close()
+
+    return Client("TensorBoard", (), write, finish)
+
+
 def _named(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> dict[str, Any]:
     """What W&B, Trackio and SwanLab call by the same names."""
     name = folder.resolve().name
     return {"project": wanted.project, "name": name, "resume": "allow", "config": dict(parameters)}
 
 
-def _wandb(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Service:
+def _wandb(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Client:
     """A Weights & Biases run; offline it is a folder that `wandb sync` uploads."""
     import wandb
 
     own = {"id": run_key(folder), "mode": wanted.wandb, "dir": str(folder)}
     quiet = wandb.Settings(console="off", silent=True)
     run = wandb.init(**_named(folder, wanted, parameters), **own, settings=quiet)
-    return Service("Weights & Biases", wandb.errors.Error, run.log, lambda failed: run.finish(exit_code=int(failed)))
+    return Client("Weights & Biases", wandb.errors.Error, run.log, lambda failed: run.finish(exit_code=int(failed)))
 
 
-def _trackio(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Service:
+def _trackio(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Client:
     """A Trackio run; offline it is a database in the run folder, online a Space of the hub."""
     if wanted.trackio == "online" and not {"TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"} & set(os.environ):
         raise ConfigError(
@@ -252,10 +247,10 @@ def _trackio(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, obj
 
     quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
     run = trackio.init(**_named(folder, wanted, parameters), **quiet)
-    return Service("Trackio", Exception, run.log, lambda _: run.finish())  # it has no errors of its own
+    return Client("Trackio", Exception, run.log, lambda _: run.finish())  # it has no errors of its own
 
 
-def _swanlab(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Service:
+def _swanlab(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Client:
     """A SwanLab run; offline it is a folder that `swanlab sync` uploads."""
     import swanlab
     from swanlab.exceptions import ApiError, AuthenticationError
@@ -265,10 +260,10 @@ def _swanlab(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, obj
     quiet = swanlab.Settings(terminal={"proxy_type": "none"})
     run = swanlab.init(**_named(folder, wanted, parameters), **own, settings=quiet)
     errors = (ApiError, AuthenticationError)
-    return Service("SwanLab", errors, run.log, lambda failed: run.finish(state="crashed" if failed else "success"))
+    return Client("SwanLab", errors, run.log, lambda failed: run.finish(state="crashed" if failed else "success"))
 
 
-def _mlflow(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Service:
+def _mlflow(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Client:
     """An MLflow run; offline it is a database in the run folder."""
     import mlflow
     from mlflow.entities import Metric, Param
@@ -304,7 +299,7 @@ def _mlflow(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, obje
     def finish(failed: bool) -> None:
         client.set_terminated(run, status="FAILED" if failed else "FINISHED")
 
-    return Service("MLflow", mlflow.exceptions.MlflowException, write, finish)
+    return Client("MLflow", mlflow.exceptions.MlflowException, write, finish)
 
 
 # All of them
