@@ -19,6 +19,7 @@ from nemo_uecr.telemetry.run_folder import read_run, read_runs
 from tests.report.stories import RunMaker
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
+FETCHED = ("src", "href", "action")
 HOSTILE = "</script><img src=x onerror=alert(1)><!--"
 CHROMIUM = os.environ.get("NEMO_UECR_CHROMIUM") or shutil.which("chromium")
 
@@ -26,44 +27,36 @@ CHROMIUM = os.environ.get("NEMO_UECR_CHROMIUM") or shutil.which("chromium")
 class Outline(HTMLParser):
     """Checks that tags nest, and collects what a browser would run or fetch."""
 
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.tags: set[str] = set()
-        self.fetched: list[str] = []
-        self.handlers: list[str] = []
-        self.blocks: dict[str, str] = {}
-        self._block: str | None = None
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open = list[str]()
+        self.elements = list[tuple[str, dict[str, str | None]]]()
+        self.blocks = dict[str, str]()
+        self.feed(page)
+        self.close()
+        assert self.open == []
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        given = {name: value or "" for name, value in attributes}
-        self.handlers += [name for name in given if name.startswith("on")]
-        self.fetched += [given[name] for name in ("src", "href", "action") if name in given]
-        if "id" in given:
-            self.ids.append(given["id"])
+        self.elements.append((tag, dict(attributes)))
         if tag not in VOID:
             self.open.append(tag)
-        if tag == "script":
-            self._block = given.get("id", "page")
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open, f"</{tag}> closes nothing"
         assert self.open.pop() == tag
-        self._block = None
 
     def handle_data(self, data: str) -> None:
-        if self._block is not None:
-            self.blocks[self._block] = self.blocks.get(self._block, "") + data
+        if self.open and self.open[-1] == "script":
+            name = self.elements[-1][1].get("id") or "page"
+            self.blocks[name] = self.blocks.get(name, "") + data
 
+    def values(self, *names: str) -> list[str | None]:
+        """The values of attributes."""
+        return [given[name] for _, given in self.elements for name in names if name in given]
 
-def outline(page: str) -> Outline:
-    reader = Outline()
-    reader.feed(page)
-    reader.close()
-    assert reader.open == []
-    return reader
+    @property
+    def handlers(self) -> list[str]:
+        return [name for _, given in self.elements for name in given if name.startswith("on")]
 
 
 def page_of(*folders: Path) -> str:
@@ -72,11 +65,12 @@ def page_of(*folders: Path) -> str:
 
 def test_page_nests_fetches_nothing_and_runs_its_own_script_alone(make_run: RunMaker) -> None:
     page = page_of(make_run("uecr"))
-    seen = outline(page)
-    assert [target for target in seen.fetched if not target.startswith(("#", "data:"))] == []
+    seen = Outline(page)
+    assert [target for target in seen.values(*FETCHED) if not target.startswith(("#", "data:"))] == []
     assert seen.handlers == []
-    assert len(seen.ids) == len(set(seen.ids))
-    assert {"curves", "accuracy", "groups", "identities", "credit", "configuration"} <= set(seen.ids)
+    ids = seen.values("id")
+    assert len(ids) == len(set(ids))
+    assert {"curves", "accuracy", "groups", "identities", "credit", "configuration"} <= set(ids)
     assert "complete</span>" in page
     assert "@import" not in page
     assert "url(" not in page
@@ -87,7 +81,7 @@ def test_page_nests_fetches_nothing_and_runs_its_own_script_alone(make_run: RunM
 
 def test_curves_hold_the_numbers_of_the_file(make_run: RunMaker) -> None:
     folder = make_run("uecr")
-    charts = json.loads(outline(page_of(folder)).blocks["chart-data"])
+    charts = json.loads(Outline(page_of(folder)).blocks["chart-data"])
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for metric in ("reward/task_mean", "policy/grad_norm", "policy/entropy", "response/length_mean"):
         (series,) = charts[metric]["series"]
@@ -112,8 +106,8 @@ def hostile(make_run: RunMaker) -> Path:
 
 def test_text_of_a_response_stays_text(hostile: Path) -> None:
     page = page_of(hostile)
-    seen = outline(page)
-    assert "img" not in seen.tags
+    seen = Outline(page)
+    assert "img" not in dict(seen.elements)
     assert "onerror=alert" not in re.sub(r'<script type="application/json".*?</script>', "", page)
     first = json.loads(seen.blocks["credit-data"])["runs"][0]["steps"][0]["responses"][0]
     assert first["question"] == first["text"][0] == HOSTILE
@@ -121,12 +115,12 @@ def test_text_of_a_response_stays_text(hostile: Path) -> None:
 
 def test_several_runs_share_charts_and_keep_their_colours(make_run: RunMaker) -> None:
     page = page_of(make_run("uecr"), make_run("grpo", method="grpo", seed=1))
-    charts = json.loads(outline(page).blocks["chart-data"])
+    charts = json.loads(Outline(page).blocks["chart-data"])
     assert [line["label"] for line in charts["reward/task_mean"]["series"]] == ["uecr", "grpo"]
     gap = charts["teacher/gap_mean"]["series"]  # grpo has no teacher: absent, not zero
     assert [(line["label"], line["colour"]) for line in gap] == [("uecr", 0)]
     assert "What differs" in page
-    runs = json.loads(outline(page).blocks["credit-data"])["runs"]
+    runs = json.loads(Outline(page).blocks["credit-data"])["runs"]
     assert [(run["label"], run["steps"][0]["method"]) for run in runs] == [("uecr", "uecr"), ("grpo", "grpo")]
 
 
@@ -135,7 +129,7 @@ def test_run_in_progress_says_so(make_run: RunMaker) -> None:
     with (folder / "metrics.jsonl").open("a") as lines:
         lines.write('{"step": 24,')
     page = page_of(folder)
-    outline(page)
+    Outline(page)
     assert "step 23 of 40" in page
     assert "half-written" in page
     assert "complete</span>" not in page
@@ -147,7 +141,7 @@ def test_run_in_progress_says_so(make_run: RunMaker) -> None:
 
 def test_run_before_its_first_step_has_a_page(make_run: RunMaker) -> None:
     page = page_of(make_run("fresh", steps=0, evaluations=(), batches=()))
-    outline(page)
+    Outline(page)
     assert page.count("has been written yet") == 3
     assert "✓" not in re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
     assert "save_batch_every" in page
@@ -174,8 +168,8 @@ def test_an_audits_section_is_shown_and_its_text_stays_text(make_run: RunMaker) 
         (folder / "section.json").write_text(json.dumps(section))
         (folder / "figure.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     page = page_of(run)
-    seen = outline(page)
-    assert [target for target in seen.fetched if target.startswith("data:image")] == [
+    seen = Outline(page)
+    assert [target for target in seen.values(*FETCHED) if target.startswith("data:image")] == [
         "data:image/svg+xml;base64," + base64.b64encode(b"<svg xmlns='http://www.w3.org/2000/svg'/>").decode()
     ]
     assert seen.handlers == []
