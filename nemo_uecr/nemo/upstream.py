@@ -27,8 +27,6 @@ POLICY_CLUSTER = "grpo_policy_cluster"
 WORKER_FQN = "nemo_uecr.nemo.ray_worker.UecrMegatronPolicyWorker"
 NATIVE_WORKER_FQN = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
 VLLM_WORKER_FQN = "nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWorker"
-#: How NeMo-RL makes a prompt of a problem; a name of its registry.
-PROCESSOR = "math_hf_data_processor"
 
 #: An evaluation in the place of NeMo-RL's validation: metrics and timings of a generation object at a step.
 Evaluate = Callable[[Any, int], tuple[dict[str, float], dict[str, float]]]
