@@ -45,16 +45,16 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Pa
     folder = Path(config.run.folder)
     check_run_folder(folder, config, resume=resume)
     check_writable(folder)
-    preflight.check_problems(config)
+    problems = preflight.check_problems(config)
     preflight.check_visible_models(config)
     version = upstream.check()
-    tokenizer = preflight.check_models(config)
-    dropped = preflight.long_prompts(config, tokenizer)
-    routes = preflight.routes(config, tokenizer, dropped)
+    prompts = preflight.encoded_prompts(config, problems, preflight.check_models(config))
+    routes = preflight.routes(config, problems, prompts)
     preflight.check_conversion("student", config.student)
     for key, teacher in config.active_teachers.items():
         preflight.check_conversion(key, teacher)
     evaluation = training_evaluation(config)
+    dropped = [place for place in range(len(problems)) if place not in prompts]
     native = translate.native_config(config, version, dropped=dropped)
     folder.mkdir(parents=True, exist_ok=True)
     log.info("NeMo-RL %s, method %s", version, config.method.name)
@@ -122,26 +122,9 @@ def _run(
         ),
     ):
         write_run_files(config, **records)
-        loss = training_loss(config)
+        loss = UecrLoss(config, native)
         completed = upstream.run_loop(native, parts, loss, make_policy=make_policy, before=before_the_loop)
     return stop, completed
-
-
-def training_loss(config: NemoConfig) -> UecrLoss:
-    """The loss that NeMo-RL's loop hands to the workers."""
-    loss, method = config.loss, config.method
-    native = None
-    if config.conventions.kl == "nemo_rl":
-        settings = upstream.native("ClippedPGLossConfig")(**translate.loss_settings(config))
-        native = upstream.native("ClippedPGLossFn")(settings)
-    return UecrLoss(
-        loss,
-        far=config.tolerances.first_ratio_p99,
-        opd_coef=method.opd_coef,
-        loss_type=upstream.native("LossType").TOKEN_LEVEL,
-        input_type=upstream.native("LossInputType").LOGPROB,
-        native=native,
-    )
 
 
 def limit_time(native: Any) -> None:

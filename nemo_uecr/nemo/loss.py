@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.core.loss import PolicyLoss, policy_loss
+from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.score_checks import ContractError
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.schema import LossConfig
+    from nemo_uecr.config.nemo_schema import NemoConfig
 
 #: Columns that the policy adds to the training batch.
 OPD_COLUMN = "uecr_opd_advantages"
@@ -54,23 +55,25 @@ class UecrLoss:
     ``(sum_t [PG(A) + c PG(A_opd)] + beta_ref sum_t KL3) / N``, N the sampled tokens of the optimizer step on all ranks.
     """
 
-    def __init__(
-        self, loss: LossConfig, *, opd_coef: float | None, far: float, loss_type: Any, input_type: Any, native: Any
-    ) -> None:
-        """Fix the objective.
-
-        ``opd_coef`` is the second surrogate's coefficient, None for a method without one; ``far`` is
-        `tolerances.first_ratio_p99`; the types are NeMo-RL's markers; ``native`` is its own loss where
-        ``conventions.kl`` asks for its form, else None.
-        """
-        self.loss_type = loss_type
-        self.input_type = input_type
+    def __init__(self, config: NemoConfig, native: Any) -> None:
+        """Fix the objective; ``native`` is NeMo-RL's configuration of the run, with the settings of its own loss."""
         #: Read by NeMo-RL: whether to hand over unfiltered log-probabilities beside filtered ones.
-        self.reference_policy_kl_penalty = loss.reference_kl
-        self._clip = loss.clip_low, loss.clip_high
-        self._opd_coef = opd_coef
-        self._far = far
-        self._native = native
+        self.reference_policy_kl_penalty = config.loss.reference_kl
+        self._clip = config.loss.clip_low, config.loss.clip_high
+        self._opd_coef = config.method.opd_coef  # None for a method without a second surrogate
+        self._far = config.tolerances.first_ratio_p99
+        theirs = config.conventions.kl == "nemo_rl"
+        self._native = upstream.native("ClippedPGLossFn")(native.loss_fn) if theirs else None
+
+    @property
+    def loss_type(self) -> Any:
+        """NeMo-RL's marker of how the loss is averaged."""
+        return upstream.native("LossType").TOKEN_LEVEL
+
+    @property
+    def input_type(self) -> Any:
+        """NeMo-RL's marker of what the loss reads of a forward pass."""
+        return upstream.native("LossInputType").LOGPROB
 
     def __call__(
         self, next_token_logprobs: Tensor, data: Any, global_valid_seqs: Tensor, global_valid_toks: Tensor

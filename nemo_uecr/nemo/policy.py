@@ -5,18 +5,18 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from nemo_uecr.generation.models import check_sampled
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
-from nemo_uecr.nemo.score_checks import ContractError, check_same, score, with_masked_rows
+from nemo_uecr.nemo.score_checks import ContractError, check_same, score, select_rows, with_masked_rows
 from nemo_uecr.nemo.step import StepContext, StepScores
 from nemo_uecr.nemo.teacher import RayTeacher, score_by_teachers
 from nemo_uecr.nemo.telemetry import check_step_counts, save_state, save_step, training_metrics
@@ -32,11 +32,10 @@ class PolicyMethods:
     Mixed in before NeMo-RL's policy, whose own methods it calls.
     """
 
-    cfg: Mapping[str, Any]
     data_parallel_size: int
 
     def __init__(self, *args: Any, context: StepContext, teachers: Mapping[str, RayTeacher], **kwargs: Any) -> None:
-        """Take the step to share and the teachers by name, off their devices, before the student is built."""
+        """Take the step to share, and the teachers by name, already off the GPU."""
         self._context = context
         self._seconds = context.config.scoring.timeout_s
         self._teachers = teachers
@@ -123,33 +122,31 @@ class PolicyMethods:
         """Train on the columns that were scored, audit what was trained, and add the step's telemetry."""
         context, outcome = self._context, self._context.outcome
         self._check_columns(data)
-        advantages = outcome.advantages
+        advantages, columns = outcome.advantages, dict(data)
         if advantages.loss_mask_BT is not None:  # NeMo-RL counts and masks its tokens by these two columns
             rows_B = advantages.loss_mask_BT.any(dim=1)
             masks = {"token_mask": advantages.loss_mask_BT, "sample_mask": rows_B & data["sample_mask"].bool()}
-            data = type(data)(dict(data) | {name: mask.to(data[name].dtype) for name, mask in masks.items()})
-        second = advantages.advantage_opd_BT
-        columns = dict(data) if second is None else dict(data) | {OPD_COLUMN: second}
-        packed = self.cfg["sequence_packing"]["enabled"] or self.cfg["dynamic_batching"]["enabled"]
-        rounding = self.data_parallel_size * (1 if packed else self.cfg["train_micro_batch_size"])
-        batch, padded = padded_minibatches(columns, context.config.train.minibatch_responses, rounding)
+            columns |= {name: mask.to(data[name].dtype) for name, mask in masks.items()}
+        if advantages.advantage_opd_BT is not None:
+            columns[OPD_COLUMN] = advantages.advantage_opd_BT
+        minibatch = context.config.train.minibatch_responses
+        batch, padded = padded_minibatches(columns, minibatch, self.data_parallel_size)
         with ThreadPoolExecutor(1) as aside:  # the workers update meanwhile
             scored = aside.submit(scored_metrics, outcome.record, advantages, context.config.method, outcome.residuals)
             with context.watch.phase("update"):
                 result = super().train(type(data)(batch), loss_fn, *args, gbs=padded, timer=timer, **kwargs)  # type: ignore[misc]
-        check_step_counts(context, data, result)
-        metrics = scored.result() | training_metrics(context, data, result)
-        named = {name: [value] for name, value in metrics.items()}
-        save_step(context, data)
+        check_step_counts(context, columns, result)
+        metrics = scored.result() | training_metrics(context, columns, result)
+        save_step(context, columns)
         native = {name: v for name, v in result["all_mb_metrics"].items() if not name.startswith(PREFIX)}
-        result["all_mb_metrics"] = native | named
+        result["all_mb_metrics"] = native | {name: [value] for name, value in metrics.items()}
         context.finish()
         save_state(context)
         return result
 
     def shutdown(self) -> bool:
         """End the teachers' workers and the student's."""
-        ended = [teacher.shutdown() for teacher in {id(each): each for each in self._teachers.values()}.values()]
+        ended = [teacher.shutdown() for teacher in set(self._teachers.values())]
         return bool(super().shutdown()) and all(ended)  # type: ignore[misc]
 
     def _bring_student(self) -> None:
@@ -178,22 +175,14 @@ def check_sampled_inside(logp_BS: Tensor, mask_BS: Tensor) -> None:
         )
 
 
-def padded_minibatches(columns: Mapping[str, Any], minibatch: int, rounding: int) -> tuple[dict[str, Any], int]:
-    """The batch in its order, with masked rows at the end of each mini-batch where it does not divide.
+def padded_minibatches(columns: Mapping[str, Any], minibatch: int, parts: int) -> tuple[dict[str, Any], int]:
+    """The batch in its order, with masked rows at the end of each mini-batch where it does not divide into parts.
 
     Returns:
-        The columns with a mark on the rows of the first optimizer step, and the rows of one mini-batch: a multiple of
-        ``rounding``, for equal parts and, without packing, whole micro-batches.
+        The columns with a mark on the rows of the first optimizer step, and the rows of one mini-batch.
     """
-    rows = columns["input_ids"].shape[0]
+    rows, whole = columns["input_ids"].shape[0], minibatch + -minibatch % parts
     marked = dict(columns) | {FIRST_STEP_COLUMN: (torch.arange(rows) < minibatch).float()}
-    whole = minibatch + -minibatch % rounding
-    parts = []
-    for start in range(0, rows, minibatch):
-        part = {name: value[start : start + minibatch] for name, value in marked.items()}
-        parts.append(with_masked_rows(part, whole - part["input_ids"].shape[0]))
-    joined = {}
-    for name, value in marked.items():
-        pieces = [part[name] for part in parts]
-        joined[name] = torch.cat(pieces) if isinstance(value, Tensor) else list(itertools.chain(*pieces))
-    return joined, whole
+    masked = rows  # the place of the row that is added
+    order = pad(torch.arange(rows).view(-1, minibatch), (0, whole - minibatch), value=masked)
+    return select_rows(with_masked_rows(marked, 1), order.flatten().tolist()), whole

@@ -62,8 +62,8 @@ def _difficulty(problem: Problem, data: NemoDataConfig) -> float:
     return level
 
 
-def check_problems(config: NemoConfig) -> None:
-    """Read problems as the data set will, and count them against a step; load benchmarks and reward functions."""
+def check_problems(config: NemoConfig) -> list[Problem]:
+    """The chosen problems, enough for a step; benchmarks and reward functions are loaded, too."""
     problems = chosen_problems(config.data, config.run.seed)
     _check_enough(config, len(problems))
     named = {f"evaluation.benchmarks.{name}": given for name, given in config.evaluation.benchmarks.items()}
@@ -72,31 +72,29 @@ def check_problems(config: NemoConfig) -> None:
     for each in config.reward:
         if isinstance(each, CallReward):
             FunctionReward(each).close()
+    return problems
 
 
-def long_prompts(config: NemoConfig, tokenizer: Any) -> list[int]:
-    """Places among the chosen problems of those whose prompts are too long; refused unless they are to be dropped."""
-    problems = chosen_problems(config.data, config.run.seed)
-    kept = models.fitting_prompts(tokenizer, problems, config.data)
-    _check_enough(config, len(kept))
-    return [place for place in range(len(problems)) if place not in kept]
+def encoded_prompts(config: NemoConfig, problems: Sequence[Problem], tokenizer: Any) -> dict[int, list[int]]:
+    """Token ids of the prompts by place; too long ones are refused unless they are to be dropped."""
+    prompts = models.fitting_prompts(tokenizer, problems, config.data)
+    _check_enough(config, len(prompts))
+    return prompts
 
 
-def routes(config: NemoConfig, tokenizer: Any, dropped: Sequence[int]) -> Routes | None:
-    """Each problem's teacher, the dropped places left out; None where there are not several."""
+def routes(config: NemoConfig, problems: Sequence[Problem], prompts: Mapping[int, Sequence[int]]) -> Routes | None:
+    """The teacher of each problem that has a prompt; None where there are not several."""
     if not config.teachers or not config.active_teachers:
         return None
-    every = chosen_problems(config.data, config.run.seed)
-    kept = [problem for place, problem in enumerate(every) if place not in set(dropped)]
+    kept = [problems[place] for place in prompts]
     check_routing(kept, config.routing, config.teachers)
     names = [teacher_name(problem, config.routing, config.teachers) for problem in kept]
-    prompts = models.fitting_prompts(tokenizer, kept, config.data)
     by_prompt: dict[tuple[int, ...], str] = {}
     for problem, name, ids in zip(kept, names, prompts.values(), strict=True):
         if by_prompt.setdefault(tuple(ids), name) != name:
             raise DataError(
                 f"problem {problem.id!r} is routed to the teacher {name}, an equal prompt before it to "
-                f"{by_prompt[tuple(ids)]}; expected one teacher a prompt"
+                f"{by_prompt[tuple(ids)]}; expected one teacher per prompt"
             )
     return Routes(by_prompt, names)
 

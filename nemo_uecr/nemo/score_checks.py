@@ -5,7 +5,7 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,6 +46,14 @@ def with_masked_rows(columns: Mapping[str, Any], extra: int) -> dict[str, Any]:
         return torch.cat((value, value.new_full((extra, *value.shape[1:]), int(name == "input_lengths"))))
 
     return {name: extended(name, value) if extra else value for name, value in columns.items()}
+
+
+def select_rows(columns: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    """The columns of some rows, in their order."""
+    return {
+        name: value[rows] if isinstance(value, Tensor) else [value[row] for row in rows]
+        for name, value in columns.items()
+    }
 
 
 def verified(

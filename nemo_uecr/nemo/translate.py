@@ -34,13 +34,10 @@ def native_config(config: NemoConfig, version: str, *, dropped: Sequence[int] = 
 
 def master_config(config: NemoConfig, *, dropped: Sequence[int] = ()) -> dict[str, Any]:
     """NeMo-RL's whole configuration of a run, without the problems at the ``dropped`` places."""
-
-    class Loader(yaml.SafeLoader):
-        """Replaces `!config KEY` by the value of our key."""
-
-    Loader.add_constructor("!config", lambda loader, node: attrgetter(str(node.value))(config))
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})
+    loader.add_constructor("!config", lambda _, node: attrgetter(node.value)(config))
     text = Path(__file__).with_name("native.yaml").read_text(encoding="utf-8")
-    native = yaml.load(text, Loader)  # noqa: S506 - it is a safe one
+    native = yaml.load(text, loader)  # noqa: S506 - it is a safe one
     return changed(native, {**_loop(config), **_policy(config), **_data(config, dropped), **_outputs(config)})
 
 

@@ -448,7 +448,8 @@ def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:
 def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:
     """Whether every prompt is short enough for the run, and has the columns that its teacher's template reads."""
     if isinstance(run, NemoConfig):
-        dropped = len(preflight.long_prompts(run, tokenizer))
+        chosen = preflight.chosen_problems(run.data, run.run.seed)
+        dropped = len(chosen) - len(preflight.encoded_prompts(run, chosen, tokenizer))
     else:
         problems = training_problems(run.data)
         kept = [prompt.problem for prompt in encode_prompts(problems, tokenizer, run.data)]

@@ -103,7 +103,6 @@ def test_a_continued_run_counts_on_from_its_checkpoint(tmp_path: Path, monkeypat
         return 7
 
     monkeypatch.setattr(launcher, "StepContext", watched)
-    monkeypatch.setattr(launcher, "training_loss", lambda config: None)
     monkeypatch.setattr(upstream, "register_environment", lambda name, actor: None)
     monkeypatch.setattr(upstream, "prepare_run", lambda native: (None, None, {"problems": None}))
     monkeypatch.setattr(upstream, "run_loop", run_loop)

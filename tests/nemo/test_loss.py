@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,12 +12,14 @@ from torch import Tensor
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX, MaxReducedMetric, UecrLoss
 from nemo_uecr.nemo.score_checks import ContractError
+from tests.config.shipped import GRPO, nemo_run
+
+KL = "loss.reference_kl=0.1"
 
 
-def loss_of(*, kl_coef: float = 0.0, opd_coef: float | None = None) -> UecrLoss:
-    """Of ``grpo``, or with a coefficient of ``grpo_plus_opd``."""
-    loss: Any = SimpleNamespace(clip_low=0.2, clip_high=0.2, reference_kl=kl_coef)
-    return UecrLoss(loss, opd_coef=opd_coef, far=0.1, loss_type=None, input_type=None, native=None)
+def loss_of(*changes: str) -> UecrLoss:
+    """Of ``grpo``, or of another method."""
+    return UecrLoss(nemo_run(*GRPO, "loss.reference_kl=0", *changes), native=None)
 
 
 def data_of(rows: int = 2, width: int = 5, **changes: Tensor) -> dict[str, Tensor]:
@@ -46,7 +47,7 @@ def call(loss: UecrLoss, data: dict[str, Tensor], logp: Tensor) -> tuple[Tensor,
 def test_it_is_cores_loss() -> None:
     data = data_of()
     logp = (data["prev_logprobs"][:, 1:] + 0.3).requires_grad_()
-    total, _ = call(loss_of(kl_coef=0.1), data, logp)
+    total, _ = call(loss_of(KL), data, logp)
     mask = data["token_mask"][:, 1:].bool()
     expected = policy_loss(
         logp, data["prev_logprobs"][:, 1:], data["advantages"][:, 1:], mask, denominator=float(mask.sum()),
@@ -69,11 +70,11 @@ def test_metrics_of_sequences_add_up_to_those_of_the_batch() -> None:
     data = data_of()
     logp = data["prev_logprobs"][:, 1:] + 0.2
     tokens = data["token_mask"][:, 1:].sum()
-    _, whole = call(loss_of(kl_coef=0.1), data, logp)
+    _, whole = call(loss_of(KL), data, logp)
     summed: dict[str, Any] = {}
     for row in range(2):
         part = {name: value[row : row + 1] for name, value in data.items()}
-        _, metrics = loss_of(kl_coef=0.1)(logp[row : row + 1], part, torch.tensor(2.0), tokens)
+        _, metrics = loss_of(KL)(logp[row : row + 1], part, torch.tensor(2.0), tokens)
         for name, value in metrics.items():
             summed[name] = summed.get(name, 0) + value
     ranges = {name for name in whole if name.startswith("probs_ratio") and name.endswith(("_min", "_max"))}
@@ -89,7 +90,7 @@ def test_the_second_surrogate_joins_nemo_rls_own_loss() -> None:
         **{OPD_COLUMN: -ones},
     )  # fmt: skip
     # The reference KL is inside the native loss, once; ours reports none of its own.
-    loss = loss_of(kl_coef=0.1, opd_coef=2.0)
+    loss = loss_of(KL, "method.name=grpo_plus_opd", "method.opd_coef=2", "teacher.model_name=t")
     loss._native = lambda logp, data, seqs, tokens: (logp.new_tensor(10.0), {"loss": 10.0, "probs_ratio": 7.0})
     total, metrics = call(loss, data, torch.tensor([[0.0, math.log(1.5)]]))
     assert float(total) == pytest.approx(13.0, abs=1e-5)

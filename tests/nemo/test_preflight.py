@@ -11,6 +11,7 @@ import torch
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods import RunState
 from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.data.batch_file import save_batch
@@ -22,7 +23,7 @@ from nemo_uecr.nemo.preflight import (
     check_models,
     check_visible_models,
     chosen_problems,
-    long_prompts,
+    encoded_prompts,
     routes,
 )
 from nemo_uecr.nemo.step import Routes
@@ -71,15 +72,6 @@ def test_models_that_are_not_there(change: str, message: str, tmp_path: Path, mo
         check_models(config)
 
 
-class Letters:
-    """A tokenizer without a chat template: one id a letter."""
-
-    chat_template = None
-
-    def __call__(self, text: str, **_: object) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) for letter in text]}
-
-
 def test_equal_prompts_have_one_teacher(tmp_path: Path) -> None:
     several = ["teacher.model_name=null", "teachers={a: {model_name: x}, b: {model_name: y}}", "routing.key=kind"]
     given = [*world(tmp_path), *several, "data.prompt_template={question}", "data.difficulty_key=null"]
@@ -89,7 +81,8 @@ def test_equal_prompts_have_one_teacher(tmp_path: Path) -> None:
     def found(*pairs: tuple[str, str]) -> Routes | None:
         rows = [{"question": question, "final_answer": "2", "kind": kind} for question, kind in pairs]
         write_jsonl(tmp_path / "kinds.jsonl", rows)
-        return routes(config, Letters(), [1])
+        prompts = {place: [ord(question)] for place, (question, _) in enumerate(pairs) if place != 1}
+        return routes(config, chosen_problems(config.data, 0), prompts)
 
     pairs = [("1", "a"), ("2", "a"), ("3", "b"), ("1", "a")]
     assert found(*pairs) == Routes({(ord("1"),): "a", (ord("3"),): "b"}, ["a", "b", "a"])
@@ -156,13 +149,17 @@ def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     changes = [*world(tmp_path), "data.prompt_template={question}", "data.max_prompt_tokens=100"]
     write_jsonl(tmp_path / "p.jsonl", rows)
+
+    def encoded(config: NemoConfig) -> dict[int, list[int]]:
+        return encoded_prompts(config, chosen_problems(config.data, 0), tokenizer)
+
     with pytest.raises(DataError, match=r"^2 of 128 prompts .* is problem '4' with 1\d\d\. Raise the limit"):
-        long_prompts(load_nemo_config(BASE, changes), tokenizer)
+        encoded(load_nemo_config(BASE, changes))
     dropping = load_nemo_config(BASE, [*changes, "data.long_prompts=drop"])
-    assert long_prompts(dropping, tokenizer) == [3, 70]
+    assert set(range(128)) - encoded(dropping).keys() == {3, 70}
     write_jsonl(tmp_path / "p.jsonl", rows[:127])
     with pytest.raises(DataError, match="125 problems are left to train on"):
-        long_prompts(dropping, tokenizer)
+        encoded(dropping)
 
 
 def test_a_long_prompt_of_a_benchmark_is_refused(tmp_path: Path) -> None:

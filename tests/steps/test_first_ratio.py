@@ -82,11 +82,8 @@ def local(new: Tensor, old: Tensor) -> None:
 def nemo_rl(new: Tensor, old: Tensor) -> dict[str, float]:
     """Two optimizer steps of two micro-batches of different size, reduced as NeMo-RL does; the second has moved."""
     settings = ["rollout.prompts_per_step=4", "rollout.responses_per_prompt=8", "train.minibatch_responses=16"]
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, *settings])
-    loss: Any = SimpleNamespace(clip_low=0.2, clip_high=0.2, reference_kl=0.0)
-    own = UecrLoss(
-        loss, opd_coef=None, far=config.tolerances.first_ratio_p99, loss_type=None, input_type=None, native=None
-    )
+    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, *settings, "loss.reference_kl=0"])
+    own = UecrLoss(config, native=None)
     found: dict[str, list[float]] = {}
     for first, moved in ((1.0, 0.0), (0.0, 1.0)):
         for rows in (slice(0, 10), slice(10, B)):

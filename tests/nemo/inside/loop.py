@@ -15,10 +15,10 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.estimator import UecrEstimator
-from nemo_uecr.nemo.launcher import training_loss
+from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.step import StepContext
-from nemo_uecr.nemo.translate import loss_settings, native_config
+from nemo_uecr.nemo.translate import native_config
 from nemo_uecr.stopping import StopRequest
 from tests.config.shipped import CONFIGS
 from tests.nemo.inside.tiny_world import (
@@ -81,16 +81,20 @@ def train_ours(
     with upstream.substitutions(
         estimator=lambda: UecrEstimator(context), colocated_worker_groups=3, evaluation=None, stop=stop or StopRequest()
     ):
-        _loop(made, training_loss(config), config, steps, problems or TinyProblems())
+        _loop(made, UecrLoss(config, native_of(config)), config, steps, problems or TinyProblems())
     return made
 
 
 def train_native(config: NemoConfig, *, steps: int) -> Any:
     """NeMo-RL's estimator and loss in the same loop."""
     policy = TinyPolicy(TinyModel(0), minibatch=config.train.minibatch_responses)
-    loss = upstream.native("ClippedPGLossFn")(upstream.native("ClippedPGLossConfig")(**loss_settings(config)))
-    _loop(policy, loss, config, steps, TinyProblems())
+    _loop(policy, upstream.native("ClippedPGLossFn")(native_of(config).loss_fn), config, steps, TinyProblems())
     return policy
+
+
+def native_of(config: NemoConfig) -> Any:
+    """NeMo-RL's configuration of the run."""
+    return native_config(config, "of the test")
 
 
 def _loop(policy: Any, loss: Any, config: NemoConfig, steps: int, problems: TinyProblems) -> None:
@@ -113,7 +117,7 @@ def _loop(policy: Any, loss: Any, config: NemoConfig, steps: int, problems: Tiny
     ):
         grpo.grpo_train(
             policy, generation, loader, None, TinyTokenizer(), loss, {"t": make_environment()}, None, logger,
-            MagicMock(), _fresh_state(grpo), native_config(config, "of the test"),
+            MagicMock(), _fresh_state(grpo), native_of(config),
         )  # fmt: skip
     calls = [call for call in logger.log_metrics.call_args_list if call.kwargs.get("prefix") == "train"]
     policy.metrics = [call.args[0] for call in calls if "loss" in call.args[0]]

@@ -116,7 +116,6 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(upstream, "call_all", call_here)
     monkeypatch.setattr(preflight, "check_models", lambda config: load_tokenizer(config.student.model_name))
     monkeypatch.setattr(preflight, "check_conversion", lambda role, model: None)
-    monkeypatch.setattr(preflight, "long_prompts", lambda config, tokenizer: [])
     monkeypatch.setattr(upstream, "generation_leaders", lambda generation: [])
     monkeypatch.setattr(evaluation, "answers_of", examined)
     ASKED.clear()
