@@ -30,7 +30,7 @@ from nemo_uecr.telemetry.sinks import EVALUATIONS, truncate_records
 
 log = logging.getLogger(__name__)
 
-#: Seconds before the end of the job by which the checkpoint must have been begun.
+#: Seconds before the end of the job by which the checkpoint must have begun.
 SAVING_S = 300
 #: Packages whose versions the run folder records.
 PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "vllm", "ray")
@@ -59,8 +59,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Pa
     folder.mkdir(parents=True, exist_ok=True)
     log.info("NeMo-RL %s, method %s", version, config.method.name)
     records = {"origins": origins, "version": version}
-    stop, completed = _run(config, native, evaluation, routes, records)
-    report_early_end(stop, config, completed=completed)
+    _run(config, native, evaluation, routes, records)
     return folder
 
 
@@ -70,14 +69,14 @@ def _run(
     evaluation: upstream.Evaluate | None,
     routes: Routes | None,
     records: Mapping[str, Any],
-) -> tuple[StopRequest, int]:
-    """Start Ray, set up and train; returns the request to stop and the completed steps."""
+) -> None:
+    """Start Ray, set up and train."""
     upstream.register_environment(translate.ENVIRONMENT, translate.ENVIRONMENT_FQN)
     parts = upstream.prepare_run(native)
-    components = upstream.components(parts[2])
-    context = StepContext(config, parts[0], completed_steps=0, components=components, routes=routes)
+    (environment,) = parts[2].values()
+    context = StepContext(config, parts[0], completed_steps=0, environment=environment, routes=routes)
     sections = config.active_teachers
-    dedicated = bool(sections) and config.teacher.dedicated_gpus > 0
+    dedicated = config.teacher.dedicated_gpus > 0
 
     def make_policy(**given: Any) -> Any:
         """What the loop's set-up calls in place of NeMo-RL's policy; the teachers are built first, and put to sleep."""
@@ -124,7 +123,7 @@ def _run(
         write_run_files(config, **records)
         loss = UecrLoss(config, native)
         completed = upstream.run_loop(native, parts, loss, make_policy=make_policy, before=before_the_loop)
-    return stop, completed
+    report_early_end(stop, config, completed=completed)
 
 
 def limit_time(native: Any) -> None:

@@ -102,10 +102,9 @@ class WorkerMethods:
         group = model_parallel().tensor
         rank = 0 if group is None else group.rank()
 
-        def mask(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        def mask(module: torch.nn.Module, args: Any, output: Any) -> None:
             if isinstance(output, Tensor) and output.dim() == 3:
-                return mask_padding(output, rank * output.shape[-1], vocabulary)
-            return output
+                mask_padding(output, rank * output.shape[-1], vocabulary)
 
         self.model.register_forward_hook(mask)
 

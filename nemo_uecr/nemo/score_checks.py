@@ -84,31 +84,27 @@ def _check_spots(answer: Mapping[str, Tensor], request: ScoreRequest, lengths_B:
     rows_B = (lengths_B > 1).nonzero().squeeze(1).cpu()
     column_B = spot_checked_token(lengths_B.cpu())[rows_B]
     seen_BW = answer["spot_check"][rows_B]
-    temperatures = tuple(request.temperatures.values())
-    count = len(temperatures)
-    used_BK = seen_BW[:, count + 3 :]
-    if used_BK.shape[1] != count or not torch.allclose(used_BK, torch.tensor(temperatures)):
+    temperatures, count = tuple(request.temperatures.values()), len(request.columns)
+    used_BK = seen_BW[:, count + 1 :]
+    if used_BK.shape[1] != len(temperatures) or not torch.allclose(used_BK, torch.tensor(temperatures)):
         used = sorted({tuple(round(value, 6) for value in row) for row in used_BK.tolist()})
         raise ContractError(
             f"the {scorer}'s worker divided by the temperatures {used}; expected {temperatures} in every row"
         )
-    columns_B = seen_BW[:, count + 2]
-    if bool((columns_B != request.vocabulary).any()):
-        other = int(columns_B[columns_B != request.vocabulary][0])
-        raise ContractError(
-            f"the {scorer} scored over {other} columns; expected the {request.vocabulary} that count: its logits were "
-            "filtered, masked or cut before they were scored"
-        )
-    asked = {name: f"log-probability at temperature {value:g}" for name, value in request.temperatures.items()}
-    asked |= {"entropy": "entropy", "dropped": "dropped mass"}  # in the order of the spot check
-    for place, name in enumerate(asked):
-        if name not in request.columns:
-            continue
+    for columns in torch.unique(seen_BW[:, count]).int().tolist():
+        if columns != request.vocabulary:
+            raise ContractError(
+                f"the {scorer} scored over {columns} columns; expected the {request.vocabulary} that count: its logits "
+                "were filtered, masked or cut before they were scored"
+            )
+    meaning = {name: f"log-probability at temperature {value:g}" for name, value in request.temperatures.items()}
+    meaning |= {"entropy": "entropy", "dropped": "dropped mass"}
+    for place, name in enumerate(request.columns):
         off_B = (answer[name][rows_B, column_B] - seen_BW[:, place]).abs()
         wrong_B = ~(off_B <= SPOT_CHECK_NATS)  # NaN is wrong, too
         if bool(wrong_B.any()):
             raise ContractError(
-                f"the {scorer}'s {asked[name]} is off the definition by {float(off_B.max()):.3g} nats, first in row "
+                f"the {scorer}'s {meaning[name]} is off the definition by {float(off_B.max()):.3g} nats, first in row "
                 f"{int(rows_B[wrong_B][0])}; expected at most {SPOT_CHECK_NATS:g}: its worker divides by another "
                 "temperature, shifts or filters"
             )

@@ -5,7 +5,7 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +70,7 @@ class StepContext:
     config: NemoConfig
     tokenizer: Any
     completed_steps: int  # those of the checkpoint included
-    components: Callable[[], dict[str, float]] = dict  # metrics of the rewards that the environment has summed
+    environment: Any = None  # what gives the rewards
     routes: Routes | None = None  # where there are several teachers
     watch: Stopwatch = field(default_factory=Stopwatch)
     state: Mapping[str, float] = field(default_factory=dict)  # what the method carried over

@@ -14,6 +14,7 @@ from torch import Tensor
 from nemo_uecr.nemo.loss import PREFIX
 from nemo_uecr.nemo.score_checks import BatchFactsError
 from nemo_uecr.nemo.step import StepContext
+from nemo_uecr.nemo.upstream import components
 from nemo_uecr.steps.metrics import check_first_ratio, count_metrics
 from nemo_uecr.telemetry.sinks import append_record, read_records, truncate_records
 
@@ -31,7 +32,7 @@ def check_step_counts(context: StepContext, data: Mapping[str, Tensor], result: 
     if config.rollout.overlong_filter:
         kept_B = kept_B & ~record.truncated_B
     # NeMo-RL divides every metric by the number of optimizer steps, so that their sum is the mean over steps.
-    steps, rows, tokens = context.optimizer_steps, _trained_rows(data), _trained_tokens(data)
+    steps, (rows, tokens) = context.optimizer_steps, _trained(data)
     facts = {
         "responses generated": (len(record.problems), context.responses),
         "responses trained": (rows, int(kept_B.sum())),
@@ -54,23 +55,15 @@ def check_step_counts(context: StepContext, data: Mapping[str, Tensor], result: 
 
 def training_metrics(context: StepContext, data: Mapping[str, Tensor], result: Any) -> dict[str, float]:
     """The step's numbers that its training adds; NeMo-RL's logger puts ``train/`` before all of them."""
-    return {
-        **_policy(context, result),
-        **context.components(),
-        **count_metrics(
-            context.outcome.record,
-            trained=_trained_rows(data),
-            tokens=_trained_tokens(data),
-            optimizer_steps=context.step * context.optimizer_steps,
-        ),
-        **context.watch.phases(),
-    }
+    rows, tokens = _trained(data)
+    updates = context.step * context.optimizer_steps
+    counts = count_metrics(context.outcome.record, trained=rows, tokens=tokens, optimizer_steps=updates)
+    return {**_policy(context, result), **components(context.environment), **counts, **context.watch.phases()}
 
 
 def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
     """Write the step's batch when it is due."""
-    config, outcome = context.config, context.outcome
-    every = config.telemetry.save_batch_every
+    config, outcome, every = context.config, context.outcome, context.config.telemetry.save_batch_every
     if every == 0 or context.step % every:
         return
     reference_BS = data["reference_policy_logprobs"] if config.loss.reference_kl > 0 else None
@@ -123,10 +116,7 @@ def _policy(context: StepContext, result: Any) -> dict[str, float]:
     return values
 
 
-def _trained_rows(data: Mapping[str, Tensor]) -> int:
-    """Responses with a token in the loss."""
-    return int(((data["token_mask"].sum(dim=1) > 0) & (data["sample_mask"] > 0)).sum())
-
-
-def _trained_tokens(data: Mapping[str, Tensor]) -> int:
-    return int((data["token_mask"] * data["sample_mask"].unsqueeze(1)).sum())
+def _trained(data: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Responses with a token in the loss, and tokens in it."""
+    tokens_B = (data["token_mask"] * data["sample_mask"].unsqueeze(1)).sum(dim=1)
+    return int((tokens_B > 0).sum()), int(tokens_B.sum())

@@ -14,6 +14,7 @@ import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,10 @@ def check_signatures(expected: list[tuple[str, str, list[str] | None]], version:
             if hasattr(target, name):
                 raise UpstreamError(f"NeMo-RL {version}: {module} has {name}; expected none, as in 0.7")
             continue
-        for part in name.split("."):
-            if not hasattr(target, part):
-                raise UpstreamError(f"NeMo-RL {version}: {module} has no {name}; expected it there")
-            target = getattr(target, part)
+        try:
+            target = attrgetter(name)(target)
+        except AttributeError as error:
+            raise UpstreamError(f"NeMo-RL {version}: {module} has no {name}; expected it there") from error
         if parameters is None:
             continue
         names = [one for one in inspect.signature(target).parameters if f"{one}?" not in parameters]
@@ -190,16 +191,13 @@ def prepare_run(config: Any) -> tuple[Any, Any, Any]:
     return tokenizer, dataset, environments
 
 
-def components(environments: Mapping[str, Any]) -> Callable[[], dict[str, float]]:
-    """A function that asks our environment for the metrics of its rewards; one of NeMo-RL's own has none."""
-    (environment,) = environments.values()
+def components(environment: Any) -> dict[str, float]:
+    """Metrics of the rewards that our environment has given since the last call; one of NeMo-RL's own has none."""
+    if not hasattr(environment, "components"):
+        return {}
+    import ray
 
-    def ask() -> dict[str, float]:
-        import ray
-
-        return dict(ray.get(environment.components.remote()))
-
-    return ask if hasattr(environment, "components") else dict
+    return dict(ray.get(environment.components.remote()))
 
 
 def run_loop(
@@ -231,15 +229,13 @@ def completed_steps(state: Any) -> int:
 
 
 def schedule_validation(config: Any, *, every: int, at_start: bool) -> None:
-    """Say when the loop validates, after the set-up, which would have asked for a data set of NeMo-RL's own.
-
-    The section is a mapping in NeMo-RL 0.7, a pydantic model since.
-    """
+    """Set when the loop validates, after the set-up, which would have asked for a data set of NeMo-RL's own."""
+    section = config.grpo  # a mapping in NeMo-RL 0.7, a pydantic model since
     for name, value in {"val_period": every, "val_at_start": at_start, "val_at_end": True}.items():
-        if isinstance(config.grpo, dict):
-            config.grpo[name] = value
+        if isinstance(section, dict):
+            section[name] = value
         else:
-            setattr(config.grpo, name, value)
+            setattr(section, name, value)
 
 
 def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: float) -> Any:
@@ -257,8 +253,7 @@ def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: 
     )
     answers = wait("score_tokens", called.futures, worker_names(policy), seconds=seconds)
     answer = type(data).from_batches([part for part in answers if part is not None])
-    if order is not None:
-        answer.reorder_data(order)
+    answer.reorder_data(order)
     return answer
 
 
@@ -332,7 +327,6 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
     The post-processor derives from NeMo-RL's own, because its forward dispatches on the class. Without sampling
     parameters the forward neither divides nor filters.
     """
-    packed = worker.cfg["sequence_packing"]["enabled"]
 
     class RawLogits(native("LogprobsPostProcessor")):  # type: ignore[misc]
         def __call__(
@@ -344,8 +338,7 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
 
             def finish(logits: Any) -> Any:
                 ids, lengths = (data_dict[name].to(logits.device) for name in ("input_ids", "input_lengths"))
-                micro = MicroBatch(ids, lengths, cu_seqlens_padded if packed else None)
-                return logits.new_zeros(()), columns(logits, micro)
+                return logits.new_zeros(()), columns(logits, MicroBatch(ids, lengths, cu_seqlens_padded))
 
             return finish
 

@@ -124,13 +124,12 @@ def score_columns(
         scores = _score_chunk(logits_TV[here.logits_row_N[chunk]], here.target_N[chunk], request, parallel.tensor)
         for name, value_N in scores.items():
             columns[name][here.batch_N[chunk], here.column_N[chunk] + 1] = value_N
-    seen_BW, top_BK = _spot_check(logits_TV, here, micro, request, parallel.tensor)
+    columns["spot_check"], columns["top_ids"] = _spot_check(logits_TV, here, micro, request, parallel.tensor)
     if context is not None:
-        for shared in (*columns.values(), seen_BW, top_BK):  # every position is one rank's; the others hold 0
-            dist.all_reduce(shared, group=context)
-    return {name: column.cpu() for name, column in columns.items()} | {
-        "row_hash": row_hash(micro.ids_BS, micro.lengths_B).cpu(), "spot_check": seen_BW.cpu(), "top_ids": top_BK.cpu(),
-    }  # fmt: skip
+        for column in columns.values():  # every position is one rank's; the others hold 0
+            dist.all_reduce(column, group=context)
+    columns["row_hash"] = row_hash(micro.ids_BS, micro.lengths_B)
+    return {name: column.cpu() for name, column in columns.items()}
 
 
 def predictions_here(micro: MicroBatch, logits_columns: int, *, cp_rank: int, cp_size: int) -> Predictions:
@@ -198,13 +197,13 @@ def spot_checked_token(lengths_B: Tensor) -> Tensor:
 def _spot_check(
     logits_TV: Tensor, here: Predictions, micro: MicroBatch, request: ScoreRequest, group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """[B, W] log-probability at each temperature, entropy and dropped mass at 1, columns counted, the temperatures.
+    """[B, W] the columns of the request, the vocabulary columns counted and the temperatures used.
 
     With them the [B, K] ids of the largest logits, best first.
     """
     rows, device, temperatures = len(micro.lengths_B), logits_TV.device, list(request.temperatures.values())
     top_BK = torch.zeros(rows, min(TOP, request.vocabulary), dtype=torch.long, device=device)
-    values_BW = torch.zeros(rows, 2 * len(temperatures) + 3, device=device)
+    values_BW = torch.zeros(rows, len(request.columns) + 1 + len(temperatures), device=device)
     position_B = spot_checked_token(micro.lengths_B).to(here.batch_N) - 1
     own = (here.column_N == position_B[here.batch_N]).nonzero().squeeze(1)
     for place in own.tolist():  # one row at a time: whole rows in double are large
@@ -213,12 +212,12 @@ def _spot_check(
             parts = [torch.empty_like(row_V) for _ in range(dist.get_world_size(group))]
             dist.all_gather(parts, row_V.contiguous(), group=group)
             row_V = torch.cat(parts)
-        dropped = row_V.double().softmax(dim=0)[request.vocabulary :].sum() * request.dropped
-        row_V = row_V[: request.vocabulary]
-        logp = [row_V.div(value).double().log_softmax(dim=0)[here.target_N[place]] for value in temperatures]
-        entropy = torch.special.entr(row_V.double().softmax(dim=0)).sum()
-        used = row_V.new_tensor(temperatures, dtype=torch.float64)
-        numbers = torch.stack([*logp, entropy, dropped, row_V.isfinite().sum().double()])
-        values_BW[here.batch_N[place]] = torch.cat([numbers, used]).float()
-        top_BK[here.batch_N[place]] = row_V.topk(top_BK.shape[1]).indices
+        kept_V = row_V[: request.vocabulary]
+        values = [kept_V.div(value).double().log_softmax(dim=0)[here.target_N[place]] for value in temperatures]
+        if request.entropy:
+            values.append(torch.special.entr(kept_V.double().softmax(dim=0)).sum())
+        if request.dropped:
+            values.append(row_V.double().softmax(dim=0)[request.vocabulary :].sum())
+        values_BW[here.batch_N[place]] = torch.tensor([*values, kept_V.isfinite().sum(), *temperatures])
+        top_BK[here.batch_N[place]] = kept_V.topk(top_BK.shape[1]).indices
     return values_BW, top_BK
