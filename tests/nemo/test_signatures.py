@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -46,16 +44,6 @@ def test_a_missing_package_is_not_blamed_on_nemo_rl(tmp_path: Path, monkeypatch:
 # Trees after August 2026, of which single files are known: stand-ins with their signatures.
 
 
-def traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A tracing decorator."""
-
-    @functools.wraps(function)
-    def wrapper(*args: Any, **given: Any) -> Any:
-        return function(*args, **given)
-
-    return wrapper
-
-
 def entry(name: str) -> tuple[str, str, list[str] | None]:
     both = [*expected_signatures("driver"), *expected_signatures("worker")]
     return next(one for one in both if one[1] == name)
@@ -65,17 +53,6 @@ def standing_in(monkeypatch: pytest.MonkeyPatch, module: str, **names: Any) -> N
     made = ModuleType(module)
     vars(made).update(names)
     monkeypatch.setitem(sys.modules, module, made)
-
-
-def test_a_traced_loop_is_the_same_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    @traced
-    def grpo_train(  # type: ignore[no-untyped-def]
-        policy, policy_generation, wrapped_dataloader, val_dataloader, tokenizer, loss_fn, task_to_env,
-        val_task_to_env, logger, checkpointer, grpo_save_state, master_config, teacher=None,
-    ) -> None: ...  # fmt: skip
-
-    standing_in(monkeypatch, "nemo_rl.algorithms.grpo", grpo_train=grpo_train)
-    check_signatures([entry("grpo_train")], "later")
 
 
 def test_an_estimator_that_must_answer_with_more_than_a_tensor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,10 +91,9 @@ def test_what_a_later_forward_hands_to_its_post_processor(
         "get_microbatch_iterator": lambda *given, **named: (iter(()), 1, 1, 3, 3),
     }  # fmt: skip
     monkeypatch.setattr(upstream, "native", theirs.__getitem__)
-    cfg = {"sequence_packing": {"enabled": False}, "logprob_batch_size": 1}
     worker = SimpleNamespace(
-        cfg=cfg, mcore_state=SimpleNamespace(straggler_timer=None), delegate_pack_to_model=False, model=None,
-        defer_fp32_logits=False,
+        cfg={"logprob_batch_size": 1}, mcore_state=SimpleNamespace(straggler_timer=None), delegate_pack_to_model=False,
+        model=None, defer_fp32_logits=False,
     )  # fmt: skip
 
     def scored() -> Any:

@@ -30,6 +30,7 @@ from tests.nemo.inside.tiny_world import (
     training_logp,
 )
 
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 ROWS = 1007
 REQUEST = ScoreRequest({"rollout_logp": TEMPERATURE, "logp": 1.0}, True, VOCABULARY, 64)
 
@@ -37,45 +38,33 @@ REQUEST = ScoreRequest({"rollout_logp": TEMPERATURE, "logp": 1.0}, True, VOCABUL
 class ShardedScorer:
     """Cuts a batch with NeMo-RL's own code, scores each part, and puts the answers back in order."""
 
-    def __init__(self, parallel: int, *, packed: bool) -> None:
-        self.model, self.data_parallel_size, self.packed = TinyModel(0), parallel, packed
+    model, data_parallel_size = TinyModel(0), 4
 
     def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
-        order = None
-        if self.packed:
-            shards, order = sharded(data, self.data_parallel_size, tokens=64, multiple=1)
-        else:
-            shards = data.shard_by_batch_size(self.data_parallel_size, batch_size=None)
+        shards, order = sharded(data, self.data_parallel_size, tokens=64, multiple=1)
         answer = type(data).from_batches([columns_of(self.model, shard, request) for shard in shards])
-        if order is not None:
-            answer.reorder_data(order)
+        answer.reorder_data(order)
         return answer
 
 
-def batch_of(rows: int) -> Any:
-    generator = torch.Generator().manual_seed(2)
-    lengths = torch.randint(2, 9, (rows,), generator=generator)
-    ids = torch.randint(1, VOCABULARY, (rows, 8), generator=generator)
-    return upstream.native("BatchedDataDict")(
-        {
-            "input_ids": ids, "input_lengths": lengths, "token_mask": torch.ones(rows, 8),
-            "sample_mask": torch.ones(rows),
-        }
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(("parallel", "packed"), [(2, False), (4, True)], ids=["padded", "packed"])
-def test_1007_rows_on_two_and_four_ranks(nemo_rl: str, parallel: int, packed: bool) -> None:
+def test_1007_rows_on_four_ranks() -> None:
     """No row is dropped, duplicated or moved, and the masked rows are gone."""
-    data = batch_of(ROWS)
-    found = score(ShardedScorer(parallel, packed=packed), data, REQUEST, name="student")
+    generator = torch.Generator().manual_seed(2)
+    data = upstream.native("BatchedDataDict")(
+        {
+            "input_ids": torch.randint(1, VOCABULARY, (ROWS, 8), generator=generator),
+            "input_lengths": torch.randint(2, 9, (ROWS,), generator=generator),
+            "token_mask": torch.ones(ROWS, 8),
+            "sample_mask": torch.ones(ROWS),
+        }
+    )
+    found = score(ShardedScorer(), data, REQUEST, name="student")
     expected = columns_of(TinyModel(0), data, REQUEST)
     assert len(found["rollout_logp"]) == ROWS
     torch.testing.assert_close(found["rollout_logp"], expected["rollout_logp"], atol=1e-6, rtol=0)
     torch.testing.assert_close(found["entropy"], expected["entropy"], atol=1e-6, rtol=0)
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_15_responses_train_on_four_ranks() -> None:
     """5 prompts of 3 responses: a masked row completes the batch for scoring and for the update."""
     batch = ["rollout.prompts_per_step=5", "rollout.responses_per_prompt=3", "train.minibatch_responses=15"]
@@ -87,7 +76,6 @@ def test_15_responses_train_on_four_ranks() -> None:
     assert run.metrics[0]["group/count"] == 5
 
 
-@pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("method", ["uecr", "grpo_plus_opd", "uecr_trust", "sparse"])
 def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The adapter's first loss and gradient are `core`'s over the saved batch, and the local loop's own update's."""
@@ -160,7 +148,6 @@ def alter_generation(monkeypatch: pytest.MonkeyPatch, name: str, change: Callabl
     monkeypatch.setattr(TinyGeneration, "generate", generate)
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_a_filter_in_generation_does_not_leak_into_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """The generator's own log-probabilities may be filtered; ratio and loss do not read them."""
     plain = train_ours(config_of("grpo"))
@@ -171,7 +158,6 @@ def test_a_filter_in_generation_does_not_leak_into_training(monkeypatch: pytest.
     assert other.metrics[0]["token_mult_prob_error"] > 1.01
 
 
-@pytest.mark.usefixtures("ray_cluster")
 def test_the_overlong_filter_drops_from_the_loss_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fourth response counts as truncated: 24 train, all 32 stay in their groups."""
     alter_generation(monkeypatch, "truncated", lambda truncated: torch.arange(len(truncated)) % 4 == 0)

@@ -6,13 +6,12 @@ import importlib
 import random
 from pathlib import Path
 
-import pytest
 import yaml
 from omegaconf import OmegaConf
 
 from nemo_uecr.config.load import read_chain
 
-CHAINS, FILES = 200, 4
+CHAINS, FILES = 100, 4
 VALUES = (1, 2.5, "x", None)  # NeMo-RL refuses a list in the place of a mapping; here it replaces it
 
 
@@ -40,11 +39,10 @@ def write_chain(folder: Path, rng: random.Random) -> str:
     return str(folder / names[-1])
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_chains_merge_alike(nemo_rl: str, tmp_path: Path, seed: int) -> None:
+def test_chains_merge_alike(nemo_rl: str, tmp_path: Path) -> None:
     load = importlib.import_module("nemo_rl.utils.config").load_config
-    rng = random.Random(seed)
-    for number in range(CHAINS // 4):
+    rng = random.Random(0)
+    for number in range(CHAINS):
         folder = tmp_path / str(number)
         folder.mkdir()
         path = write_chain(folder, rng)

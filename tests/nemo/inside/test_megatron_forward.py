@@ -13,14 +13,10 @@ from tests.nemo.on_ranks import assert_same, batch, reference
 from tests.nemo.ranks import run_ranks
 
 
-@pytest.mark.parametrize(
-    ("tensor", "pipeline", "packed"),
-    [(2, 1, False), (1, 2, True)],
-    ids=["tp2-padded", "pp2-packed"],
-)
-def test_scores_at_the_rollout_temperature_are_nemo_rls(tensor: int, pipeline: int, packed: bool) -> None:
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)], ids=["tp2", "pp2"])
+def test_scores_at_the_rollout_temperature_are_nemo_rls(tensor: int, pipeline: int) -> None:
     pytest.importorskip("megatron.core")
-    results = run_ranks(tensor * pipeline, score_and_compare, tensor=tensor, pipeline=pipeline, packed=packed)
+    results = run_ranks(tensor * pipeline, score_and_compare, tensor=tensor, pipeline=pipeline)
     native, every_stage = (
         next(result[name] for result in results if result[name] is not None) for name in ("native", "every_stage")
     )
@@ -41,14 +37,14 @@ def test_scores_at_the_rollout_temperature_are_nemo_rls(tensor: int, pipeline: i
 def test_the_ratio_is_one_in_sixteen_bits() -> None:
     """bf16 logits are divided by T_r in bf16 at both ends: the first ratio is off 1 only by the order of sums."""
     pytest.importorskip("megatron.core")
-    results = run_ranks(2, score_and_compare, tensor=2, pipeline=1, packed=True, sixteen_bit=True)
+    results = run_ranks(2, score_and_compare, tensor=2, pipeline=1, sixteen_bit=True)
     for result in results:
         ours = result["ours"]["rollout_logp"]
         real = ours != 0
         ratio = (result["native"][real].double() - ours[real].double()).exp()
         assert float((ratio - 1).abs().max()) <= 2e-6
     # In float32 the same model scores otherwise: the sixteen bits were there.
-    whole = run_ranks(1, score_and_compare, tensor=1, pipeline=1, packed=True)[0]["ours"]["rollout_logp"]
+    whole = run_ranks(1, score_and_compare, tensor=1, pipeline=1)[0]["ours"]["rollout_logp"]
     assert float((whole[real] - ours[real]).abs().max()) > 1e-4
 
 

@@ -101,10 +101,7 @@ class TinyPolicy:
         self.optimizer = torch.optim.Adam(model.parameters(), 1e-2)
         self.at_rollout = ScoreRequest({"rollout_logp": TEMPERATURE}, False, model.vocabulary, 64)
         self.data_parallel_size = parallel
-        self.cfg = {
-            "sequence_packing": {"enabled": True}, "dynamic_batching": {"enabled": False},
-            "train_micro_batch_size": 4, "train_global_batch_size": minibatch,
-        }  # fmt: skip
+        self.minibatch = minibatch
         self.events: list[str] = []
         self.losses: list[float] = []
         self.gradients: list[Tensor] = []
@@ -136,7 +133,7 @@ class TinyPolicy:
         return type(data)({"reference_logprobs": columns_of(self.reference, data, self.at_rollout)["rollout_logp"]})
 
     def train(self, data: Any, loss_fn: Any, gbs: int | None = None, timer: Any = None, **kwargs: Any) -> Any:
-        size, rows = gbs or self.cfg["train_global_batch_size"], data["input_ids"].shape[0]
+        size, rows = gbs or self.minibatch, data["input_ids"].shape[0]
         assert rows % size == 0, f"{rows} rows do not divide into {size}"
         self.trained.append(dict(data))
         norms, found = [], []
