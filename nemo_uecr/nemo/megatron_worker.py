@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from nemo_uecr.errors import UecrError
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.worker_scoring import Columns, ModelParallel, ScoreRequest, score_tokens
+from nemo_uecr.nemo.worker_scoring import ModelParallel, ScoreRequest, score_tokens
 
 MEBI, GIB = 2**20, 2**30
 #: Bytes at whose multiples each parameter of a host copy begins.
@@ -48,14 +49,9 @@ class WorkerMethods:
         """The columns of the request for this worker's rows; None on all of its model-parallel ranks but one."""
         self.model.eval()
         parallel = model_parallel()
-        answer = score_tokens(self.forward_micro_batches, data, request, parallel)
+        answer = score_tokens(functools.partial(upstream.score_forward, self), data, request, parallel)
         first = all(group is None or group.rank() == 0 for group in parallel)
         return type(data)(answer) if answer is not None and first else None
-
-    def forward_micro_batches(self, data: Any, columns: Columns) -> list[dict[str, Tensor]]:
-        """NeMo-RL's forward, with raw logits for our columns."""
-        answers = upstream.score_forward(self, data, columns)
-        return answers if last_stage() else []
 
     def move_model(
         self, model: torch.nn.Module, device: str, move_params: bool = True, move_grads: bool = True

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from nemo_uecr.generation.models import check_sampled
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
-from nemo_uecr.nemo.score_checks import ContractError, check_same, score, select_rows, with_masked_rows
+from nemo_uecr.nemo.score_checks import ContractError, check_same, divisible, score, select_rows, with_masked_rows
 from nemo_uecr.nemo.step import StepContext, StepScores
 from nemo_uecr.nemo.teacher import RayTeacher, score_by_teachers
 from nemo_uecr.nemo.telemetry import check_step_counts, save_state, save_step, training_metrics
@@ -64,7 +64,8 @@ class PolicyMethods:
             columns = score(self, data, context.student_request, name="student")
             rollout_logp_BS = columns["rollout_logp"]
             if context.config.conventions.filters == "nemo_rl":
-                rollout_logp_BS = super().get_logprobs(self._padded(data), timer=timer)["logprobs"][:rows]  # type: ignore[misc]
+                padded = divisible(data, self.data_parallel_size)
+                rollout_logp_BS = super().get_logprobs(padded, timer=timer)["logprobs"][:rows]  # type: ignore[misc]
                 check_sampled_inside(rollout_logp_BS, data["token_mask"].bool())
         compared = None
         if teacher is not None:
@@ -85,7 +86,7 @@ class PolicyMethods:
         self._bring_student()
         with self._context.watch.phase("score_reference"):
             answer = super().get_reference_policy_logprobs(  # type: ignore[misc]
-                self._padded(data), micro_batch_size=micro_batch_size, timer=timer
+                divisible(data, self.data_parallel_size), micro_batch_size=micro_batch_size, timer=timer
             )
         rows = data["input_ids"].shape[0]
         return type(data)({name: value[:rows] for name, value in answer.items()})
@@ -153,9 +154,6 @@ class PolicyMethods:
         if self._student_waits:
             super().prepare_for_lp_inference()  # type: ignore[misc]
             self._student_waits = False
-
-    def _padded(self, data: Any) -> Any:
-        return type(data)(with_masked_rows(data, -data["input_ids"].shape[0] % self.data_parallel_size))
 
     def _check_columns(self, data: Any) -> None:
         scores, outcome = self._context.scores, self._context.outcome

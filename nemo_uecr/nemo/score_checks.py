@@ -29,9 +29,13 @@ class BatchFactsError(UecrError, RuntimeError):
 def score(scorer: Any, data: Any, request: ScoreRequest, *, name: str) -> Mapping[str, Tensor]:
     """Score NeMo-RL's batch, of any number of rows, by our policy or teacher of this name, and verify the answer."""
     rows = data["input_ids"].shape[0]
-    padded = type(data)(with_masked_rows(data, -rows % scorer.data_parallel_size))
-    answer = {column: value[:rows] for column, value in scorer.score_tokens(padded, request).items()}
-    return verified(answer, request, data, scorer=name)
+    answer = scorer.score_tokens(divisible(data, scorer.data_parallel_size), request)
+    return verified({column: value[:rows] for column, value in answer.items()}, request, data, scorer=name)
+
+
+def divisible(data: Any, parts: int) -> Any:
+    """NeMo-RL's batch with masked rows at the end, so that it divides."""
+    return type(data)(with_masked_rows(data, -data["input_ids"].shape[0] % parts))
 
 
 def with_masked_rows(columns: Mapping[str, Any], extra: int) -> dict[str, Any]:

@@ -324,8 +324,8 @@ def worker_actor(methods: type) -> Any:
 def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
     """Run a worker's model over its micro-batches and hand each one's raw logits to ``columns``.
 
-    The post-processor derives from NeMo-RL's own, because its forward dispatches on the class. Without sampling
-    parameters the forward neither divides nor filters.
+    Returns what ``columns`` answered, on the last pipeline stage alone. The post-processor derives from NeMo-RL's own,
+    because its forward dispatches on the class. Without sampling parameters the forward neither divides nor filters.
     """
 
     class RawLogits(native("LogprobsPostProcessor")):  # type: ignore[misc]

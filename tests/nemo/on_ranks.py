@@ -55,7 +55,6 @@ class MegatronMicroBatches:
         self.model = model
 
     def __call__(self, data: Mapping[str, Any], columns: Columns) -> list[dict[str, Tensor]]:
-        from megatron.core import parallel_state
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         parts = [
@@ -77,7 +76,7 @@ class MegatronMicroBatches:
             forward_step_func=step, data_iterator=iter(parts), model=[self.model], num_microbatches=len(parts),
             seq_length=WIDTH, micro_batch_size=MICRO, decoder_seq_length=WIDTH, forward_only=True,
         )  # fmt: skip
-        return found if parallel_state.is_pipeline_last_stage() else []
+        return found
 
 
 def score_batch(model: Any, tensor: int, *, temperatures: Mapping[str, float]) -> Any:

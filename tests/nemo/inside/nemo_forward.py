@@ -50,7 +50,7 @@ def score_and_compare(rank: int, *, tensor: int, pipeline: int, sixteen_bit: boo
         worker.cfg["logprob_chunk_size"] = 5
         _keep_sixteen_bits(model)
     ours = score_tokens(
-        functools.partial(megatron_worker.WorkerMethods.forward_micro_batches, worker), _data(),
+        functools.partial(upstream.score_forward, worker), _data(),
         ScoreRequest(TEMPERATURES, True, tiny_qwen3.VOCABULARY, 5), megatron_worker.model_parallel(),
     )  # fmt: skip
     sampling = upstream.temperature_only(TEMPERATURES["rollout_logp"])
