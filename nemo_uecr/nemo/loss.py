@@ -18,7 +18,6 @@ from torch import Tensor
 
 from nemo_uecr.core.loss import PolicyLoss, policy_loss
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.score_checks import ContractError
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
@@ -89,14 +88,7 @@ class UecrLoss:
         mask = predicting(data["token_mask"] * data["sample_mask"].unsqueeze(1)).bool()
         old_logp, advantage = predicting(data["prev_logprobs"]), predicting(data["advantages"])
         own = functools.partial(policy_loss, denominator=float(global_valid_toks), clip=self._clip)
-        second = None
-        if self._opd_coef is not None:
-            if OPD_COLUMN not in data:
-                raise ContractError(
-                    f"a training batch without the column {OPD_COLUMN}; expected the method's second advantage: "
-                    "NeMo-RL's data plane drops it, use its synchronous loop"
-                )
-            second = predicting(data[OPD_COLUMN]), self._opd_coef
+        second = None if self._opd_coef is None else (predicting(data[OPD_COLUMN]), self._opd_coef)
         with_kl = self.reference_policy_kl_penalty > 0 and self._native is None
         loss = own(
             next_token_logprobs,

@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from nemo_uecr.generation.models import check_sampled
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
-from nemo_uecr.nemo.score_checks import ContractError, check_same, divisible, score, select_rows, with_masked_rows
+from nemo_uecr.nemo.score_checks import ContractError, check_same, score
 from nemo_uecr.nemo.step import StepContext, StepScores
 from nemo_uecr.nemo.teacher import RayTeacher, score_by_teachers
 from nemo_uecr.nemo.telemetry import check_step_counts, save_state, save_step, training_metrics
@@ -31,8 +30,6 @@ class PolicyMethods:
 
     Mixed in before NeMo-RL's policy, whose own methods it calls.
     """
-
-    data_parallel_size: int
 
     def __init__(self, *args: Any, context: StepContext, teachers: Mapping[str, RayTeacher], **kwargs: Any) -> None:
         """Take the step to share, and the teachers by name, already off the GPU."""
@@ -64,8 +61,7 @@ class PolicyMethods:
             columns = score(self, data, context.student_request, name="student")
             rollout_logp_BS = columns["rollout_logp"]
             if context.config.conventions.filters == "nemo_rl":
-                padded = divisible(data, self.data_parallel_size)
-                rollout_logp_BS = super().get_logprobs(padded, timer=timer)["logprobs"][:rows]  # type: ignore[misc]
+                rollout_logp_BS = super().get_logprobs(data, timer=timer)["logprobs"]  # type: ignore[misc]
                 check_sampled_inside(rollout_logp_BS, data["token_mask"].bool())
         compared = None
         if teacher is not None:
@@ -82,14 +78,10 @@ class PolicyMethods:
         return upstream.score_on_workers(self, data, request, seconds=self._seconds)
 
     def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:
-        """NeMo-RL's own, with masked rows where the batch does not divide."""
+        """NeMo-RL's own, with the student on the GPU."""
         self._bring_student()
         with self._context.watch.phase("score_reference"):
-            answer = super().get_reference_policy_logprobs(  # type: ignore[misc]
-                divisible(data, self.data_parallel_size), micro_batch_size=micro_batch_size, timer=timer
-            )
-        rows = data["input_ids"].shape[0]
-        return type(data)({name: value[:rows] for name, value in answer.items()})
+            return super().get_reference_policy_logprobs(data, micro_batch_size=micro_batch_size, timer=timer)  # type: ignore[misc]
 
     def calibrate_qkv_fp8_scales(self, *args: Any, **kwargs: Any) -> Any:
         """NeMo-RL's own, with the student on the GPU."""
@@ -130,12 +122,12 @@ class PolicyMethods:
             columns |= {name: mask.to(data[name].dtype) for name, mask in masks.items()}
         if advantages.advantage_opd_BT is not None:
             columns[OPD_COLUMN] = advantages.advantage_opd_BT
-        minibatch = context.config.train.minibatch_responses
-        batch, padded = padded_minibatches(columns, minibatch, self.data_parallel_size)
+        first = torch.arange(len(data["input_ids"])) < context.config.train.minibatch_responses
+        batch = type(data)(columns | {FIRST_STEP_COLUMN: first.float()})
         with ThreadPoolExecutor(1) as aside:  # the workers update meanwhile
             scored = aside.submit(scored_metrics, outcome.record, advantages, context.config.method, outcome.residuals)
             with context.watch.phase("update"):
-                result = super().train(type(data)(batch), loss_fn, *args, gbs=padded, timer=timer, **kwargs)  # type: ignore[misc]
+                result = super().train(batch, loss_fn, *args, timer=timer, **kwargs)  # type: ignore[misc]
         check_step_counts(context, columns, result)
         metrics = scored.result() | training_metrics(context, columns, result)
         save_step(context, columns)
@@ -171,16 +163,3 @@ def check_sampled_inside(logp_BS: Tensor, mask_BS: Tensor) -> None:
             f"NeMo-RL's filtered log-probabilities are -inf at {outside} sampled tokens; expected finite ones: take "
             "conventions.filters=paper, which does not filter"
         )
-
-
-def padded_minibatches(columns: Mapping[str, Any], minibatch: int, parts: int) -> tuple[dict[str, Any], int]:
-    """The batch in its order, with masked rows at the end of each mini-batch where it does not divide into parts.
-
-    Returns:
-        The columns with a mark on the rows of the first optimizer step, and the rows of one mini-batch.
-    """
-    rows, whole = columns["input_ids"].shape[0], minibatch + -minibatch % parts
-    marked = dict(columns) | {FIRST_STEP_COLUMN: (torch.arange(rows) < minibatch).float()}
-    masked = rows  # the place of the row that is added
-    order = pad(torch.arange(rows).view(-1, minibatch), (0, whole - minibatch), value=masked)
-    return select_rows(with_masked_rows(marked, 1), order.flatten().tolist()), whole

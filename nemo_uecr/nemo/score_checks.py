@@ -5,7 +5,7 @@ Shape legend: B = responses, S = tokens of prompt and response (padded).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,13 +29,9 @@ class BatchFactsError(UecrError, RuntimeError):
 def score(scorer: Any, data: Any, request: ScoreRequest, *, name: str) -> Mapping[str, Tensor]:
     """Score NeMo-RL's batch, of any number of rows, by our policy or teacher of this name, and verify the answer."""
     rows = data["input_ids"].shape[0]
-    answer = scorer.score_tokens(divisible(data, scorer.data_parallel_size), request)
-    return verified({column: value[:rows] for column, value in answer.items()}, request, data, scorer=name)
-
-
-def divisible(data: Any, parts: int) -> Any:
-    """NeMo-RL's batch with masked rows at the end, so that it divides."""
-    return type(data)(with_masked_rows(data, -data["input_ids"].shape[0] % parts))
+    padded = type(data)(with_masked_rows(data, -rows % scorer.data_parallel_size))
+    answer = {column: value[:rows] for column, value in scorer.score_tokens(padded, request).items()}
+    return verified(answer, request, data, scorer=name)
 
 
 def with_masked_rows(columns: Mapping[str, Any], extra: int) -> dict[str, Any]:
@@ -50,14 +46,6 @@ def with_masked_rows(columns: Mapping[str, Any], extra: int) -> dict[str, Any]:
         return torch.cat((value, value.new_full((extra, *value.shape[1:]), int(name == "input_lengths"))))
 
     return {name: extended(name, value) if extra else value for name, value in columns.items()}
-
-
-def select_rows(columns: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """The columns of some rows, in their order."""
-    return {
-        name: value[rows] if isinstance(value, Tensor) else [value[row] for row in rows]
-        for name, value in columns.items()
-    }
 
 
 def verified(

@@ -19,7 +19,7 @@ from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.generation.models import only_here, output_columns
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.preflight import check_conversion, check_teacher_alone
-from nemo_uecr.nemo.score_checks import score, select_rows
+from nemo_uecr.nemo.score_checks import score
 from nemo_uecr.nemo.translate import native_config, teacher_policy
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
 from nemo_uecr.steps.routing import TeacherScores, score_by_turns
@@ -91,9 +91,11 @@ def score_by_teachers(
 
     def score_own(teacher: Any, rows_n: Tensor) -> TeacherScores:
         rows = rows_n.tolist()
+        own = {
+            key: part[rows] if isinstance(part, Tensor) else [part[row] for row in rows] for key, part in data.items()
+        }
         teacher.load()
-        own = type(data)(select_rows(data, rows))
-        columns = score(teacher, own, request(teacher.columns), name=names[rows[0]])
+        columns = score(teacher, type(data)(own), request(teacher.columns), name=names[rows[0]])
         teacher.offload()
         tops.append((rows_n, columns["top_ids"]))
         return TeacherScores(columns["logp"], columns.get("entropy"), columns.get("dropped"))

@@ -38,7 +38,7 @@ def master_config(config: NemoConfig, *, dropped: Sequence[int] = ()) -> dict[st
     loader.add_constructor("!config", lambda _, node: attrgetter(node.value)(config))
     text = Path(__file__).with_name("native.yaml").read_text(encoding="utf-8")
     native = yaml.load(text, loader)  # noqa: S506 - it is a safe one
-    return changed(native, {**_loop(config), **_policy(config), **_data(config, dropped), **_outputs(config)})
+    return changed(native, _student(config) | _data(config, dropped) | _outputs(config))
 
 
 def teacher_policy(config: NemoConfig, student: Mapping[str, Any], columns: int) -> dict[str, Any]:
@@ -72,20 +72,14 @@ def teacher_gpus_of_nodes(config: NemoConfig) -> list[int]:
     return [own] if config.cluster.nodes == 1 else [per_node] * (own // per_node)
 
 
-def _loop(config: NemoConfig) -> dict[str, Any]:
-    """The student's GPUs: all of them, or those that a dedicated teacher leaves."""
+def _student(config: NemoConfig) -> dict[str, Any]:
+    """The student's optimizer, schedule, generation and GPUs: all of them, or those that a dedicated teacher leaves."""
+    train, rollout = config.train, config.rollout
     gpus, per_node, one_node = config.student_gpus, config.cluster.gpus_per_node, config.cluster.nodes == 1
     return {
-        "grpo.skip_reference_policy_logprobs_calculation": config.loss.reference_kl == 0,
         "cluster.num_nodes": 1 if one_node else gpus // per_node,
         "cluster.gpus_per_node": gpus if one_node else per_node,
-    }
-
-
-def _policy(config: NemoConfig) -> dict[str, Any]:
-    """The student's optimizer, schedule and generation."""
-    train, rollout = config.train, config.rollout
-    return {
+        "grpo.skip_reference_policy_logprobs_calculation": config.loss.reference_kl == 0,
         "policy.megatron_cfg.optimizer.adam_beta1": train.betas[0],
         "policy.megatron_cfg.optimizer.adam_beta2": train.betas[1],
         "policy.megatron_cfg.scheduler.lr_decay_iters": max(train.steps, train.warmup_steps + 1),

@@ -14,7 +14,6 @@ import torch
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN
-from nemo_uecr.nemo.policy import padded_minibatches
 from nemo_uecr.nemo.score_checks import BatchFactsError, ContractError
 from nemo_uecr.nemo.step import Routes, StepContext, StepScores
 from nemo_uecr.nemo.telemetry import resumed_state, save_state
@@ -212,9 +211,9 @@ def test_the_numbers_of_the_scores_are_made_while_the_workers_train(monkeypatch:
 def test_a_response_of_which_a_method_keeps_nothing_is_masked(
     trained: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That the mask reaches the loss, the real loop shows."""
+    """That the mask reaches the loss, the real loop shows. The rows of the first optimizer step are marked."""
     sparse.register(monkeypatch)
-    context, data = scored_step("method.name=sparse", "loss.reference_kl=0")
+    context, data = scored_step("method.name=sparse", "loss.reference_kl=0", "train.minibatch_responses=3")
     data = estimate(context, data)
     kept = context.outcome.advantages.loss_mask_BT
     kept[1] = False
@@ -222,6 +221,7 @@ def test_a_response_of_which_a_method_keeps_nothing_is_masked(
         policy_of(context).train(data, None)
     assert torch.equal(trained[0]["token_mask"], kept.float())
     assert trained[0]["sample_mask"].tolist() == [1.0, 0.0, 1.0, 1.0, 1.0, 1.0]
+    assert trained[0][FIRST_STEP_COLUMN].tolist() == [1.0] * 3 + [0.0] * 3
     assert torch.equal(data["token_mask"], context.scores.token_mask_BS)  # NeMo-RL's own batch is as it was
 
 
@@ -251,17 +251,3 @@ def test_each_row_is_scored_by_its_problems_teacher() -> None:
     ids[4, 0] = 8
     with pytest.raises(ContractError, match="the prompt of row 4 belongs to no training problem"):
         policy_of(context, a=a, b=b).get_logprobs(data)
-
-
-def test_minibatches_are_rounded_each() -> None:
-    """Ten rows in mini-batches of five, on parts of four: 5 -> 8 twice, the masked rows at the end of each."""
-    columns = {
-        "input_ids": torch.arange(1, 31).view(10, 3), "input_lengths": torch.full((10,), 3),
-        "sample_mask": torch.ones(10), "names": [f"row {row}" for row in range(10)],
-    }  # fmt: skip
-    batch, whole = padded_minibatches(columns, 5, 4)
-    assert whole == 8
-    assert batch["sample_mask"].tolist() == [1.0] * 5 + [0.0] * 3 + [1.0] * 5 + [0.0] * 3
-    assert batch["names"][5:8] == [None] * 3
-    assert torch.equal(batch["input_ids"][batch["sample_mask"] > 0], columns["input_ids"])
-    assert batch[FIRST_STEP_COLUMN].tolist() == [1.0] * 5 + [0.0] * 11

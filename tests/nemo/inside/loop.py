@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import MagicMock, patch
 
@@ -64,17 +65,16 @@ def train_ours(
     config: NemoConfig,
     *,
     steps: int = 1,
-    teacher: type[TinyTeacher] = TinyTeacher,
+    teacher: Callable[[TinyModel, list[str]], TinyTeacher] = TinyTeacher,
     problems: TinyProblems | None = None,
     stop: StopRequest | None = None,
-    parallel: int = 1,
 ) -> Any:
     """Our estimator, policy and loss in the real loop; returns the policy, with the metrics of each step."""
     context = StepContext(config, completed_steps=0, tokenizer=TinyTokenizer())
     minibatch, reads = config.train.minibatch_responses, config.method.needs_teacher()
     made: Any = OurTinyPolicy(
-        TinyModel(0), minibatch=minibatch, parallel=parallel, context=context,
-        teachers={"teacher": teacher(TinyModel(9), [], parallel)} if reads else {},
+        TinyModel(0), minibatch=minibatch, context=context,
+        teachers={"teacher": teacher(TinyModel(9), [])} if reads else {},
     )  # fmt: skip
     if reads:
         made._teachers["teacher"].events = made.events

@@ -44,11 +44,11 @@ def test_a_teacher_with_more_columns_trains_as_one_with_the_students() -> None:
     """The further columns' weights are on top of those of the teacher without them."""
 
     class Wider(TinyTeacher):
-        def __init__(self, model: TinyModel, events: list[str], parallel: int) -> None:
+        def __init__(self, model: TinyModel, events: list[str]) -> None:
             wide = TinyModel(9, vocabulary=model.vocabulary + 6)
             for mine, theirs in zip(wide.parameters(), model.parameters(), strict=True):
                 mine.data[: len(theirs)] = theirs.data
-            super().__init__(wide, events, parallel)
+            super().__init__(wide, events)
 
     plain, cut = (train_ours(config_of("uecr"), steps=2, teacher=kind) for kind in (TinyTeacher, Wider))
     assert cut.losses == pytest.approx(plain.losses, abs=1e-6)

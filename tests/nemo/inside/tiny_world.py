@@ -96,11 +96,12 @@ class TinyTeacher:
 class TinyPolicy:
     """What NeMo-RL's policy does, in this process: Adam, and metrics as its Megatron worker returns them."""
 
-    def __init__(self, model: TinyModel, *, minibatch: int, parallel: int = 1) -> None:
+    data_parallel_size = 1
+
+    def __init__(self, model: TinyModel, *, minibatch: int) -> None:
         self.model, self.reference = model, copy.deepcopy(model)
         self.optimizer = torch.optim.Adam(model.parameters(), 1e-2)
         self.at_rollout = ScoreRequest({"rollout_logp": TEMPERATURE}, False, model.vocabulary, 64)
-        self.data_parallel_size = parallel
         self.minibatch = minibatch
         self.events: list[str] = []
         self.losses: list[float] = []
@@ -132,8 +133,8 @@ class TinyPolicy:
     def get_reference_policy_logprobs(self, data: Any, micro_batch_size: int | None = None, timer: Any = None) -> Any:
         return type(data)({"reference_logprobs": columns_of(self.reference, data, self.at_rollout)["rollout_logp"]})
 
-    def train(self, data: Any, loss_fn: Any, gbs: int | None = None, timer: Any = None, **kwargs: Any) -> Any:
-        size, rows = gbs or self.minibatch, data["input_ids"].shape[0]
+    def train(self, data: Any, loss_fn: Any, timer: Any = None, **kwargs: Any) -> Any:
+        size, rows = self.minibatch, data["input_ids"].shape[0]
         assert rows % size == 0, f"{rows} rows do not divide into {size}"
         self.trained.append(dict(data))
         norms, found = [], []
