@@ -134,9 +134,8 @@ def last_stage() -> bool:
 def is_wrapped(model: Any) -> bool:
     """Whether Megatron's data-parallel wrapper owns the model's parameters."""
     from megatron.core.distributed import DistributedDataParallel
-    from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
-    return isinstance(model, DistributedDataParallel | FullyShardedDataParallel)
+    return isinstance(model, DistributedDataParallel)
 
 
 # The offload of a frozen teacher: its weights rest in one block of host memory. What else would stay on the GPU goes

@@ -83,11 +83,6 @@ class PolicyMethods:
         with self._context.watch.phase("score_reference"):
             return super().get_reference_policy_logprobs(data, micro_batch_size=micro_batch_size, timer=timer)  # type: ignore[misc]
 
-    def calibrate_qkv_fp8_scales(self, *args: Any, **kwargs: Any) -> Any:
-        """NeMo-RL's own, with the student on the GPU."""
-        self._bring_student()
-        return super().calibrate_qkv_fp8_scales(*args, **kwargs)  # type: ignore[misc]
-
     def prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
         """NeMo-RL's own; it brings the student to the GPU itself."""
         self._student_waits = False

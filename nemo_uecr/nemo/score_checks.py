@@ -29,23 +29,17 @@ class BatchFactsError(UecrError, RuntimeError):
 def score(scorer: Any, data: Any, request: ScoreRequest, *, name: str) -> Mapping[str, Tensor]:
     """Score NeMo-RL's batch, of any number of rows, by our policy or teacher of this name, and verify the answer."""
     rows = data["input_ids"].shape[0]
-    padded = type(data)(with_masked_rows(data, -rows % scorer.data_parallel_size))
-    answer = {column: value[:rows] for column, value in scorer.score_tokens(padded, request).items()}
-    return verified(answer, request, data, scorer=name)
+    answer = scorer.score_tokens(with_masked_rows(data, -rows % scorer.data_parallel_size), request)
+    return verified({column: value[:rows] for column, value in answer.items()}, request, data, scorer=name)
 
 
-def with_masked_rows(columns: Mapping[str, Any], extra: int) -> dict[str, Any]:
-    """The columns with ``extra`` masked rows at the end, one padding token each; the caller drops what they return.
+def with_masked_rows(data: Any, extra: int) -> Any:
+    """NeMo-RL's batch with ``extra`` rows of zeros, masks too; each has a length of 1: no layout knows an empty one."""
 
-    Tensors are extended by zeros, the masks too, lists by None; a length becomes 1: no layout knows an empty sequence.
-    """
+    def longer(name: str, column: Tensor) -> Tensor:
+        return torch.cat((column, column.new_full((extra, *column.shape[1:]), int(name == "input_lengths"))))
 
-    def extended(name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return [*value, *([None] * extra)]
-        return torch.cat((value, value.new_full((extra, *value.shape[1:]), int(name == "input_lengths"))))
-
-    return {name: extended(name, value) if extra else value for name, value in columns.items()}
+    return type(data)({name: longer(name, column) for name, column in data.items()}) if extra else data
 
 
 def verified(

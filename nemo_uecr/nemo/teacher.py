@@ -90,12 +90,9 @@ def score_by_teachers(
     tops: list[tuple[Tensor, Tensor]] = []
 
     def score_own(teacher: Any, rows_n: Tensor) -> TeacherScores:
-        rows = rows_n.tolist()
-        own = {
-            key: part[rows] if isinstance(part, Tensor) else [part[row] for row in rows] for key, part in data.items()
-        }
+        own = type(data)({name: column[rows_n] for name, column in data.items()})
         teacher.load()
-        columns = score(teacher, type(data)(own), request(teacher.columns), name=names[rows[0]])
+        columns = score(teacher, own, request(teacher.columns), name=names[int(rows_n[0])])
         teacher.offload()
         tops.append((rows_n, columns["top_ids"]))
         return TeacherScores(columns["logp"], columns.get("entropy"), columns.get("dropped"))

@@ -165,17 +165,12 @@ def _score_chunk(
     """
     shard = None if group is None else VocabShard(dist.get_rank(group) * logits_NV.shape[1], group)
     scores = functools.partial(token_scores, tokens=target_N, valid_vocab=request.vocabulary, shard=shard)
-    in_float32 = logits_NV.dtype == torch.float32
-    temperatures = tuple(request.temperatures.values()) if in_float32 else (1.0,)
-    whole = scores(logits_NV, temperatures=temperatures, entropy=request.entropy, dropped=request.dropped)
-
-    def logp(temperature: float) -> Tensor:
-        if in_float32 or temperature == 1.0:
-            return whole.at(temperature)
-        return scores(logits_NV.div(temperature), temperatures=(1.0,), entropy=False).at(1.0)
-
-    columns = {name: logp(temperature) for name, temperature in request.temperatures.items()}
-    more = {"entropy": whole.entropy, "dropped": whole.dropped}
+    raw = scores(logits_NV, entropy=request.entropy, dropped=request.dropped)
+    columns = {
+        name: (raw if temperature == 1.0 else scores(logits_NV.div(temperature))).at(1.0)
+        for name, temperature in request.temperatures.items()
+    }
+    more = {"entropy": raw.entropy, "dropped": raw.dropped}
     return columns | {name: value_N for name, value_N in more.items() if value_N is not None}
 
 

@@ -57,8 +57,8 @@ class TinyModel(torch.nn.Module):
 def training_logp(model: TinyModel, ids_BS: Tensor) -> Tensor:
     """[B, S - 1] log pi at T_r with gradient."""
     targets = ids_BS[:, 1:]
-    logits_NV = model(ids_BS)[:, :-1].flatten(0, 1)
-    return token_logp(logits_NV, targets.flatten(), temperature=TEMPERATURE).view(targets.shape)
+    logits_NV = model(ids_BS)[:, :-1].flatten(0, 1).div(TEMPERATURE)
+    return token_logp(logits_NV, targets.flatten()).view(targets.shape)
 
 
 def columns_of(model: TinyModel, data: Any, request: ScoreRequest) -> dict[str, Any]:
@@ -178,8 +178,6 @@ class TinyPolicy:
 
 class TinyGeneration:
     """Samples from the policy's model at T_r."""
-
-    requires_kv_scale_sync = False
 
     def __init__(self, model: TinyModel, batch_class: Any, events: list[str]) -> None:
         self.model, self.batch_class, self.events = model, batch_class, events
