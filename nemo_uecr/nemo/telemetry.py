@@ -63,7 +63,8 @@ def training_metrics(context: StepContext, data: Mapping[str, Tensor], result: A
 
 def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
     """Write the step's batch when it is due."""
-    config, outcome, every = context.config, context.outcome, context.config.telemetry.save_batch_every
+    config, outcome = context.config, context.outcome
+    every = config.telemetry.save_batch_every
     if every == 0 or context.step % every:
         return
     reference_BS = data["reference_policy_logprobs"] if config.loss.reference_kl > 0 else None

@@ -55,11 +55,11 @@ class ScoreRequest:
 
 
 class MicroBatch(NamedTuple):
-    """Token ids of a micro-batch, right-padded, and how its logits are laid out."""
+    """Token ids of a micro-batch, right-padded, and how its packed logits are laid out."""
 
     ids_BS: Tensor
     lengths_B: Tensor
-    starts: Tensor | None  # [B + 1] where each sequence begins in packed logits, padding included; None: padded rows
+    starts: Tensor  # [B + 1] where each sequence begins in the logits, padding included
 
 
 class ModelParallel(NamedTuple):
@@ -108,7 +108,7 @@ def score_tokens(
 def score_columns(
     logits: Tensor, micro: MicroBatch, request: ScoreRequest, parallel: ModelParallel
 ) -> dict[str, Tensor]:
-    """Score every real token of a micro-batch from its raw logits, [B, S', V] or, packed, [1, T / cp, V].
+    """Score every real token of a micro-batch from its raw logits [1, T / cp, V].
 
     Returns:
         [B, S] float32 columns by name on the CPU, 0 where there is no real token to score; ``row_hash`` [B] of the
@@ -116,7 +116,7 @@ def score_columns(
     """
     context = parallel.context
     cp_rank, cp_size = (0, 1) if context is None else (dist.get_rank(context), dist.get_world_size(context))
-    here = predictions_here(micro, logits.shape[1], cp_rank=cp_rank, cp_size=cp_size)
+    here = predictions_here(micro, cp_rank=cp_rank, cp_size=cp_size)
     logits_TV, shape = logits.flatten(0, 1), micro.ids_BS.shape
     columns = {name: torch.zeros(shape, dtype=torch.float32, device=logits.device) for name in request.columns}
     for start in range(0, here.target_N.shape[0], request.chunk_tokens):
@@ -132,7 +132,7 @@ def score_columns(
     return {name: column.cpu() for name, column in columns.items()}
 
 
-def predictions_here(micro: MicroBatch, logits_columns: int, *, cp_rank: int, cp_size: int) -> Predictions:
+def predictions_here(micro: MicroBatch, *, cp_rank: int, cp_size: int) -> Predictions:
     """Every prediction of a real token whose logits are on this rank.
 
     Context parallelism cuts a packed sequence into 2 cp_size equal pieces; rank r holds pieces r and
@@ -141,8 +141,6 @@ def predictions_here(micro: MicroBatch, logits_columns: int, *, cp_rank: int, cp
     position_S1 = torch.arange(micro.ids_BS.shape[1] - 1, device=micro.ids_BS.device)
     batch_N, column_N = (position_S1 < (micro.lengths_B - 1)[:, None]).nonzero(as_tuple=True)
     target_N = micro.ids_BS[batch_N, column_N + 1]
-    if micro.starts is None:
-        return Predictions(batch_N * logits_columns + column_N, batch_N, column_N, target_N)
     starts = micro.starts.to(batch_N)
     begin_N = starts[batch_N]
     if cp_size == 1:

@@ -31,15 +31,19 @@ def batch() -> dict[str, Tensor]:
     return {"input_ids": torch.randint(0, 48, (ROWS, WIDTH), generator=generator), "input_lengths": lengths}
 
 
+def padded_rows(data: Mapping[str, Tensor]) -> MicroBatch:
+    """Rows of one width are packed ones, each padded to it."""
+    rows, width = data["input_ids"].shape
+    return MicroBatch(data["input_ids"], data["input_lengths"], torch.arange(rows + 1) * width)
+
+
 def reference() -> dict[str, Tensor]:
     """Scores of the whole model by the definition."""
     data = batch()
     with torch.no_grad():
         logits = tiny_qwen3.whole_model()(input_ids=data["input_ids"]).logits
-    micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
-    return score_columns(
-        logits, micro, ScoreRequest(TEMPERATURES, True, tiny_qwen3.VOCABULARY, 100), ModelParallel(None, None)
-    )
+    request = ScoreRequest(TEMPERATURES, True, tiny_qwen3.VOCABULARY, 100)
+    return score_columns(logits, padded_rows(data), request, ModelParallel(None, None))
 
 
 def assert_same(answer: dict[str, Any], expected: dict[str, Tensor], *, tolerance: float) -> None:
@@ -62,8 +66,7 @@ class MegatronMicroBatches:
         ]
 
         def step(iterator: Iterator[dict[str, Tensor]], model: Any) -> Any:
-            part = next(iterator)
-            micro = MicroBatch(part["input_ids"], part["input_lengths"], None)
+            micro = padded_rows(next(iterator))
 
             def finish(logits: Tensor) -> Any:
                 return torch.zeros(()), columns(logits, micro)

@@ -7,7 +7,7 @@ import torch
 
 from nemo_uecr.nemo.score_checks import verified
 from nemo_uecr.nemo.translate import master_config
-from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreRequest, score_columns
+from nemo_uecr.nemo.worker_scoring import ModelParallel, ScoreRequest, score_columns
 from tests.config.shipped import nemo_run
 from tests.nemo.on_ranks import (
     TEMPERATURES,
@@ -15,6 +15,7 @@ from tests.nemo.on_ranks import (
     batch,
     context_logits,
     offload_after_forwards,
+    padded_rows,
     reference,
     score_context_parallel,
     score_wider_teacher,
@@ -61,10 +62,8 @@ def test_a_wider_teacher_is_cut_on_its_tensor_ranks(columns: int) -> None:
 
 
 def test_context_parallel_pieces() -> None:
-    data = batch()
-    micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
     request = ScoreRequest(TEMPERATURES, True, VOCABULARY, 100)
-    expected = score_columns(context_logits(), micro, request, ModelParallel(None, None))
+    expected = score_columns(context_logits(), padded_rows(batch()), request, ModelParallel(None, None))
     for answer in run_ranks(2, score_context_parallel, imports=(), pieces=2):
         assert_same(answer, expected, tolerance=1e-6)
 

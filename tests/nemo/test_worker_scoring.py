@@ -13,6 +13,7 @@ from nemo_uecr.nemo import worker_scoring
 from nemo_uecr.nemo.score_checks import ContractError, verified
 from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreRequest, row_hash, score_columns
 from nemo_uecr.scoring.records import NonFiniteScoreError
+from tests.nemo.on_ranks import padded_rows
 
 ALONE = ModelParallel(None, None)
 VOCABULARY = 11
@@ -23,7 +24,7 @@ def rows_of(*lengths: int) -> tuple[MicroBatch, Tensor]:
     """Padded rows and their logits."""
     ids = torch.randint(0, VOCABULARY, (len(lengths), 6), generator=torch.Generator().manual_seed(3))
     logits = torch.randn(len(lengths), 6, VOCABULARY, generator=torch.Generator().manual_seed(0)) * 3
-    return MicroBatch(ids, torch.tensor(lengths), None), logits
+    return padded_rows({"input_ids": ids, "input_lengths": torch.tensor(lengths)}), logits
 
 
 def expected(logits_BSV: Tensor, micro: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:

@@ -119,7 +119,7 @@ def test_scoring_keeps_one_chunk_beside_the_logits(divided: bool) -> None:
     tokens, chunk, shape = 257, 64, tiny_shape(vocabulary=4096)
     logits = torch.randn(1, tokens, shape.vocabulary).bfloat16()
     ids = torch.randint(0, shape.vocabulary, (1, tokens))
-    micro = MicroBatch(ids, torch.tensor([tokens]), None)
+    micro = MicroBatch(ids, torch.tensor([tokens]), torch.tensor([0, tokens]))
     temperatures = {"rollout_logp": 0.7, "logp": 1.0} if divided else {"logp": 1.0}
     request = ScoreRequest(temperatures, True, shape.vocabulary, chunk)
     with LiveBytes(logits, ids) as live:

@@ -76,7 +76,7 @@ def test_each_prediction_is_read_from_the_rank_and_row_that_nemo_rl_puts_it(
         _, here, _, _, starts = data._pack_sequences_for_megatron(
             ids_BS, lengths_B, sequence, packed, padded_to, cp_rank=rank, cp_size=ranks
         )
-        found = predictions_here(MicroBatch(ids_BS, lengths_B, starts), here.shape[1], cp_rank=rank, cp_size=ranks)
+        found = predictions_here(MicroBatch(ids_BS, lengths_B, starts), cp_rank=rank, cp_size=ranks)
         assert torch.equal(here[0, found.logits_row_N], ids_BS[found.batch_N, found.column_N])
         assert torch.equal(found.target_N, ids_BS[found.batch_N, found.column_N + 1])
         seen += list(zip(found.batch_N.tolist(), found.column_N.tolist(), strict=True))

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.nemo.worker_scoring import MicroBatch, ModelParallel, ScoreRequest, score_columns
+from nemo_uecr.nemo.worker_scoring import ModelParallel, ScoreRequest, score_columns
 from nemo_uecr.scoring.dense import token_logp
+from tests.nemo.on_ranks import padded_rows
 
 VOCABULARY, PROMPT, RESPONSE, TEMPERATURE = 12, 3, 5, 0.7
 
@@ -65,8 +66,7 @@ def columns_of(model: TinyModel, data: Any, request: ScoreRequest) -> dict[str, 
     """The answer of a scorer that holds the whole model in this process."""
     with torch.no_grad():
         logits = model(data["input_ids"])
-    micro = MicroBatch(data["input_ids"], data["input_lengths"], None)
-    return score_columns(logits, micro, request, ModelParallel(None, None))
+    return score_columns(logits, padded_rows(data), request, ModelParallel(None, None))
 
 
 class TinyTeacher:
