@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from nemo_uecr.data.problems import CARRIED, Fields, Problem, UnreadableRow, kind_of, level_of, usable, value_at
 from nemo_uecr.data.sources import Row
@@ -52,44 +51,35 @@ def checked_types(names: Sequence[str], option: str) -> frozenset[str]:
     return frozenset(names)
 
 
-@dataclass(frozen=True)
-class RowFilter:
-    """The rules for difficulty and answer."""
+def refusal(
+    row: Row, answer: str, fields: Fields, *, difficulty: tuple[float, float] | None, types: frozenset[str]
+) -> str | None:
+    """The first rule by which a row is removed; UnreadableRow where a difficulty is asked for and it has none."""
+    if difficulty is not None:
+        given = value_at(row, str(fields.difficulty))
+        level = level_of(given)
+        if level is None:
+            wrong = f"{fields.difficulty} is {kind_of(given)}, expected a number"
+            raise UnreadableRow("difficulty_missing" if given in (None, "") else wrong)
+        if not difficulty[0] <= level <= difficulty[1]:
+            return "difficulty_outside"
+    kind = answer_type(answer)
+    return None if kind in types else f"answer_{kind}"
 
-    fields: Fields
-    difficulty: tuple[float, float] | None  # lowest and highest difficulty, both included; None takes every row
-    types: frozenset[str]  # answer types that are kept
 
-    def refusal(self, row: Row, answer: str) -> str | None:
-        """The reason to remove a row, by the first rule that fails; UnreadableRow where its difficulty is no number."""
-        if self.difficulty is not None:
-            given = value_at(row, str(self.fields.difficulty))
-            level = level_of(given)
-            if level is None:
-                wrong = f"{self.fields.difficulty} is {kind_of(given)}, expected a number"
-                raise UnreadableRow("difficulty_missing" if given in (None, "") else wrong)
-            if not self.difficulty[0] <= level <= self.difficulty[1]:
-                return "difficulty_outside"
-        kind = answer_type(answer)
-        return None if kind in self.types else f"answer_{kind}"
-
-    def written(self, row: Row, problem: Problem, number: int) -> Row:
-        """What is written of a row."""
-        question = [*problem.context, {"role": "user", "content": problem.question}]
-        record: Row = {
-            "id": f"row-{number:06d}",
-            "question": question if problem.context else problem.question,
-            "answer": problem.answer,
-        }
-        if (
-            self.fields.difficulty is not None
-            and (level := level_of(value_at(row, self.fields.difficulty))) is not None
-        ):
-            record["difficulty"] = level
-        carried = {name: problem.columns.get(name) for name in CARRIED}
-        texts = {name: value for name, value in carried.items() if value and isinstance(value, str | list | dict)}
-        record |= {name: value for name, value in texts.items() if usable(json.dumps(value, ensure_ascii=False))}
-        return record | {"answer_type": answer_type(problem.answer), "row": number}
+def written(row: Row, problem: Problem, fields: Fields, number: int) -> Row:
+    """What is written of a row."""
+    turns = [*problem.context, {"role": "user", "content": problem.question}]
+    question = turns if problem.context else problem.question
+    record: Row = {"id": f"row-{number:06d}", "question": question, "answer": problem.answer}
+    level = None if fields.difficulty is None else level_of(value_at(row, fields.difficulty))
+    if level is not None:
+        record["difficulty"] = level
+    for name in CARRIED:
+        value = problem.columns.get(name)
+        if value and isinstance(value, str | list | dict) and usable(json.dumps(value, ensure_ascii=False)):
+            record[name] = value
+    return record | {"answer_type": answer_type(problem.answer), "row": number}
 
 
 def row_digest(question: str, answer: str) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 from nemo_uecr.data import manifest as folders
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
-from nemo_uecr.data.filters import FILTER_VERSION, RowFilter, row_digest
+from nemo_uecr.data.filters import FILTER_VERSION, refusal, row_digest, written
 from nemo_uecr.data.manifest import MANIFEST, REVIEW, ROW_SETS, TARGETS, Manifest, jsonl, read_manifest
 from nemo_uecr.data.problems import (
     PARTS,
     USUAL,
+    Fields,
     Keys,
     UnreadableRow,
     check_left_out,
@@ -59,11 +60,15 @@ def prepare(settings: PrepareSettings, folder: Path) -> Manifest:
     source = find_source(settings.source, "train", revision=settings.revision)
     fields = fields_of(source, settings.keys)
     benchmarks = load_benchmarks(list(settings.screens))
+    targets = [
+        {"benchmark": benchmark.name, "problem": problem.id, "question": problem.question}
+        for benchmark in benchmarks.values()
+        for problem in benchmark.problems
+    ]
     if settings.difficulty is not None and fields.difficulty is None:
         asked = " or ".join(map(repr, settings.keys.difficulty))
         raise DataError(f"{source.files[0]}: no field {asked}, but a difficulty range was asked for; leave it out")
-    rules = RowFilter(fields, settings.difficulty, settings.types)
-    rows = _sorted_rows(source, rules, Screen(benchmarks.values()))
+    rows = _sorted_rows(source, fields, settings, Screen(benchmarks.values()))
     if settings.sample is not None:
         _draw(rows, settings.sample, settings.seed)
     manifest: Manifest = {
@@ -85,11 +90,6 @@ def prepare(settings: PrepareSettings, folder: Path) -> Manifest:
         "screens": {name: _screen_record(benchmark) for name, benchmark in benchmarks.items()},
         "stages": ["prepare"],
     }
-    targets = [
-        {"benchmark": benchmark.name, "problem": problem.id, "question": problem.question}
-        for benchmark in benchmarks.values()
-        for problem in benchmark.problems
-    ]
     with new_folder(folder) as aside:
         (aside / TARGETS).parent.mkdir()
         _write(aside / TARGETS, targets)
@@ -116,23 +116,23 @@ def _screen_record(benchmark: LoadedBenchmark) -> dict[str, object]:
     }
 
 
-def _sorted_rows(source: Source, rules: RowFilter, screen: Screen) -> RowSets:
+def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, screen: Screen) -> RowSets:
     """The rows as they are written: kept, held and removed; refused where few could be read, or none is left."""
     rows: RowSets = {name: [] for name in ROW_SETS}
     first_of: dict[bytes, int] = {}
     unread = 0
-    for number, (_, row) in enumerate(rows_of(source, rules.fields), start=1):
+    for number, (_, row) in enumerate(rows_of(source, fields), start=1):
         try:
-            problem = problem_of(row, rules.fields, number)
-            reason = rules.refusal(row, problem.answer)
+            problem = problem_of(row, fields, number)
+            reason = refusal(row, problem.answer, fields, difficulty=settings.difficulty, types=settings.types)
         except UnreadableRow as error:
             unread += 1
-            texts = (str(value_at(row, name)) for name in (rules.fields.question, rules.fields.answer))
+            texts = (str(value_at(row, name)) for name in (fields.question, fields.answer))
             rows["removed"].append({"row": number, "digest": row_digest(*texts), "reason": str(error)})
             continue
         digest, detail = row_digest(problem.question, problem.answer), {}
         if reason is None:
-            record, text = rules.written(row, problem, number), Text.of(problem.question)
+            record, text = written(row, problem, fields, number), Text.of(problem.question)
             if (finding := screen.find(text)) is not None:
                 shown = {name: value for name, value in asdict(finding).items() if name != "certain"}
                 detail = {"findings": [shown], "question": record["question"], "answer": record["answer"]}
@@ -162,11 +162,8 @@ def _draw(rows: RowSets, sample: int, seed: int) -> None:
         raise DataError(f"{len(rank)} rows pass the filters; expected at least the {sample} to sample")
     drawn = set(sorted(rank, key=rank.__getitem__)[:sample])
     for name in ("kept", "held"):
-        rows["removed"] += [
-            {"row": row["row"], "digest": row["digest"], "reason": "not_sampled"}
-            for row in rows[name]
-            if row["row"] not in drawn
-        ]
+        others = [row for row in rows[name] if row["row"] not in drawn]
+        rows["removed"] += [{"row": row["row"], "digest": row["digest"], "reason": "not_sampled"} for row in others]
         rows[name] = [row for row in rows[name] if row["row"] in drawn]
 
 
@@ -199,8 +196,8 @@ def apply_verdicts(folder: Path, review: Path) -> Manifest:
     returned, dropped = ([row for row in rows["held"] if verdicts[row["row"]] == word] for word in ("keep", "drop"))
     rows["held"] = []
     rows["kept"] += [{name: value for name, value in row.items() if name != "findings"} for row in returned]
-    written = ("row", "digest", "findings", "question", "answer")
-    rows["removed"] += [{name: row[name] for name in written} | {"reason": "screen_review"} for row in dropped]
+    names = ("row", "digest", "findings", "question", "answer")
+    rows["removed"] += [{name: row[name] for name in names} | {"reason": "screen_review"} for row in dropped]
     stage = {"apply": {"sha256": file_sha256(review), "kept": len(returned), "dropped": len(dropped)}}
     number = 1 + len(list(folder.glob(REVIEWED)))
     return _rewrite(folder, rows, stage, {f"screening/reviewed-{number}.csv": review.read_bytes()})

@@ -79,9 +79,8 @@ class Problem:
             value = self.question if found[1] == "question" else self.columns.get(found[1])
             text = _lettered(value) if isinstance(value, dict | list) else text_of(value)
             if text is None and value:
-                raise DataError(
-                    f"problem {self.id!r}: {found[1]} is {kind_of(value)}, expected a text or a list of texts"
-                )
+                kind = kind_of(value)
+                raise DataError(f"problem {self.id!r}: {found[1]} is {kind}, expected a text or a list of texts")
             return text or ""
 
         return re.sub(rf"\{{(question|{'|'.join(PARTS)})\}}", shown, template)
@@ -141,10 +140,8 @@ def read_problems(source: Source, keys: Keys) -> list[Problem]:
     """
     fields, problems, places = fields_of(source, keys), [], dict[str, str]()
     left: Counter[str] = Counter()
-    if keys.id and fields.id is None:
-        usual = keys.id in (("id",), USUAL.id)  # else somebody has named it
-        level = logging.DEBUG if usual else logging.INFO
-        log.log(level, "%s: no field %s; the rows are numbered", source.name, " or ".join(map(repr, keys.id)))
+    if fields.id is None and keys.id not in ((), ("id",), USUAL.id):
+        log.info("%s: no field %r; the rows are numbered", source.name, keys.id[0])
     for number, (where, row) in enumerate(rows_of(source), start=1):
         try:
             problem = problem_of(row, fields, number)
@@ -185,11 +182,16 @@ def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = T
 
     Without ``refuse`` everything is a warning. The parts that the prompts' ``template`` names are shown.
     """
-    if fault := _reference_fault(name, problems):
-        count, text = fault
-        if refuse and 2 * count > len(problems):
-            raise DataError(text)
-        log.warning("%s", text)
+    if unjudged := _unjudged(problems):
+        first = unjudged[0]
+        fault = (
+            f"{name}: the verifier cannot judge {len(unjudged)} of {len(problems)} reference answers; the first is "
+            f"{first.answer!r:.80} of problem {first.id!r}. Expected final answers alone, such as 7/2, not sentences "
+            "or worked solutions; name their field: data.answer_key"
+        )
+        if refuse and 2 * len(unjudged) > len(problems):
+            raise DataError(fault)
+        log.warning("%s", fault)
     if 2 * sum("####" in each.question and "boxed" not in each.question for each in problems) > len(problems):
         log.warning(
             "%s: the questions ask for the answer after ####, and the verifier reads \\boxed{} alone; take the bare "
@@ -211,38 +213,18 @@ def _hides(problem: Problem, part: str) -> bool:
     return bool(text := text_of(last)) and str(text) not in problem.question
 
 
-def _reference_fault(name: str, problems: Sequence[Problem]) -> tuple[int, str] | None:
-    """How many reference answers the verifier cannot judge, and a line about them.
-
-    Each is compared, in a box, with itself, or with the only number in a sentence.
-    """
+def _unjudged(problems: Sequence[Problem]) -> list[Problem]:
+    """The problems whose reference answer, or the only number in its sentence, does not pass for itself in a box."""
     answers = [reference_answer(problem.answer) for problem in problems]
-    checked = check_responses([rf"\boxed{{{_expected(answer)}}}" for answer in answers], answers, SHARED)
-    fine = [
-        found.verdict is Verdict.CORRECT
-        and len(WORD.findall(answer)) <= MOST_WORDS
-        and ("\n" not in answer or "\\begin" in answer)
-        for answer, found in zip(answers, checked, strict=True)
+    numbers = [sentence[1] if (sentence := SENTENCE.fullmatch(answer)) else answer for answer in answers]
+    checked = check_responses([rf"\boxed{{{number}}}" for number in numbers], answers, SHARED)
+    return [
+        problem
+        for problem, answer, found in zip(problems, answers, checked, strict=True)
+        if found.verdict is not Verdict.CORRECT
+        or len(WORD.findall(answer)) > MOST_WORDS
+        or ("\n" in answer and "\\begin" not in answer)
     ]
-    if all(fine):
-        return None
-    first = problems[fine.index(False)]
-    return fine.count(False), (
-        f"{name}: the verifier cannot judge {fine.count(False)} of {len(fine)} reference answers; the first is "
-        f"{shortened(first.answer)} of problem {first.id!r}. Expected final answers alone, such as 7/2, not sentences "
-        "or worked solutions; name their field: data.answer_key"
-    )
-
-
-def _expected(answer: str) -> str:
-    """What a response would write: the only number of a sentence, else the answer."""
-    sentence = SENTENCE.fullmatch(answer)
-    return answer if sentence is None else sentence[1]
-
-
-def shortened(text: str) -> str:
-    """The text in quotes, with an ellipsis in place of what is beyond 80 characters."""
-    return repr(text if len(text) <= 80 else f"{text[:80]}...")
 
 
 # What a problem's columns decide.
@@ -268,11 +250,10 @@ def _lettered(options: Any) -> str | None:
     """Options as lines, with letters unless they have their own; None where one has no text."""
     if isinstance(options, dict) and isinstance(options.get("text"), list):  # as ARC has them
         options = dict(zip(options.get("label", ()), options["text"], strict=True))
-    named = (
-        options if isinstance(options, dict) else {chr(ord("A") + place): each for place, each in enumerate(options)}
-    )
-    texts = {letter: text for letter, each in named.items() if (text := text_of(each)) is not None}
-    if len(texts) < len(named):
+    if isinstance(options, list):
+        options = {chr(ord("A") + place): each for place, each in enumerate(options)}
+    texts = {letter: text for letter, each in options.items() if (text := text_of(each)) is not None}
+    if len(texts) < len(options):
         return None
     lettered = all(re.match(rf"\(?{re.escape(letter)}[).:]", text) for letter, text in texts.items())
     return "\n".join(text if lettered else f"{letter}) {text}" for letter, text in texts.items())
