@@ -95,10 +95,8 @@ def save_batch(
         "format": FORMAT, "method": method.name, "settings": json.dumps(method.settings()),
         "run": json.dumps(vars(run)), "step": str(step),
     }  # fmt: skip
-    if arithmetic is not None:
-        header["arithmetic"] = arithmetic
-    if teachers:
-        header["teachers"] = json.dumps(list(teachers))
+    header |= {"arithmetic": arithmetic} if arithmetic else {}
+    header |= {"teachers": json.dumps(list(teachers))} if teachers else {}
     replace_file(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=header))
 
 

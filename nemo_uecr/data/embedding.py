@@ -54,18 +54,16 @@ class Encoder:
         import torch
 
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
-        vectors: list[Tensor] = [torch.empty(0)] * len(texts)
+        vectors = []
         for start in range(0, len(order), BATCH_TEXTS):
-            places = order[start : start + BATCH_TEXTS]
-            batch = [texts[place] for place in places]
+            batch = [texts[index] for index in order[start : start + BATCH_TEXTS]]
             tokens = self.tokenizer(batch, padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt")
             with torch.inference_mode():
                 states_BTH = self.module(**tokens).last_hidden_state
             mask_BT1 = tokens["attention_mask"].unsqueeze(-1).to(states_BTH.dtype)
             mean_BH = (states_BTH * mask_BT1).sum(dim=1) / mask_BT1.sum(dim=1)
-            for place, vector in zip(places, torch.nn.functional.normalize(mean_BH, dim=-1), strict=True):
-                vectors[place] = vector
-        return torch.stack(vectors)
+            vectors.append(torch.nn.functional.normalize(mean_BH, dim=-1))
+        return torch.cat(vectors)[torch.tensor(order).argsort()]
 
 
 def load_encoder(name: str) -> Encoder:

@@ -28,11 +28,10 @@ MANIFEST = "manifest.json"
 KEPT = "train.jsonl"
 #: Everything but the kept rows is one folder down, so that `*.jsonl` in the folder is the training data.
 HELD = "screening/held.jsonl"
-REMOVED = "screening/removed.jsonl"
 REVIEW = "screening/review.csv"
 TARGETS = "screening/targets.jsonl"
 #: Row sets by name, and the files they are in.
-ROW_SETS = {"kept": KEPT, "held": HELD, "removed": REMOVED}
+ROW_SETS = {"kept": KEPT, "held": HELD, "removed": "screening/removed.jsonl"}
 
 COLUMNS = ("row", "method", "score", "benchmark", "problem", "verdict", "text", "benchmark_text")
 VERDICTS = ("keep", "drop")
@@ -92,13 +91,12 @@ def check_local_problems(config: Config) -> tuple[dict[str, int], list[str]]:
     read |= {name: problems_of(data, named[name], f"evaluation.benchmarks.{name}") for name in benchmarks}
     check_answers(config, read)
     trained = {problem.question.strip() for problem in read.get("data.train", ())}
-    seen = {name: sum(problem.question.strip() in trained for problem in read[name]) for name in benchmarks}
-    warnings = [
-        f"{name}: {count} of {len(read[name])} questions are also in data.train; it is not held out"
-        for name, count in seen.items() if count
-    ]  # fmt: skip
-    for warning in warnings:
-        log.warning("%s", warning)
+    warnings = []
+    for name in benchmarks:
+        questions = [problem.question.strip() for problem in read[name]]
+        if count := sum(question in trained for question in questions):
+            warnings.append(f"{name}: {count} of {len(questions)} questions are also in data.train; it is not held out")
+            log.warning("%s", warnings[-1])
     return {name: len(problems) for name, problems in read.items()}, warnings
 
 
@@ -127,8 +125,9 @@ def _fault(folder: Path, name: str, manifest: Manifest) -> str | None:
     if not path.is_file():
         return "missing"
     found, expected = describe_file(path), manifest["files"][name]
-    short = (str(each["sha256"])[:12] for each in (found, expected))
-    return None if found == expected else "changed (sha256 {}, expected {})".format(*short)
+    if found == expected:
+        return None
+    return f"changed (sha256 {found['sha256']!s:.12}, expected {expected['sha256']!s:.12})"
 
 
 def describe_file(path: Path) -> dict[str, object]:

@@ -17,14 +17,8 @@ from nemo_uecr.data.benchmarks import LoadedBenchmark
 #: Part of every manifest: another reading finds other duplicates.
 NORMALISATION = "2"
 
-#: Typographic signs by code point: minus and dashes, multiplication signs, relations.
-_SIGNS = {
-    **dict.fromkeys((0x2212, 0x2010, 0x2011, 0x2012, 0x2013, 0x2014), "-"),
-    **dict.fromkeys((0x00D7, 0x00B7, 0x22C5), "*"),
-    0x2264: " <= ",
-    0x2265: " >= ",
-    0x2260: " != ",
-}
+#: Minus and dashes, multiplication signs, relations.
+_SIGNS = str.maketrans("−‐‑‒–—×·⋅", "------***") | str.maketrans({"≤": " <= ", "≥": " >= ", "≠": " != "})  # noqa: RUF001
 _SPELLINGS = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "cdot": "*", "times": "*", "le": "<=", "leq": "<=",
     "leqslant": "<=", "ge": ">=", "geq": ">=", "geqslant": ">=", "ne": "!=", "neq": "!=", "ldots": "", "dots": "",
@@ -32,12 +26,8 @@ _SPELLINGS = {
     "textbf": "", "textit": "", "emph": "", "mathrm": "", "mathbf": "", "mathit": "", "operatorname": "", "mbox": "",
     "quad": "", "qquad": "", "limits": "", "nolimits": "", "circ": "deg", "degree": "deg", "varnothing": "emptyset",
 }  # fmt: skip
-#: Cyrillic and Greek lower-case letters that look like Latin ones, by code point.
-_LOOK_ALIKES = {
-    0x0430: "a", 0x0435: "e", 0x043E: "o", 0x0440: "p", 0x0441: "c", 0x0445: "x", 0x0443: "y", 0x0456: "i", 0x0458: "j",
-    0x0455: "s", 0x04BB: "h", 0x0501: "d", 0x051B: "q", 0x051D: "w", 0x043A: "k", 0x043C: "m", 0x0442: "t", 0x043D: "h",
-    0x0432: "b", 0x03BF: "o", 0x03BD: "v", 0x03BA: "k", 0x03C1: "p", 0x03C5: "u", 0x03B9: "i", 0x03F2: "c",
-}  # fmt: skip
+#: Cyrillic and Greek lower-case letters that look like Latin ones.
+_LOOK_ALIKES = str.maketrans("аеорсхуіјѕһԁԛԝкмтнвονκρυιϲ", "aeopcxyijshdqwkmthbovkpuic")
 _COMMAND = re.compile(r"\\([a-z]+)\*?")
 _ESCAPED = re.compile(r"\\[^a-z]")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")

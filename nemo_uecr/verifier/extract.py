@@ -10,9 +10,11 @@ from dataclasses import dataclass
 MAX_ANSWER_CHARS = 2_000
 #: What opens or closes a thought: `<think>`, `</thinking>`, `<seed:think>`, `[THINK]`, `◁/think▷`.
 _THOUGHT = re.compile(r"<(/?)(?:\w+:)?(?:think(?:ing)?|thought|reasoning)>|\[(/?)THINK\]|◁(/?)think▷")
-#: A run of backslashes, perhaps with the rest of the marker, or a brace. Models over-escape, so any number of
-#: backslashes may come before "boxed". The run is one match, so a megabyte of backslashes is read once.
-_PIECE = re.compile(r"(?P<escape>\\+)(?P<marker>(?:[Bb]oxed|fbox|framebox)(?![A-Za-z])\s*(?P<brace>\{)?)?|[{}]")
+#: The marker of a box, an escaped character, or a brace. Models over-escape: any number of backslashes may come before
+#: "boxed". The marker is looked for at the start of such a run alone, so that a megabyte of backslashes is read once.
+_PIECE = re.compile(
+    r"(?<!\\)\\+(?P<marker>(?:[Bb]oxed|fbox|framebox)(?![A-Za-z])\s*(?P<brace>\{)?)|\\.|[{}]", re.DOTALL
+)
 #: What a box without braces holds: a group in brackets, or the text up to a blank or the end of the sentence.
 _BARE = re.compile(
     r"\$?\s*(?P<content>\([^()\n]*\)|\[[^\[\]\n]*\]|\\\{[^{}\n]*\\\}"
@@ -117,7 +119,6 @@ def _boxes(text: str) -> tuple[list[_Box], int]:
     #: Of an open box its start, that of its content and the number of boxes before it; None for a plain brace.
     open_braces: list[tuple[int, int, int] | None] = []
     boxes: list[_Box] = []
-    escaped = -1  # position of a character that a backslash escapes
     for piece in _PIECE.finditer(text):
         if piece["brace"] is not None:
             open_braces.append((piece.start(), piece.end(), len(boxes)))
@@ -125,13 +126,9 @@ def _boxes(text: str) -> tuple[list[_Box], int]:
             bare = _BARE.match(text, piece.end())
             if bare is not None:
                 boxes.append(_Box(piece.start(), bare.end(), bare["content"]))
-        elif piece["escape"] is not None:
-            escaped = piece.end() if len(piece["escape"]) % 2 else -1
-        elif piece.start() == escaped:
-            continue
         elif piece[0] == "{":
             open_braces.append(None)
-        elif open_braces and (opened := open_braces.pop()) is not None:
+        elif piece[0] == "}" and open_braces and (opened := open_braces.pop()) is not None:
             start, inside, earlier = opened
             inner = boxes[earlier:]
             del boxes[earlier:]

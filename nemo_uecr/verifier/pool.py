@@ -9,7 +9,7 @@ import queue
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -106,11 +106,9 @@ class ComparisonPool:
             each.close()
 
 
-@contextlib.contextmanager
-def comparison_pool(workers: int) -> Iterator[ComparisonPool]:
+def comparison_pool(workers: int) -> contextlib.closing[ComparisonPool]:
     """A pool for the length of a block."""
-    with contextlib.closing(ComparisonPool(workers=workers)) as pool:
-        yield pool
+    return contextlib.closing(ComparisonPool(workers=workers))
 
 
 #: This program's one process.

@@ -48,14 +48,14 @@ class UserReward:
             raise UnusableError(f"{file} has no function {name!r}")
         self._function: Callable[..., Any] = function
         self._args, self._messages = args, messages
-        parameters = inspect.signature(self._function).parameters
+        parameters = inspect.signature(function).parameters
         self._names = set(parameters)
+        self.batched = not TRL.isdisjoint(parameters)
         plain = (each for each in parameters.values() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
         asked = {each.name for each in plain if each.default is each.empty} - args.keys() - GIVEN
-        self.columns = sorted(asked) if not TRL.isdisjoint(parameters) else []  # that the problems must have
+        self.columns = sorted(asked) if self.batched else []  # that the problems must have
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-        self.batched = not TRL.isdisjoint(self._names)
-        if self.batched == (not VERL.isdisjoint(self._names)):
+        if self.batched == (not VERL.isdisjoint(parameters)):
             raise UnusableError(
                 f"{name}({', '.join(parameters)}) is in no known style; expected TRL's parameter completions, or "
                 "verl's solution_str"
@@ -91,13 +91,10 @@ class UserReward:
     def _batch(self, samples: Sequence[Record], step: int) -> dict[str, Any]:
         names = dict.fromkeys(name for sample in samples for name in sample["columns"])
         given: dict[str, Any] = {name: [sample["columns"].get(name) for sample in samples] for name in names}
-        prompts, completions = ([sample[key] for sample in samples] for key in ("prompt", "text"))
+        prompts, completions = [each["prompt"] for each in samples], [each["text"] for each in samples]
         if self._messages:
-            prompts, completions = (
-                [[{"role": role, "content": text}] for text in texts]
-                for role, texts in (("user", prompts), ("assistant", completions))
-            )
-            prompts = [[*sample["before"], *turns] for sample, turns in zip(samples, prompts, strict=True)]
+            prompts = [[*each["before"], {"role": "user", "content": each["prompt"]}] for each in samples]
+            completions = [[{"role": "assistant", "content": each["text"]}] for each in samples]
         given |= {"prompts": prompts, "completions": completions, "trainer_state": SimpleNamespace(global_step=step)}
         given |= dict.fromkeys(("log_extra", "log_metric"), lambda *_: None)
         if samples[0]["token_ids"] is not None:

@@ -91,8 +91,7 @@ def trials(problem: str, answer: str) -> list[Trial]:
 
 
 def _forms(forms: Forms, answer: str) -> dict[str, str]:
-    found = {form: (re.fullmatch(pattern, answer, re.DOTALL), text) for form, pattern, text in forms}
-    made = {form: m.expand(text) if isinstance(text, str) else text(m) for form, (m, text) in found.items() if m}
+    made = {form: re.sub(rf"(?s)\A(?:{pattern})\Z", text, answer) for form, pattern, text in forms}
     return {form: text for form, text in made.items() if form == "spaced" or text != answer}
 
 
