@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.spelling import (
     GREEK,
+    GREEK_LETTER,
     GROUP,
     TEXT,
     TOKEN,
@@ -26,7 +27,6 @@ from nemo_uecr.verifier.spelling import (
     plain_number,
     spelled,
     squeezed,
-    tokens_of,
     top_level,
     without_point,
 )
@@ -287,7 +287,7 @@ def _interval(condition: str) -> tuple[str, str] | None:
 
 _TABLE = re.compile(
     r"(?P<factor>(?:(?!\\det)[^=+,&])*?)(?P<opening>\\\{|[\[(]?)\s*\\begin\{\s*(?P<name>(?:[pbB]|[pb]?small)?matrix|array|cases)\s*\}"
-    r"(?:\{[lcr| ]*\})?(?P<body>.*)\\end\{\s*(?P=name)\s*\}\s*(?:\\\}|[\])|.]?)\s*"
+    r"(?:\{[lcr| ]*\})?(?P<body>(?:(?!\\(?:begin|end)).)*)\\end\{\s*(?P=name)\s*\}\s*(?:\\\}|[\])|.]?)\s*"
     r"(?P<turned>\^\s*\{?\s*(?:T|\\top|\\intercal|\\(?:text|mathrm|mathsf)\{T\})\s*\}?)?\s*"
 )
 _ROW_END = re.compile(r"\\(?:cr|newline|tabularnewline)(?![A-Za-z])")
@@ -302,9 +302,8 @@ def _table(text: str) -> _Table | None:
     found = _TABLE.fullmatch(text)
     if found is None:
         return None
-    depths = (token.startswith(r"\begin{") - token.startswith(r"\end{") for token in tokens_of(found["body"]))
-    if found["factor"].rstrip().endswith("|") or min(itertools.accumulate(depths, initial=0)) < 0:
-        return None  # a determinant, or several matrices
+    if found["factor"].rstrip().endswith("|"):
+        return None  # a determinant
     lines = [_NO_CELL.sub("", line) for line in top_level(_ROW_END.sub(r"\\\\", found["body"]), r"\\")]
     rows = [[cell.strip() for cell in top_level(line, "&")] for line in lines if line.strip()]
     if found["turned"] and len({len(row) for row in rows}) == 1:
@@ -327,7 +326,7 @@ def _same_table(ours: _Table | None, theirs: _Table | None) -> bool:
 
 _QUANTITIES = "area volume perimeter answer total sum length probability distance time speed cost"
 _INDEX = r"(?:\s*_\s*(?:\w|\{\s*(?:\w+|\\(?:text|mathrm)\s*\{\s*\w+\s*\}|\\m(?:ax|in))\s*\}))?"
-_UNKNOWN = rf"(?:(?!(?-i:e)(?![A-Za-z]))[A-Za-z]|\\(?:{'|'.join(GREEK.split())})(?![A-Za-z])){_INDEX}"
+_UNKNOWN = rf"(?:(?!(?-i:e)(?![A-Za-z]))[A-Za-z]|{GREEK_LETTER}){_INDEX}"
 _NAME = re.compile(
     rf"\s*(?:(?P<function>{_UNKNOWN})\s*\(\s*(?P<arguments>{_UNKNOWN}(?:\s*,\s*{_UNKNOWN})*)\s*\)"
     rf"|\\(?:vec|mathbf|hat|bar|overline|overrightarrow)\s*\{{\s*[A-Za-z]{{1,2}}\s*\}}|\((?P<point>\s*{_UNKNOWN}(?:\s*,\s*{_UNKNOWN})*\s*)\)|(?P<unknown>{_UNKNOWN})"
@@ -341,7 +340,7 @@ _QUANTITY = re.compile(
     rf"\s*(?:\|[^|]+\||\\(?:lvert|lVert|\|).+\\(?:rvert|rVert|\|)|[PEn]\s*[(\[].+[)\]]|(?:m\s*)?\\(?:angle|triangle)\s*(?:{_FIGURE}|\w)"
     rf"|\\(?:{_NAMED})\s*(?:{GROUP}|\w|[(\[][^=()\[\]]*[)\]]|\s)*|[A-Z]{{2}}{_FIGURE}|\[\s*{_FIGURE}\s*\]"
     rf"|\\(?:text|mathrm)\s*\{{[A-Za-z ]+\}}\s*{_FIGURE}|\\frac\s*\{{\s*d[^}}]*\}}\s*\{{\s*d[^}}]*\}}"
-    rf"|\\(?:sin|cos|tan|cot|sec|csc)\s*\(?\s*(?:[A-Z]|\\angle\s*[A-Z]+|\\(?:{'|'.join(GREEK.split())})(?![A-Za-z]))\s*\)?)\s*"
+    rf"|\\(?:sin|cos|tan|cot|sec|csc)\s*\(?\s*(?:[A-Z]|\\angle\s*[A-Z]+|{GREEK_LETTER})\s*\)?)\s*"
 )
 #: A function of numbers, `f(2)`, `f'(g(2))` or `(f \circ g)(2)`, without its name and brackets.
 _FUNCTION = re.compile(r"[A-Za-z]'*(?:\^\{-1\})?\s*\(|\((?:\s*[a-z]\s*\\circ)+\s*[a-z]\s*\)\s*\(")

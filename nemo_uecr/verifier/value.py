@@ -3,31 +3,32 @@ r"""Single values: what is refused before math-verify reads them, their units, a
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from nemo_uecr.verifier.spelling import (
-    CLOSING,
     DIGITS,
     GROUP,
-    MIXED,
-    OPENING,
     TEXT,
+    TOKEN,
     closes_at_end,
     is_relation,
     letters,
+    nested,
     plain_number,
     squeezed,
-    tokens_of,
 )
 
 # What is refused before math-verify reads it --------------------------------------------------------------------------
 
 #: What math-verify reads as something people do not mean: `7 \equiv 8` as 7, `2^10` as 20.
 _MISREAD = re.compile(r"\\(?:equiv|cong|sim|doteq)|[≡→⇒]|\\\\|\^\s*\d\d")
+#: A mixed number, the one form that looks like a product and that people mean as a sum.
+_MIXED = re.compile(
+    r"(?<!frac)(?<![\d.}])(\d+)(?:\s|\\[,!])*\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))"
+)
 _WORD = re.compile(r"[A-Za-z\u00b5]+")
 #: Marks that math-verify drops or divides at: rounding, primes, the colons of times and ratios, halves of the day.
 _LITERAL = re.compile(
@@ -62,10 +63,10 @@ _DEEPEST, _LONGER, _TOWER = 40, 300, re.compile(r"(?:\^\s*(?:\{[^{}]*|\(|\d+)){2
 def too_large(given: str, expected: str) -> bool:
     """Whether the answer is a tower of powers, brackets in brackets or a row of signs that its reference is not."""
     tower = _TOWER.search(given) is not None and _TOWER.search(expected) is None
-    tokens = tokens_of(given)
-    deepest = max(itertools.accumulate(((token in OPENING) - (token in CLOSING) for token in tokens), initial=0))
-    signs = sum(not token.isdigit() for token in tokens)
-    return tower or deepest > _DEEPEST or signs > _LONGER + 4 * len(tokens_of(expected))
+    tokens = list(nested(given))
+    deepest = max((depth for _, depth in tokens), default=0)
+    signs = sum(not token.isdigit() for token, _ in tokens)
+    return tower or deepest > _DEEPEST or signs > _LONGER + 4 * len(list(nested(expected)))
 
 
 def prose(text: str) -> bool:
@@ -137,7 +138,7 @@ def _strange_words(answer: str, reference: str) -> bool:
 
 def _side_by_side(text: str) -> bool:
     r"""Whether a number follows another value without an operator; math-verify adds them: ``203 1`` would be 204."""
-    if any(int(a or b) >= int(c or d) for _, a, b, c, d in MIXED.findall(text)):
+    if any(int(a or b) >= int(c or d) for _, a, b, c, d in _MIXED.findall(text)):
         return True  # a whole number before an improper fraction
     plain = _INDEXED.sub(r"\\log ", TEXT.sub("\x02", _ENVIRONMENT.sub("&", text)))
     for _ in range(4):  # roots and fractions, inner ones too, as marks around their arguments
@@ -350,12 +351,12 @@ def parsed(text: str) -> Any:
     from latex2sympy2_extended import NormalizationConfig, normalize_latex
     from math_verify.grader import should_treat_as_complex
 
-    text = MIXED.sub(lambda m: rf"({m[1]}+\frac{{{m[2] or m[3]}}}{{{m[4] or m[5]}}})", text)
+    text = _MIXED.sub(lambda m: rf"({m[1]}+\frac{{{m[2] or m[3]}}}{{{m[4] or m[5]}}})", text)
     spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
     latex = normalize_latex(rf"\boxed{{{text}}}", config=spelling)
     try:
         # Of `3i` and `bi` math-verify does not see the imaginary unit.
-        return _reader()(is_real="i" not in tokens_of(text) and not should_treat_as_complex(latex)).parse(latex)
+        return _reader()(is_real="i" not in TOKEN.findall(text) and not should_treat_as_complex(latex)).parse(latex)
     except Exception as error:
         if type(error) is not Exception:
             raise
