@@ -288,7 +288,7 @@ def _interval(condition: str) -> tuple[str, str] | None:
 _TABLE = re.compile(
     r"(?P<factor>(?:(?!\\det)[^=+,&])*?)(?P<opening>\\\{|[\[(]?)\s*\\begin\{\s*(?P<name>(?:[pbB]|[pb]?small)?matrix|array|cases)\s*\}"
     r"(?:\{[lcr| ]*\})?(?P<body>(?:(?!\\(?:begin|end)).)*)\\end\{\s*(?P=name)\s*\}\s*(?:\\\}|[\])|.]?)\s*"
-    r"(?P<turned>\^\s*\{?\s*(?:T|\\top|\\intercal|\\(?:text|mathrm|mathsf)\{T\})\s*\}?)?\s*"
+    r"(?P<turned>\^\s*\{?\s*(?:T|\\top|\\intercal|\\(?:text|mathsf)\{T\})\s*\}?)?\s*"
 )
 _ROW_END = re.compile(r"\\(?:cr|newline|tabularnewline)(?![A-Za-z])")
 _NO_CELL = re.compile(r"\\hline(?![A-Za-z])|^\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
@@ -325,12 +325,12 @@ def _same_table(ours: _Table | None, theirs: _Table | None) -> bool:
 # Equations ------------------------------------------------------------------------------------------------------------
 
 _QUANTITIES = "area volume perimeter answer total sum length probability distance time speed cost"
-_INDEX = r"(?:\s*_\s*(?:\w|\{\s*(?:\w+|\\(?:text|mathrm)\s*\{\s*\w+\s*\}|\\m(?:ax|in))\s*\}))?"
+_INDEX = r"(?:\s*_\s*(?:\w|\{\s*(?:\w+|\\text\{\s*\w+\s*\}|\\m(?:ax|in))\s*\}))?"
 _UNKNOWN = rf"(?:(?!(?-i:e)(?![A-Za-z]))[A-Za-z]|{GREEK_LETTER}){_INDEX}"
 _NAME = re.compile(
     rf"\s*(?:(?P<function>{_UNKNOWN})\s*\(\s*(?P<arguments>{_UNKNOWN}(?:\s*,\s*{_UNKNOWN})*)\s*\)"
     rf"|\\(?:vec|mathbf|hat|bar|overline|overrightarrow)\s*\{{\s*[A-Za-z]{{1,2}}\s*\}}|\((?P<point>\s*{_UNKNOWN}(?:\s*,\s*{_UNKNOWN})*\s*)\)|(?P<unknown>{_UNKNOWN})"
-    rf"|\\(?:text|mathrm)\s*\{{\s*(?:{'|'.join(_QUANTITIES.split())})\s*\}})\s*",
+    rf"|\\text\{{\s*(?:{'|'.join(_QUANTITIES.split())})\s*\}})\s*",
     re.IGNORECASE,
 )
 #: What names one number, where no other unknown has to be found: `|z|`, `f(2)`, `P(A)`, `AB`, `\angle ABC`, `\sin A`.
@@ -339,7 +339,7 @@ _NAMED = "overline|widehat|bar|vec|hat|overrightarrow|mathbf|mathbb|gcd|det|deg|
 _QUANTITY = re.compile(
     rf"\s*(?:\|[^|]+\||\\(?:lvert|lVert|\|).+\\(?:rvert|rVert|\|)|[PEn]\s*[(\[].+[)\]]|(?:m\s*)?\\(?:angle|triangle)\s*(?:{_FIGURE}|\w)"
     rf"|\\(?:{_NAMED})\s*(?:{GROUP}|\w|[(\[][^=()\[\]]*[)\]]|\s)*|[A-Z]{{2}}{_FIGURE}|\[\s*{_FIGURE}\s*\]"
-    rf"|\\(?:text|mathrm)\s*\{{[A-Za-z ]+\}}\s*{_FIGURE}|\\frac\s*\{{\s*d[^}}]*\}}\s*\{{\s*d[^}}]*\}}"
+    rf"|\\text\{{[A-Za-z ]+\}}\s*{_FIGURE}|\\frac\s*\{{\s*d[^}}]*\}}\s*\{{\s*d[^}}]*\}}"
     rf"|\\(?:sin|cos|tan|cot|sec|csc)\s*\(?\s*(?:[A-Z]|\\angle\s*[A-Z]+|{GREEK_LETTER})\s*\)?)\s*"
 )
 #: A function of numbers, `f(2)`, `f'(g(2))` or `(f \circ g)(2)`, without its name and brackets.

@@ -41,9 +41,9 @@ _SIGNS |= {
 _COMMANDS = {
     r"\ge \geq \geqslant": r"\ge ", r"\le \leq \leqslant": r"\le ", r"\ne \neq": r"\ne ", r"\lbrace": r"\{",
     r"\rbrace": r"\}", r"\langle": "(", r"\rangle": ")", r"\varnothing": r"\emptyset ", r"\degree": r"^{\circ}",
-    r"\R \Reals": r"\mathbb{R}", r"\backslash": r" \setminus ", r"\dfrac \tfrac \cfrac": r"\frac",
-    r"\pounds \textsterling": r"\text{ sterling }", r"\euro \texteuro": r"\text{ euro }",
-    r"\lor \vee \land \wedge": " , ", r"\quad \qquad \; \:": " ",
+    r"\R \Reals": r"\mathbb{R}", r"\mbox \textrm \mathrm": r"\text", r"\backslash": r" \setminus ",
+    r"\dfrac \tfrac \cfrac": r"\frac", r"\pounds \textsterling": r"\text{ sterling }",
+    r"\euro \texteuro": r"\text{ euro }", r"\lor \vee \land \wedge": " , ", r"\quad \qquad \; \:": " ",
     r"\bm \boldsymbol \underline \displaystyle \textstyle \large \Large \bf \rm": " ",
 }  # fmt: skip
 _ALIASES = {name: latex for names, latex in _COMMANDS.items() for name in names.split()} | {"\\ ": " "}
@@ -81,12 +81,15 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"(?<![=<>])<=(?!>)", r"\\le "),
         (r"\\not\s*=|!=|=/=|<>", r"\\ne "),
         (r"\\\{\s*\\\}", r"\\emptyset "),
+        (r"\\text\s+\{", r"\\text{"),
+        (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})", r"^{\\circ}"),
         (rf"^(?i:(?:{_FONT})?\s*all\s+real(?:s|\s+numbers?)?[\s.]*\}}?)$", r"\\mathbb{R}"),
         (rf"^(?i:(?:{_FONT})?\s*no(?:\s+real)?\s+solutions?[\s.]*\}}?)$", r"\\emptyset "),
-        (r"(\\(?:text|mathrm)\s*\{[A-Za-z~/ ]+)\^\s*(?:\{(\d)\}|(\d))\s*\}", r"\1}^{\2\3}"),
+        (r"(\\text\{[^{}^]*[A-Za-z~ ])\^\s*(?:\{(\d)\}|(\d))\s*", r"\1}^{\2\3}\\text{"),  # ``\text{m^2/s}``
+        (r"\\text\{\}", ""),
         (r"\\mathbb\s+R", r"\\mathbb{R}"),
         (r"(?<=\\mathbb\{R\})\s*-(?=\s*\\\{)", r" \\setminus "),
-        (r"\\(?:text|mathrm)\s*\{\s*(?:percent|per cent)\s*\}|(?<=\d)\s*percent$", r"\\%"),
+        (r"\\text\{\s*per ?cent\s*\}|(?<=\d)\s*percent$", r"\\%"),
         (r"(\\text\{ (?:euro|sterling|yen|rupee) \})\s*([\d.,]*\d)", r"\2\1"),
         (r"^\s*<([^<>]*,[^<>]*)>\s*$", r"(\1)"),
         (r"\(\s*(\\approx[^()]*)\)$", r"\1"),
@@ -101,7 +104,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"^([+-]?[\d.,/]*\d)\s+\((?!.*\b(?:or|and|not|mod|base|dozen|hundred|thousand|million|billion|times)\b)"
          r"([A-Za-z][A-Za-z ]+)\)$", r"\1\\text{ \2 }"),
         # Words: a letter alone is an unknown unless a font makes it a unit, as in ``5\mathrm{m}``
-        (r"\\(?:mathrm|mathbf|mathit|mathcal|operatorname)\s*\{\s*((?![mgshdlLNJWVCF])[A-Za-z])\s*\}", r"\1"),
+        (r"\\(?:text|mathbf|mathit|mathcal|operatorname)\s*\{\s*((?![mgshdlLNJWVCF])[A-Za-z])\s*\}", r"\1"),
         (rf"{_FONT}\s*(?i:,?\s*(?:or|and)|,)\s*\}}", ", "),
         # A number in a text is a number: ``7\text{8}`` are two, and ``\text{12 cm}`` is one with its unit
         (rf"{_FONT}\s*([+-]?[\d.,]*\d)\s*\}}", r" \1 "),
@@ -111,7 +114,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r";|(?<![A-Za-z\\{])(?:or|and)(?![A-Za-z}])", " , "),
         (r",(?:\s*,)+", ","),
         # Numbers
-        (r"_\s*\{?\s*(?:\(|\\(?:text|mathrm)\s*\{\s*(?:base\s*)?)(\w+)\s*[)}]\s*\}?$"
+        (r"_\s*\{?\s*(?:\(|\\text\{\s*(?:base\s*)?)(\w+)\s*[)}]\s*\}?$"
          r"|\\text\{\s*\(?base\s*(\w+)\)?\s*\}$", _base),
         (rf"\\frac(?![A-Za-z]){_ARGUMENT}{_ARGUMENT}", r"\\frac{\1\2}{\3\4}"),
         (r"(?<![\w.}^)\\])(\d+)(?:\s|\\,)+(\d+)\s*/\s*(\d+)(?![\w.])", r"\1\\frac{\2}{\3}"),

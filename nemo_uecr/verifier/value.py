@@ -26,9 +26,7 @@ from nemo_uecr.verifier.spelling import (
 #: What math-verify reads as something people do not mean: `7 \equiv 8` as 7, `2^10` as 20.
 _MISREAD = re.compile(r"\\(?:equiv|cong|sim|doteq)|[≡→⇒]|\\\\|\^\s*\d\d")
 #: A mixed number, the one form that looks like a product and that people mean as a sum.
-_MIXED = re.compile(
-    r"(?<!frac)(?<![\d.}])(\d+)(?:\s|\\[,!])*\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))"
-)
+_MIXED = re.compile(r"(?<!frac)(?<![\d.}])(\d+)(?:\s|\\[,!])*\\frac\{\s*(\d+)\s*\}\{\s*(\d+)\s*\}")
 _WORD = re.compile(r"[A-Za-z\u00b5]+")
 #: Marks that math-verify drops or divides at: rounding, primes, the colons of times and ratios, halves of the day.
 _LITERAL = re.compile(
@@ -42,7 +40,7 @@ _ROOT = re.compile(rf"\\sqrt\s*(?:\[[^\]]*\]\s*)?({GROUP}|\d)")
 _INDEXED = re.compile(rf"\\(?:log|ln|lg|sin|cos|tan|cot|sec|csc|sum|prod|int|lim)(?:\s*[_^]\s*(?:{GROUP}|\\?\w))+")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*\}(?:\{[lcr| ]*\})?")
 #: Two values without an operator; ``\x02`` ends a fraction, a root or a word.
-_SIDE_BY_SIDE = re.compile(r"\d\.?[\s{}]+\.?\d|(?:[)\]}\x02]|\\circ(?![A-Za-z]))[\s{}]*\.?\d")
+_SIDE_BY_SIDE = re.compile(r"\d\.?[\s{}]+\.?\d|[)\]}\x02][\s{}]*\.?\d")
 #: Computations that no answer leaves to be done, and those that a number leaves to nobody.
 OPERATION = re.compile(
     r"\\(?:sum|prod|i*nt|oint|lim)(?![A-Za-z])|\\frac\s*\{\s*(?:d|\\partial)\s*\}\s*\{\s*(?:d|\\partial)"
@@ -53,7 +51,7 @@ _NUMERIC_OPERATION = re.compile(
 _UNSIGNED = rf"\(?(?:{DIGITS})(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{{[+-]?\d+\}}|\d(?!\d)))?\)?"
 _NUMERAL = re.compile(rf"[+-]?\s*(?:{_UNSIGNED}|10\s*\^\s*(?:\{{[+-]?\d+\}}|\d(?!\d)))\s*(?:\\?%)?")
 _QUOTIENT = re.compile(
-    rf"[+-]?\s*(?:(?:\d+\s*)?\\frac\s*(?:\{{\s*[+-]?{_UNSIGNED}\s*\}}|\d)\s*(?:\{{\s*[+-]?{_UNSIGNED}\s*\}}|\d)"
+    rf"[+-]?\s*(?:(?:\d+\s*)?\\frac\{{\s*[+-]?{_UNSIGNED}\s*\}}\{{\s*[+-]?{_UNSIGNED}\s*\}}"
     rf"|{_UNSIGNED}\s*/\s*{_UNSIGNED})\s*(?:\\?%)?"
 )
 #: Brackets in brackets, powers in powers and signs beyond a reference's that no answer has and that take seconds.
@@ -138,7 +136,7 @@ def _strange_words(answer: str, reference: str) -> bool:
 
 def _side_by_side(text: str) -> bool:
     r"""Whether a number follows another value without an operator; math-verify adds them: ``203 1`` would be 204."""
-    if any(int(a or b) >= int(c or d) for _, a, b, c, d in _MIXED.findall(text)):
+    if any(int(top) >= int(bottom) for _, top, bottom in _MIXED.findall(text)):
         return True  # a whole number before an improper fraction
     plain = _INDEXED.sub(r"\\log ", TEXT.sub("\x02", _ENVIRONMENT.sub("&", text)))
     for _ in range(4):  # roots and fractions, inner ones too, as marks around their arguments
@@ -166,27 +164,21 @@ _COUNTED = """unit way people person student child children boy girl man men wom
     train trip ticket friend animal cat dog fish bird cow chicken sheep horse tree flower plant worker job question test
     class room house seat stamp toy bolt piece part marble penny pennies nickel dime quarter term factor divisor
     multiple path outcome arrangement permutation combination function word letter color colour per of"""
-_POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "\u00b2": 2, "\u00b3": 3}
+_POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3}
 _UNIT_WORDS = frozenset(
     word + ending for word in (*_UNIT_NAMES, *_COUNTED.split(), "square", "sq", "cubic") for ending in ("", "s", "es")
 )
-_UNIT = re.compile(
-    r"(?:(?P<slash>/)\s*)?\\(?:text|mbox|mathrm|textrm)\s*\{(?P<text>[^{}]*)\}"
-    r"\s*(?:\^\s*(?:(?P<digit>\d)|\{\s*(?P<power>[+-]?\d+)\s*\}))?"
-)
+_UNIT = re.compile(r"(?:(?P<slash>/)\s*)?\\text\{(?P<text>[^{}]*)\}(?:\s*\^\s*\{?\s*(?P<power>[+-]?\d+)\s*\}?)?")
 #: Words after a number, perhaps with powers and slashes: `5 square feet`, `5 km/h`.
 _BARE_UNIT = re.compile(
     r"(?<=[\d})])(?:\s|\\,)*([A-Za-z]+(?:(?:\s?\^\s?\{?[23]\}?)?(?:\s?/\s?|\s+)[A-Za-z]+)*)(?=(?:\s?\^\s?\{?\d\}?)?\s*$)"
 )
 #: What a unit is written as at the end of a value.
-_UNIT_TAIL = re.compile(
-    r"(?:\\,)*(?:\s*(?:/\s*)?\\(?:text|mbox|mathrm|textrm)\s*\{[^{}]*\}(?:\s*\^\s*(?:\d|\{\s*[+-]?\d+\s*\}))?)+\s*$"
-    r"|\s*\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})\s*$"
-)
-_UNIT_PIECE = re.compile(r"[A-Za-zµ]+|[\u00b2\u00b3/]")
+_UNIT_TAIL = re.compile(rf"(?:\\,)*(?:\s*{_UNIT.pattern})+\s*$|\s*\^\{{\\circ\}}\s*$")
+_UNIT_PIECE = re.compile(r"[A-Za-zµ]+|/")
 #: Units that are written as signs.
 _SIGNS = (
-    (re.compile(r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})"), r"\\text{ degree }"),
+    (re.compile(r"\^\{\\circ\}"), r"\\text{ degree }"),
     (re.compile(r"\\\$"), r"\\text{ dollar }"),
     (re.compile(r"\\?%"), r"\\text{ percent }"),
 )
@@ -225,7 +217,7 @@ def _units(text: str) -> dict[str, int]:
         for piece in _UNIT_PIECE.findall(re.sub(r"\bper\s+cent\b", "percent", match["text"].lower())):
             if piece in ("per", "/"):
                 below = True
-            elif piece in ("squared", "cubed", "\u00b2", "\u00b3"):
+            elif piece in ("squared", "cubed"):
                 units[last] *= _POWERS[piece]
             elif piece in _POWERS:
                 waiting = _POWERS[piece]
@@ -233,8 +225,8 @@ def _units(text: str) -> dict[str, int]:
                 last = _unit_name(piece)
                 units[last] += -waiting if below else waiting
                 waiting = 1
-        if last and (match["digit"] or match["power"]):
-            units[last] *= int(match["digit"] or match["power"])
+        if last and match["power"]:
+            units[last] *= int(match["power"])
     return {name: power for name, power in units.items() if power}
 
 
@@ -351,7 +343,7 @@ def parsed(text: str) -> Any:
     from latex2sympy2_extended import NormalizationConfig, normalize_latex
     from math_verify.grader import should_treat_as_complex
 
-    text = _MIXED.sub(lambda m: rf"({m[1]}+\frac{{{m[2] or m[3]}}}{{{m[4] or m[5]}}})", text)
+    text = _MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
     spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
     latex = normalize_latex(rf"\boxed{{{text}}}", config=spelling)
     try:
