@@ -81,12 +81,9 @@ def same_value(given: str, expected: str, *, computed: bool) -> bool:
     if _other_structure(given, expected) or _other_unit(given, expected):
         return False
     given, expected = _without_units(given), _without_units(expected)
-    numbers = [plain_number(squeezed(re.sub(r"^\(([^()]*)\)$", r"\1", text))) for text in (given, expected)]
-    if None not in numbers:
+    numbers = _number(given), _number(expected)
+    if None not in numbers and (numbers[0] == numbers[1] or "%" not in given + expected):
         return numbers[0] == numbers[1]
-    percent = [plain_number(squeezed(re.sub(r"\\?%$", "", text))) for text in (given, expected)]
-    if percent[0] is not None and percent[0] == percent[1]:
-        return True  # 12.5 for 12.5 %
     if not computed and _unevaluated(given, expected):
         return False
     return _same(given, expected)
@@ -99,11 +96,16 @@ def _unevaluated(given: str, expected: str) -> bool:
         return True
     if not letters(expected) and _NUMERIC_OPERATION.search(given) and not _NUMERIC_OPERATION.search(expected):
         return True
-    bare, number = _unbracketed(given), plain_number(squeezed(re.sub(r"\\?%$", "", _unbracketed(expected))))
+    bare, number = _unbracketed(given), _number(expected)
     if number is None or _NUMERAL.fullmatch(bare):
         return False
     irrational = re.search(r"\\(?:pi|sqrt|ln|log)(?![A-Za-z])|(?<![A-Za-z])e(?![A-Za-z])", bare)
     return number[2] >= 0 or not (_QUOTIENT.fullmatch(bare) or irrational)  # 7/2 is 3.5, but 14/2 is left to be done
+
+
+def _number(text: str) -> tuple[str, str, int] | None:
+    """The plain number that a text is in brackets or with a percent sign: 12.5 is right for 12.5 %."""
+    return plain_number(squeezed(re.sub(r"\\?%$", "", _unbracketed(text))))
 
 
 def _unbracketed(text: str) -> str:
@@ -129,9 +131,10 @@ def _other_structure(answer: str, reference: str) -> bool:
 def _strange_words(answer: str, reference: str) -> bool:
     """Whether the answer has words that are neither units nor in the reference, or signs hidden in a text command."""
     known = {word.lower() for word in _WORD.findall(reference)} | _UNIT_WORDS
-    contents = [content.strip() for content in TEXT.findall(answer)]
-    hidden = any(text and not _WORD.search(text) for text in contents)
-    return hidden or any(word.lower() not in known for text in contents for word in _WORD.findall(text))
+    contents = [(content, _WORD.findall(content)) for content in TEXT.findall(answer)]
+    return any(
+        (text.strip() and not words) or any(word.lower() not in known for word in words) for text, words in contents
+    )
 
 
 def _side_by_side(text: str) -> bool:
