@@ -80,19 +80,16 @@ def _equivalent(given: str, expected: str) -> bool:
     other, expected = _membership(expected)
     if member and other and member != other:
         return False
-    ours = _named(given)
-    if "=" not in expected and "," in given and ours:
-        given = ours[1]
-    if _is_equation(expected) and (same := _same_equation(given, expected)) is not None:
-        return same
+    if _is_equation(expected):
+        return _same_equation(given, expected)
     values = _values_of(given, expected)
     return any(_agree(value, expected) for value in values) and all(
         _agree(value, expected, computed=True) for value in values
     )
 
 
-def _same_equation(given: str, expected: str) -> bool | None:
-    """Whether the answer is the equation, or the value that it names; None where math-verify is to compare both."""
+def _same_equation(given: str, expected: str) -> bool:
+    """Whether the answer is the equation, or the value that it names."""
     ours, theirs = _named(given), _named(expected)
     if not _is_equation(given):
         return theirs is not None and _agree(given, theirs[1])
@@ -100,8 +97,8 @@ def _same_equation(given: str, expected: str) -> bool | None:
         return _same_sides(given, expected)
     if ours and theirs and ours[0] == theirs[0]:
         return _agree(ours[1], theirs[1])
-    chain = len(top_level(given, "=")) != len(top_level(expected, "="))  # math-verify would read two of its sides
-    return False if chain else None
+    # Of a chain math-verify would read two sides.
+    return len(top_level(given, "=")) == len(top_level(expected, "=")) and _agree(given, expected)
 
 
 def _contradicts_itself(given: str) -> bool:
@@ -368,8 +365,10 @@ def _values_of(given: str, expected: str) -> list[str]:
 
     One side may be a bare unknown that no other side has: `2x=10`, `x+1=10` and `x=2x+3` name no value.
     """
+    if "," in given and (named := _named(given)):
+        given = named[1]
     sides = [side for side in top_level(given, "=") if side.strip()]
-    if _is_equation(expected) or len(sides) < 2:
+    if len(sides) < 2:
         return [given]
     if not letters(expected) and _names_number(sides[0]):
         return sides[1:]
@@ -397,13 +396,11 @@ def _named(expected: str) -> tuple[str, str] | None:
     `x+y=1` and `f(x)=0` are equations to be solved, and `x=5,y=6` has two unknowns.
     """
     first, *others = _listed(expected)
-    named = [_named_value(part) for part in (first, *others) if _is_equation(part)]
-    if not _is_equation(first) or None in named or len(named) not in (1, 1 + len(others)):
-        return None
-    pairs = [pair for pair in named if pair is not None]
-    if len({name for name, _ in pairs}) > 1:
-        return None
-    return pairs[0][0], ",".join([*(value for _, value in pairs), *(others if len(named) == 1 else [])])
+    named = _named_value(first)
+    if named is None or not any(map(_is_equation, others)):
+        return named and (named[0], ",".join([named[1], *others]))
+    pairs = [named, *(pair for pair in map(_named_value, others) if pair and pair[0] == named[0])]
+    return (named[0], ",".join(value for _, value in pairs)) if len(pairs) == 1 + len(others) else None
 
 
 def _named_value(equation: str) -> tuple[str, str] | None:
