@@ -76,7 +76,9 @@ def _equivalent(given: str, expected: str) -> bool:
     sides = _either_side(expected)
     if sides != {expected}:
         return all(any(_equivalent(each, side) for side in sides) for each in _either_side(given))
-    member, given = _membership(_with_constant(given, expected))
+    if re.search(r"\+\s*C$", expected) and len(letters(expected)) == 2:  # the integral of a function of one variable
+        given = _CONSTANT.sub("C", given)
+    member, given = _membership(given)
     other, expected = _membership(expected)
     if member and other and member != other:
         return False
@@ -127,20 +129,14 @@ def _either_side(text: str) -> set[str]:
     return {",".join(exact), ",".join(rounded)}
 
 
-def _with_constant(given: str, expected: str) -> str:
-    """The answer with the constant of integration by its reference's letter."""
-    constant = re.search(r"\+\s*C$", expected) and len(letters(expected)) == 2  # a function of one variable
-    return _CONSTANT.sub("C", given) if constant else given
-
-
 # Lettered options -----------------------------------------------------------------------------------------------------
 
 _OPTION = re.compile(
     r"(?i:(?:the\s+)?(?:option|choice|answer)\s*(?:is)?\s*:?)?\s*(?:\(([A-J])\)|([A-J])(?:\s*[):.]|$))(?:[\s,;.]*$|\s*(.*))"
 )
+_SILENT = re.compile(r"[$~*]|\\[ ,;:!]|\\q?quad(?![A-Za-z])")
 #: What follows the letter names another one, or takes it back; "A green apple" does not.
 _ANOTHER = re.compile(r"(?<![A-Za-z\\])(?!A\s+[a-z])[A-J](?![A-Za-z])|(?<![A-Za-z])(?:or|not)(?![A-Za-z])")
-_SILENT = re.compile(r"[$~*]|\\[ ,;:!]|\\q?quad(?![A-Za-z])")
 
 
 def _same_choice(given: str, expected: str) -> bool | None:
