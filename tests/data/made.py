@@ -21,19 +21,13 @@ def deepmath_row(
     question: str, answer: str = "4", difficulty: object = 6.0, topic: str = "Algebra"
 ) -> dict[str, object]:
     """A row as DeepMath-103K has it."""
-    return {
-        "question": question,
-        "final_answer": answer,
-        "difficulty": difficulty,
-        "topic": topic,
-        "r1_solution_1": "long text",
-        "r1_solution_2": "long text",
-        "r1_solution_3": "long text",
-    }
+    row = {"question": question, "final_answer": answer, "difficulty": difficulty, "topic": topic}
+    return row | {f"r1_solution_{number}": "long text" for number in (1, 2, 3)}
 
 
 def write_jsonl(path: Path, rows: list[dict[str, object]]) -> Path:
     """Write rows as JSONL."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 

@@ -40,9 +40,13 @@ TENSORS: dict[str, Any] = {
 }
 
 
-def test_every_tensor_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "batch.safetensors"
-    save_batch(path, TENSORS, method=Grpo(), run=RunState(), step=1)
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    save_batch(tmp_path / "batch.safetensors", TENSORS, method=Grpo(), run=RunState(), step=1)
+    return tmp_path / "batch.safetensors"
+
+
+def test_every_tensor_comes_back(path: Path) -> None:
     read = vars(scored_batch(load_batch(path), path))
     for name, value in vars(PADDED).items():
         same = torch.equal(read[name], value) if isinstance(value, torch.Tensor) else read[name] == value
@@ -50,14 +54,11 @@ def test_every_tensor_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_mask_of_numbers_is_a_mask() -> None:
-    given = TENSORS
-    read = scored_batch(SavedBatch(given | {"mask": PADDED.mask_BT.float()}, {}), Path("b.safetensors"))
+    read = scored_batch(SavedBatch(TENSORS | {"mask": PADDED.mask_BT.float()}, {}), Path("b.safetensors"))
     assert torch.equal(read.mask_BT, PADDED.mask_BT)
 
 
-def test_a_file_cut_short_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "batch.safetensors"
-    save_batch(path, TENSORS, method=Grpo(), run=RunState(), step=1)
+def test_a_file_cut_short_is_one_line(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DataError, match="cannot be read as a saved batch"):
         load_batch(path)
@@ -67,9 +68,8 @@ def test_a_file_cut_short_is_one_line(tmp_path: Path) -> None:
     ("by", "kind", "holds"),
     [(0.0, None, True), (3e-7, None, False), (3e-7, "another machine", True), (1e-5, "another machine", False)],
 )
-def test_a_changed_advantage_is_seen(tmp_path: Path, by: float, kind: str | None, holds: bool) -> None:
+def test_a_changed_advantage_is_seen(path: Path, by: float, kind: str | None, holds: bool) -> None:
     """Bit for bit with the run's own arithmetic, 1e-6 elsewhere."""
-    path = tmp_path / "batch.safetensors"
     advantage = compute(Grpo(), PADDED).advantage_BT.clone()
     advantage[0, 0] += by
     tensors = TENSORS | {"advantage": advantage}
@@ -77,8 +77,6 @@ def test_a_changed_advantage_is_seen(tmp_path: Path, by: float, kind: str | None
     assert recompute(path).holds is holds
 
 
-def test_a_step_without_advantages_is_not_compared(tmp_path: Path) -> None:
-    path = tmp_path / "batch.safetensors"
-    save_batch(path, TENSORS, method=Grpo(), run=RunState(), step=1)
+def test_a_step_without_advantages_is_not_compared(path: Path) -> None:
     with pytest.raises(DataError, match="no saved advantages"):
         recompute(path)

@@ -15,6 +15,7 @@ from nemo_uecr.data.manifest import (
     faults,
     has_verdicts,
     jsonl,
+    read_manifest,
     read_verdicts,
     training_file,
 )
@@ -55,13 +56,18 @@ def mixed(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "source.jsonl", rows)
 
 
+@pytest.fixture
+def out(mixed: Path, tmp_path: Path) -> Path:
+    """The mixed rows, prepared and screened."""
+    prepare(settings(mixed, (str(write_benchmark(tmp_path)),)), tmp_path / "out")
+    return tmp_path / "out"
+
+
 def removed(folder: Path) -> dict[int, str]:
     return {row["row"]: row["reason"] for row in jsonl(folder / "screening/removed.jsonl")}
 
 
-def test_every_row_is_kept_held_or_removed_with_its_reason(mixed: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    manifest = prepare(settings(mixed, (str(write_benchmark(tmp_path)),)), out)
+def test_every_row_is_kept_held_or_removed_with_its_reason(out: Path) -> None:
     assert [row["row"] for row in jsonl(out / "train.jsonl")] == [1, 2, 3, 4, 7]
     assert removed(out) == {
         5: "difficulty_outside", 6: "difficulty_outside", 8: "difficulty_missing", 9: "question_missing",
@@ -69,7 +75,7 @@ def test_every_row_is_kept_held_or_removed_with_its_reason(mixed: Path, tmp_path
     }  # fmt: skip
     [held] = jsonl(out / "screening/held.jsonl")
     assert (held["row"], held["findings"][0]["method"], held["findings"][0]["problem"]) == (14, "words", "0")
-    counts = manifest["counts"]
+    counts = read_manifest(out)["counts"]
     assert (counts["read"], counts["kept"], counts["held"], counts["removed"]) == (14, 5, 1, 8)
     assert counts["reasons"]["difficulty_outside"] == 2
     assert faults(out) == []
@@ -102,9 +108,7 @@ def fill(out: Path, verdict: Callable[[dict[str, str]], str]) -> None:
 
 
 @pytest.mark.parametrize(("verdict", "kept", "gone"), [("keep", 6, 8), ("Drop ", 5, 9)])
-def test_verdicts_are_applied(verdict: str, kept: int, gone: int, mixed: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    prepare(settings(mixed, (str(write_benchmark(tmp_path)),)), out)
+def test_verdicts_are_applied(verdict: str, kept: int, gone: int, out: Path) -> None:
     with pytest.raises(DataError, match="row 14"):
         apply_verdicts(out, out / "screening/review.csv")
     fill(out, lambda _: verdict)
@@ -116,10 +120,8 @@ def test_verdicts_are_applied(verdict: str, kept: int, gone: int, mixed: Path, t
     assert [row["row"] for row in jsonl(out / "train.jsonl")][-1] == (14 if verdict == "keep" else 7)
 
 
-def test_verdicts_are_never_overwritten(mixed: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_verdicts_are_never_overwritten(out: Path, mixed: Path, tmp_path: Path) -> None:
     asked = settings(mixed, (str(write_benchmark(tmp_path)),))
-    prepare(asked, out)
     prepare(asked, out)  # nobody has written into it: made anew
     fill(out, lambda _: "keep")
     for _ in range(2):
@@ -129,9 +131,7 @@ def test_verdicts_are_never_overwritten(mixed: Path, tmp_path: Path) -> None:
             apply_verdicts(out, out / "screening/review.csv")
 
 
-def test_an_altered_folder_is_found(mixed: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    prepare(settings(mixed), out)
+def test_an_altered_folder_is_found(out: Path) -> None:
     file = out / "train.jsonl"
     file.write_text(file.read_text(encoding="utf-8").replace('"answer": "3"', '"answer": "8"'), encoding="utf-8")
     assert "train.jsonl: changed" in faults(out)[0]

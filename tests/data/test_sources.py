@@ -7,6 +7,7 @@ import decimal
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.data.problems import USUAL, Keys, Problem, check_references, problems_of, read_problems
 from nemo_uecr.data.sources import find_source
 from nemo_uecr.errors import DataError
-from tests.data.made import COMMIT, cache_data_set
+from tests.data.made import COMMIT, cache_data_set, write_jsonl
+from tests.data.shared_files import FOLDER, needs_real_files
 from tests.reliability.commands import refused
 
 Row = dict[str, Any]
@@ -33,12 +35,6 @@ def table(path: Path, rows: list[Row], schema: object = None) -> Path:
     return path
 
 
-def lines(path: Path, rows: list[Row]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def arrow(path: Path, rows: list[Row]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = pyarrow.Table.from_pylist(rows)
@@ -49,6 +45,13 @@ def arrow(path: Path, rows: list[Row]) -> Path:
 
 def load(given: object, keys: Keys = USUAL) -> list[Problem]:
     return read_problems(find_source(str(given), "train"), keys)
+
+
+def prepared(source: Path, *words: str) -> Path:
+    """The folder that `data prepare` makes of a source."""
+    out = source.with_name("out")
+    assert entry_point(["data", "prepare", "--source", str(source), "--out", str(out), *words]) == 0
+    return out
 
 
 # Files.
@@ -67,7 +70,7 @@ CONTENT: dict[str, bytes] = {
 @pytest.mark.parametrize("name", CONTENT)
 def test_every_kind_of_file_gives_the_same_problems(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(CONTENT[name])
-    assert load(tmp_path / name) == load(lines(tmp_path / "plain.jsonl", ROWS))
+    assert load(tmp_path / name) == load(write_jsonl(tmp_path / "plain.jsonl", ROWS))
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,30 @@ def test_a_damaged_file_is_one_line(name: str, content: bytes, tmp_path: Path) -
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=str(tmp_path / name)):
         load(tmp_path / name)
+
+
+def test_rows_in_file_order(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    first, second = '{"id": "a", "question": "1+1?", "answer": "2"}', '{"id": "b", "question": "2+2?", "answer": 4}'
+    path.write_text(f"{first}\n\n   \n{second}\r\n")
+    assert load(path) == [Problem("a", "1+1?", "2"), Problem("b", "2+2?", "4")]
+    assert load(path)[1].columns == {"id": "b", "question": "2+2?", "answer": 4}
+    unnamed = Keys(("question",), ("answer",), (), ("number",))  # no such field: the rows are numbered
+    assert [problem.id for problem in load(path, unnamed)] == ["1", "2"]
+
+
+@pytest.mark.parametrize("bad", [{"question": None}, {"answer": {}}, {"id": "a"}, {"question": " "}])
+def test_a_row_that_is_no_problem_is_refused_by_file_and_line(tmp_path: Path, bad: Row) -> None:
+    rows = [{"id": name, "question": "2+2?", "answer": "4"} for name in "ab"]
+    path = write_jsonl(tmp_path / "problems.jsonl", [rows[0], rows[1] | bad])
+    with pytest.raises(DataError, match=f"{path}:2: "):
+        load(path)
+
+
+@needs_real_files
+@pytest.mark.parametrize(("name", "rows"), [("aime24", 30), ("amc23", 40), ("math500", 500), ("gsm8k_test", 1319)])
+def test_real_files(name: str, rows: int) -> None:
+    assert len(load(FOLDER / f"{name}.jsonl")) == rows
 
 
 # Splits.
@@ -172,13 +199,8 @@ def verl(row: Row, *before: Row) -> Row:
     """As verl's examples write a row."""
     turns = [*before, {"role": "user", "content": row["question"]}]
     truth = {"style": "rule", "ground_truth": row["answer"]}
-    return {
-        "data_source": "made",
-        "prompt": turns,
-        "ability": "math",
-        "reward_model": truth,
-        "extra_info": {"index": 0},
-    }
+    extra = {"ability": "math", "extra_info": {"index": 0}}
+    return {"data_source": "made", "prompt": turns, "reward_model": truth, **extra}
 
 
 FORMS: dict[str, Callable[[Row], Row]] = {
@@ -211,9 +233,7 @@ def test_a_conversation_keeps_the_turns_before_the_question(tmp_path: Path) -> N
     system = {"role": "system", "content": "Be brief."}
     path = table(tmp_path / "set.parquet", [verl(row, system) for row in ROWS])
     assert load(path)[0] == Problem("1", "0 + 1?", "1", {}, (system,))
-    out = tmp_path / "out"
-    assert entry_point(["data", "prepare", "--source", str(path), "--out", str(out)]) == 0
-    assert load(out / "train.jsonl")[0].context == (system,)
+    assert load(prepared(path) / "train.jsonl")[0].context == (system,)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +251,7 @@ def test_a_conversation_that_asks_nothing_is_refused(
 ) -> None:
     rows = [{"prompt": form([{"role": "user", "content": "1 + 1?"}, last]), "answer": "2"}]
     with pytest.raises(DataError, match=r"set\.jsonl:1: prompt "):
-        load(lines(tmp_path / "set.jsonl", rows))
+        load(write_jsonl(tmp_path / "set.jsonl", rows))
 
 
 ANSWERS: list[tuple[object, Any, str | None]] = [
@@ -274,9 +294,8 @@ def test_columns_of_a_table_can_be_written_as_json(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_levels_as_people_write_them(level: object, kept: bool | None, tmp_path: Path) -> None:
     rows = [row | {"level": level} for row in ROWS[:1]] + [row | {"level": 5} for row in ROWS[1:]]
-    words = ["data", "prepare", "--source", str(lines(tmp_path / "set.jsonl", rows)), "--out", str(tmp_path / "out")]
-    assert entry_point([*words, "--difficulty", "4", "5"]) == 0
-    counts = json.loads((tmp_path / "out/manifest.json").read_text())["counts"]
+    out = prepared(write_jsonl(tmp_path / "set.jsonl", rows), "--difficulty", "4", "5")
+    counts = json.loads((out / "manifest.json").read_text())["counts"]
     assert counts["kept"] == (4 if kept else 3)
     reason = "level is a text, expected a number" if level else "difficulty_missing"
     assert counts["reasons"] == ({} if kept else {"difficulty_outside": 1} if kept is False else {reason: 1})
@@ -289,10 +308,10 @@ def test_levels_as_people_write_them(level: object, kept: bool | None, tmp_path:
 def test_a_sentinel_is_dropped_and_counted(
     sentinel: object, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = lines(tmp_path / "set.jsonl", [row | {"answer": sentinel} for row in ROWS[:2]] + ROWS[2:])
+    path = write_jsonl(tmp_path / "set.jsonl", [row | {"answer": sentinel} for row in ROWS[:2]] + ROWS[2:])
     assert [problem.id for problem in load(path)] == ["3", "4"]
     assert "2 rows" in caplog.text
-    assert entry_point(["data", "prepare", "--source", str(path), "--out", str(tmp_path / "out")]) == 0
+    prepared(path)
     assert "removed        2  answer_" in capsys.readouterr().out
 
 
@@ -300,7 +319,7 @@ def test_a_sentinel_is_dropped_and_counted(
 def test_a_source_that_cannot_be_read_ends_with_the_reasons(
     count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = lines(tmp_path / "set.jsonl", [row | {"answer": "proof"} for row in ROWS[:count]] + ROWS[count:])
+    path = write_jsonl(tmp_path / "set.jsonl", [row | {"answer": "proof"} for row in ROWS[:count]] + ROWS[count:])
     said = refused(capsys, "data", "prepare", "--source", path, "--out", tmp_path / "out")
     assert f"{count} answer_sentinel" in said
     assert not (tmp_path / "out").exists()
@@ -310,11 +329,10 @@ def test_a_source_that_cannot_be_read_ends_with_the_reasons(
 
 def test_fields_are_named_where_they_have_other_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"input": {"text": row["question"]}, "target": row["answer"], "hardness": 3} for row in ROWS]
-    words = ["data", "prepare", "--source", str(lines(tmp_path / "set.jsonl", rows)), "--out", str(tmp_path / "out")]
-    assert "'question'" in refused(capsys, *words)
-    named = ["--question-key", "input.text", "--answer-key", "target", "--difficulty-key", "hardness"]
-    assert entry_point([*words, *named, "--difficulty", "3", "3"]) == 0
-    assert len((tmp_path / "out/train.jsonl").read_text().splitlines()) == 4
+    source = write_jsonl(tmp_path / "set.jsonl", rows)
+    assert "'question'" in refused(capsys, "data", "prepare", "--source", source, "--out", tmp_path / "out")
+    named = ("--question-key", "input.text", "--answer-key", "target", "--difficulty-key", "hardness")
+    assert len(load(prepared(source, *named, "--difficulty", "3", "3") / "train.jsonl")) == 4
 
 
 # Training.
@@ -329,7 +347,8 @@ def test_training_reads_a_table_by_nested_fields(tmp_path: Path) -> None:
     data = configured(tmp_path / "run", *keys).config.data
     assert [problem.answer for problem in problems_of(data, tmp_path / "set", "data.train")] == ["1", "2", "3"]
     assert [problem.answer for problem in problems_of(data, tmp_path / "set", "evaluation.benchmarks.a")] == ["4"]
-    assert len(problems_of(data, lines(tmp_path / "b.jsonl", ROWS), "evaluation.benchmarks.b")) == 4  # the usual names
+    usual = write_jsonl(tmp_path / "b.jsonl", ROWS)
+    assert len(problems_of(data, usual, "evaluation.benchmarks.b")) == 4
     plain = configured(tmp_path / "run").config.data
     with pytest.raises(DataError, match=r"data\.question_key=prompt data\.answer_key=reward_model\.ground_truth"):
         problems_of(plain, tmp_path / "set", "data.train")
@@ -343,8 +362,8 @@ def test_worked_solutions_are_no_references(
 ) -> None:
     from tests.local.tiny import assets
 
-    worked = lines(tmp_path / "worked.jsonl", [row | {"answer": SOLUTION} for row in ROWS])
-    few = lines(tmp_path / "few.jsonl", [ROWS[0] | {"answer": SOLUTION}, *ROWS[1:]])
+    worked = write_jsonl(tmp_path / "worked.jsonl", [row | {"answer": SOLUTION} for row in ROWS])
+    few = write_jsonl(tmp_path / "few.jsonl", [ROWS[0] | {"answer": SOLUTION}, *ROWS[1:]])
     check = ["config", "check", assets().config]
     assert "4 of 4" in refused(capsys, *check, f"data.train={worked}")
     assert entry_point([*map(str, check), f"data.train={few}"]) == 0
@@ -352,8 +371,8 @@ def test_worked_solutions_are_no_references(
     assert "4 of 4" in refused(capsys, *check, f"data.train={few}", benchmark)
     assert "4 of 4" in refused(capsys, "data", "selftest", worked)
     sentences = [row | {"answer": f"The final answer is {place}."} for place, row in enumerate(ROWS, start=1)]
-    assert "4 of 4" in refused(capsys, *check, f"data.train={lines(tmp_path / 'sentences.jsonl', sentences)}")
-    assert entry_point(["data", "prepare", "--source", str(worked), "--out", str(tmp_path / "out")]) == 0
+    assert "4 of 4" in refused(capsys, *check, f"data.train={write_jsonl(tmp_path / 'sentences.jsonl', sentences)}")
+    prepared(worked)
     assert "cannot judge 4 of 4" in caplog.text  # another reward than the verifier's may read them
 
 
@@ -374,15 +393,14 @@ def test_worked_solutions_are_no_references(
 def test_questions_without_their_options_and_with_other_marks_are_named(
     row: Row, warned: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    check_references("set", load(lines(tmp_path / "set.jsonl", [{"question": "Which barks?", "answer": "B"} | row])))
+    rows = [{"question": "Which barks?", "answer": "B"} | row]
+    check_references("set", load(write_jsonl(tmp_path / "set.jsonl", rows)))
     assert warned in caplog.text if warned else not caplog.text
 
 
 def test_problems_that_differ_in_their_body_are_no_duplicates(tmp_path: Path) -> None:
     rows = [{"question": "How many are left?", "answer": "3", "body": f"Tom had {count} pears."} for count in (4, 5, 5)]
-    source = lines(tmp_path / "set.jsonl", rows)
-    assert entry_point(["data", "prepare", "--source", str(source), "--out", str(tmp_path / "out")]) == 0
-    assert len(load(tmp_path / "out/train.jsonl")) == 2
+    assert len(load(prepared(write_jsonl(tmp_path / "set.jsonl", rows)) / "train.jsonl")) == 2
 
 
 @pytest.mark.parametrize(
@@ -392,28 +410,21 @@ def test_problems_that_differ_in_their_body_are_no_duplicates(tmp_path: Path) ->
         (["U.S.", "U.K."], "A) U.S.\nB) U.K."), ([1, 2.5], "A) 1\nB) 2.5"),
         ({"A": "a cat", "B": "a dog"}, "A) a cat\nB) a dog"),
         ({"label": ["1", "2"], "text": ["a cat", "a dog"]}, "1) a cat\n2) a dog"),
-        ("A) {question} B) b", "A) {question} B) b"), (None, ""), ([], ""),
+        ("A) {question} B) b", "A) {question} B) b"), (None, ""), ([], ""), (["a cat", None], None),
     ],
 )  # fmt: skip
-def test_a_prompt_shows_the_options(options: object, shown: str) -> None:
+def test_a_prompt_shows_the_options(options: object, shown: str | None) -> None:
     problem = Problem("1", "Which barks?", "B", {"question": "Which barks?", "options": options})
-    assert problem.turn("{question} {options}") == f"Which barks? {shown}"
-
-
-def test_options_without_a_text_are_refused() -> None:
-    problem = Problem("1", "Which barks?", "B", {"options": ["a cat", None]})
-    with pytest.raises(DataError, match="options"):
-        problem.turn("{question} {options}")
+    with nullcontext() if shown is not None else pytest.raises(DataError, match="options"):
+        assert problem.turn("{question} {options}") == f"Which barks? {shown}"
 
 
 def test_prepare_carries_options_and_names_questions_without_them(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    source = lines(tmp_path / "set.jsonl", [row | {"choices": ["a cat", "a dog"]} for row in ROWS])
-    assert entry_point(["data", "prepare", "--source", str(source), "--out", str(tmp_path / "out")]) == 0
-    written = [json.loads(line) for line in (tmp_path / "out/train.jsonl").read_text().splitlines()]
-    assert [row["choices"] for row in written] == len(ROWS) * [["a cat", "a dog"]]
-    problem = load(tmp_path / "out/train.jsonl")[0]
+    source = write_jsonl(tmp_path / "set.jsonl", [row | {"choices": ["a cat", "a dog"]} for row in ROWS])
+    problem = load(prepared(source) / "train.jsonl")[0]
+    assert problem.columns["choices"] == ["a cat", "a dog"]
     assert problem.turn("{question}\n{choices}") == f"{problem.question}\nA) a cat\nB) a dog"
     assert problem.turn(r"{question} \boxed{answer}") == rf"{problem.question} \boxed{{answer}}"
     assert "do not show their field" in caplog.text
