@@ -66,9 +66,8 @@ def compare(given: str, expected: str) -> Verdict:
 
 
 def _equivalent(given: str, expected: str) -> bool:
-    digits = any(re.search(r"\d", text) for text in TEXT.findall(given))
     given, expected = spelled(given), spelled(expected)
-    bare = [squeezed(text if digits else TEXT.sub(r"\1", text)) for text in (given, expected)]
+    bare = [squeezed(TEXT.sub(r"\1", text)) for text in (given, expected)]
     if squeezed(given) == squeezed(expected) or bare[0] == bare[1]:
         return True
     if prose(given) or prose(expected) or too_large(given, expected) or _contradicts_itself(given):
@@ -169,7 +168,7 @@ def _agree(given: str, expected: str, *, computed: bool = False) -> bool:
     [given], [expected] = ours, theirs
     ours, theirs = _coordinates(given), _coordinates(expected)
     if ours or theirs:
-        return ours[:1] == theirs[:1] and len(ours) == len(theirs) and all(map(_agree, ours[1:], theirs[1:]))
+        return len(ours) == len(theirs) and ours[0] == theirs[0] and all(map(_agree, ours[1:], theirs[1:]))
     our_sides, their_sides = top_level(given, "="), top_level(expected, "=")
     if len(our_sides) == len(their_sides) == 2 and squeezed(our_sides[0]) == squeezed(their_sides[0]):
         return _agree(our_sides[1], their_sides[1])
@@ -182,14 +181,15 @@ def _agree(given: str, expected: str, *, computed: bool = False) -> bool:
 
 def _paired(ours: Sequence[str], theirs: Sequence[str]) -> bool:
     """Whether each member of a list agrees with one of the other's, each with another one."""
-    left = list(theirs)
-    for text in ours if len(ours) == len(theirs) else ():
-        alike = [other for other in left if squeezed(text) == squeezed(other)]
-        alike = alike or [next((other for other in left if _agree(text, other)), "")]
-        if alike[0] not in left:
+    left = list(theirs) if len(ours) == len(theirs) else []
+    for text in ours:
+        written_alike = (other for other in left if squeezed(text) == squeezed(other))
+        equal = (other for other in left if _agree(text, other))
+        found = next(itertools.chain(written_alike, equal), None)
+        if found is None:
             return False
-        left.remove(alike[0])
-    return not left
+        left.remove(found)
+    return True
 
 
 def _members(text: str) -> list[str]:
@@ -293,10 +293,8 @@ _Table = tuple[str, str, list[list[str]]]
 def _table(text: str) -> _Table | None:
     """Kind, factor and rows of a text that is one matrix; None for determinants, which are numbers, and all else."""
     found = _TABLE.fullmatch(text)
-    if found is None:
+    if found is None or found["factor"].rstrip().endswith("|"):
         return None
-    if found["factor"].rstrip().endswith("|"):
-        return None  # a determinant
     lines = [_NO_CELL.sub("", line) for line in top_level(_ROW_END.sub(r"\\\\", found["body"]), r"\\")]
     rows = [[cell.strip() for cell in top_level(line, "&")] for line in lines if line.strip()]
     if found["turned"] and len({len(row) for row in rows}) == 1:

@@ -203,7 +203,7 @@ def _other_unit(given: str, expected: str) -> bool:
         return False
     known = {*_UNIT_NAMES.values(), *(ours.keys() & theirs.keys() & {"unit"})}
     measures = [{name: power for name, power in side.items() if name in known} for side in (ours, theirs)]
-    counted = [side.keys() - known - {"per", "of", "unit"} for side in (ours, theirs)]
+    counted = [side.keys() - known - {"of", "unit"} for side in (ours, theirs)]
     if not all(measures):
         return not ours.keys() & theirs.keys()
     return measures[0] != measures[1] or (all(counted) and not counted[0] & counted[1])
@@ -217,7 +217,7 @@ def _units(text: str) -> dict[str, int]:
     below = False
     for match in _UNIT.finditer(text):
         below, waiting, last = below or match["slash"] is not None, 1, ""
-        for piece in _UNIT_PIECE.findall(re.sub(r"\bper\s+cent\b", "percent", match["text"].lower())):
+        for piece in _UNIT_PIECE.findall(match["text"].lower()):
             if piece in ("per", "/"):
                 below = True
             elif piece in ("squared", "cubed"):
