@@ -60,8 +60,7 @@ def prepare(
         answer_key: Field of the answer, such as reward_model.ground_truth (default: found by name).
         difficulty_key: Field of the difficulty (default: found by name).
     """
-    from nemo_uecr.data.filters import NAMES, checked_types
-    from nemo_uecr.data.prepare import PrepareSettings
+    from nemo_uecr.data.prepare import ANSWER_TYPES, PrepareSettings, checked_types
     from nemo_uecr.data.prepare import prepare as run
     from nemo_uecr.data.problems import USUAL, Keys, check_references, read_problems
     from nemo_uecr.data.sources import find_source
@@ -69,7 +68,7 @@ def prepare(
     if keep_answers and drop_answers:
         raise DataError("--keep-answers and --drop-answers exclude each other; give one of them")
     kept = checked_types(keep_answers, "--keep-answers")
-    answers = kept or frozenset(NAMES) - checked_types(drop_answers, "--drop-answers")
+    answers = kept or frozenset(ANSWER_TYPES) - checked_types(drop_answers, "--drop-answers")
     named = {"question": question_key, "answer": answer_key, "difficulty": difficulty_key}
     settings = PrepareSettings(
         source=source, revision=revision, screens=screen, difficulty=difficulty, types=answers, sample=sample,

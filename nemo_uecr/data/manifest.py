@@ -140,6 +140,11 @@ def describe_files(paths: Iterable[Path]) -> list[dict[str, object]]:
     return [{"name": path.name} | describe_file(path) for path in paths]
 
 
+def row_digest(question: str, answer: str) -> str:
+    """What identifies a row by its content."""
+    return hashlib.sha256(json.dumps([question, answer]).encode()).hexdigest()
+
+
 def row_set_digest(digests: Iterable[str]) -> str:
     """One digest of a set of rows, whatever their order."""
     whole = hashlib.sha256()

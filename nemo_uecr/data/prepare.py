@@ -7,26 +7,31 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.data import manifest as folders
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
-from nemo_uecr.data.filters import FILTER_VERSION, refusal, row_digest, written
-from nemo_uecr.data.manifest import MANIFEST, REVIEW, ROW_SETS, TARGETS, Manifest, jsonl, read_manifest
+from nemo_uecr.data.manifest import MANIFEST, REVIEW, ROW_SETS, TARGETS, Manifest, jsonl, read_manifest, row_digest
 from nemo_uecr.data.problems import (
+    CARRIED,
     PARTS,
     USUAL,
     Fields,
     Keys,
+    Problem,
     UnreadableRow,
     check_left_out,
     fields_of,
+    kind_of,
+    level_of,
     problem_of,
     rows_of,
+    usable,
     value_at,
 )
 from nemo_uecr.data.screening import NORMALISATION, RULES, Screen, Text
@@ -124,7 +129,7 @@ def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, scre
     for number, (_, row) in enumerate(rows_of(source, fields), start=1):
         try:
             problem = problem_of(row, fields, number)
-            reason = refusal(row, problem.answer, fields, difficulty=settings.difficulty, types=settings.types)
+            reason = _refusal(row, problem.answer, fields, settings)
         except UnreadableRow as error:
             unread += 1
             texts = (str(value_at(row, name)) for name in (fields.question, fields.answer))
@@ -132,7 +137,7 @@ def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, scre
             continue
         digest, detail = row_digest(problem.question, problem.answer), {}
         if reason is None:
-            record, text = written(row, problem, fields, number), Text.of(problem.question)
+            record, text = _written(row, problem, fields, number), Text.of(problem.question)
             if (finding := screen.find(text)) is not None:
                 shown = {name: value for name, value in asdict(finding).items() if name != "certain"}
                 detail = {"findings": [shown], "question": record["question"], "answer": record["answer"]}
@@ -182,6 +187,69 @@ def _fill(folder: Path, rows: RowSets, manifest: Manifest) -> None:
 def _write(path: Path, rows: Iterable[Row]) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+# The rules by which a row is kept or removed, and what is written of it.
+
+#: Part of every manifest; raised when the same source and settings would give other rows.
+FILTER_VERSION = "5"
+#: Answer types: name and pattern, tried in this order on the answer without dollar signs and outer blanks.
+ANSWER_TYPES = {
+    "integer": r"[+-]?(?:\d+|\d{1,3}(?:(?:,|\{,\})\d{3})+)",
+    "decimal": r"[+-]?\d*\.\d+",
+    "fraction": r"[+-]?\\[dt]?frac\s*(?:\{\s*[+-]?\d+\s*\}|\d)\s*(?:\{\s*\d+\s*\}|\d)|[+-]?\d+\s*/\s*\d+",
+    "yes_no": r"(?:\\text\s*\{\s*)?(?:yes|no|true|false)(?:\s*\})?\.?",
+    "choice": r"(?:\\text\s*\{\s*)?\(?[A-E]\)?(?:\s*\})?",
+    "infinite": r"[+-]?\\infty|(?:\\text\s*\{\s*)?(?:does not exist|diverges|undefined|infinity)(?:\s*\})?",
+    "matrix": r".*\\begin\s*\{[a-z]*matrix\}.*",
+    "interval": r"[\[(\]].*,.*[\])\[]\s*(?:\\cup.*)?",
+    "set": r"\\\{.*\\\}|\\emptyset|\\varnothing",
+    "equation": r"[^=]*[^<>!=]=[^=]*",
+    "text": r"(?:\\(?:text|mathrm|mbox)\s*\{[^}]*\}|[A-Za-z][A-Za-z' -]{3,})\.?",
+    "expression": r".*",
+}
+
+
+def answer_type(answer: str) -> str:
+    """The first type that the whole answer fits."""
+    bare = answer.replace("$", "").strip()
+    return next(name for name, form in ANSWER_TYPES.items() if re.fullmatch(form, bare, re.IGNORECASE | re.DOTALL))
+
+
+def checked_types(names: Sequence[str], option: str) -> frozenset[str]:
+    """The names as a set; a `DataError` where one is no answer type."""
+    if unknown := set(names) - set(ANSWER_TYPES):
+        raise DataError(f"{option}: got {min(unknown)!r}; expected some of {', '.join(ANSWER_TYPES)}")
+    return frozenset(names)
+
+
+def _refusal(row: Row, answer: str, fields: Fields, settings: PrepareSettings) -> str | None:
+    """The first rule by which a row is removed; UnreadableRow where a difficulty is asked for and it has none."""
+    if settings.difficulty is not None:
+        given = value_at(row, str(fields.difficulty))
+        level = level_of(given)
+        if level is None:
+            wrong = f"{fields.difficulty} is {kind_of(given)}, expected a number"
+            raise UnreadableRow("difficulty_missing" if given in (None, "") else wrong)
+        if not settings.difficulty[0] <= level <= settings.difficulty[1]:
+            return "difficulty_outside"
+    kind = answer_type(answer)
+    return None if kind in settings.types else f"answer_{kind}"
+
+
+def _written(row: Row, problem: Problem, fields: Fields, number: int) -> Row:
+    """What is written of a row."""
+    turns = [*problem.context, {"role": "user", "content": problem.question}]
+    question = turns if problem.context else problem.question
+    record: Row = {"id": f"row-{number:06d}", "question": question, "answer": problem.answer}
+    level = None if fields.difficulty is None else level_of(value_at(row, fields.difficulty))
+    if level is not None:
+        record["difficulty"] = level
+    for name in CARRIED:
+        value = problem.columns.get(name)
+        if value and isinstance(value, str | list | dict) and usable(json.dumps(value, ensure_ascii=False)):
+            record[name] = value
+    return record | {"answer_type": answer_type(problem.answer), "row": number}
 
 
 # Changes of a prepared folder.

@@ -17,8 +17,7 @@ from typing import Any
 
 from nemo_uecr.config.load import flattened, read_written
 from nemo_uecr.data.benchmarks import LoadedBenchmark
-from nemo_uecr.data.filters import row_digest
-from nemo_uecr.data.manifest import row_set_digest
+from nemo_uecr.data.manifest import row_digest, row_set_digest
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation import samples

@@ -61,9 +61,8 @@ def clean_rows(count: int) -> list[dict[str, object]]:
 
 def prepare_folder(source: Path, folder: Path, *screens: Path) -> Path:
     """A source prepared with every default of the command line but one process."""
-    from nemo_uecr.data.filters import NAMES
-    from nemo_uecr.data.prepare import PrepareSettings, prepare
+    from nemo_uecr.data.prepare import ANSWER_TYPES, PrepareSettings, prepare
 
     names = tuple(map(str, screens))
-    prepare(PrepareSettings(str(source), None, names, None, frozenset(NAMES), None, 42), folder)
+    prepare(PrepareSettings(str(source), None, names, None, frozenset(ANSWER_TYPES), None, 42), folder)
     return folder

@@ -10,8 +10,7 @@ import huggingface_hub.constants  # the package loads it only where it is asked 
 import pytest
 
 from nemo_uecr.data.benchmarks import BENCHMARKS, load_benchmark
-from nemo_uecr.data.filters import NAMES
-from nemo_uecr.data.prepare import PrepareSettings, prepare
+from nemo_uecr.data.prepare import ANSWER_TYPES, PrepareSettings, prepare
 from nemo_uecr.data.sources import locate
 from nemo_uecr.errors import DataError
 from tests.data.made import COMMIT, cache_data_set, clean_rows
@@ -53,7 +52,8 @@ def test_a_benchmark_with_other_problems_than_its_own_is_refused(tmp_path: Path)
 
 
 def test_deepmath_is_prepared_and_screened_by_their_names(tmp_path: Path) -> None:
-    settings = PrepareSettings("zwhe99/DeepMath-103K", None, tuple(BENCHMARKS), (5.0, 7.0), frozenset(NAMES), None, 42)
+    every, name = frozenset(ANSWER_TYPES), "zwhe99/DeepMath-103K"
+    settings = PrepareSettings(name, None, tuple(BENCHMARKS), (5.0, 7.0), every, None, 42)
     manifest = prepare(settings, tmp_path / "out")
     assert manifest["source"]["revision"] == COMMIT
     assert {record["revision"] for record in manifest["screens"].values()} == {COMMIT}

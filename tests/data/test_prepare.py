@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.filters import NAMES, answer_type
 from nemo_uecr.data.manifest import (
     COLUMNS,
     KEPT,
@@ -19,7 +18,7 @@ from nemo_uecr.data.manifest import (
     read_verdicts,
     training_file,
 )
-from nemo_uecr.data.prepare import PrepareSettings, apply_verdicts, prepare
+from nemo_uecr.data.prepare import ANSWER_TYPES, PrepareSettings, answer_type, apply_verdicts, prepare
 from nemo_uecr.errors import DataError
 from tests.data.made import BENCHMARK, clean_rows, deepmath_row, write_benchmark, write_jsonl
 
@@ -33,7 +32,7 @@ Row = dict[str, object]
 def settings(source: Path, screens: tuple[str, ...] = (), **changes: object) -> PrepareSettings:
     values: dict[str, object] = {
         "source": str(source), "revision": None, "screens": screens, "difficulty": (5.0, 7.0),
-        "types": frozenset(NAMES), "sample": None, "seed": 42,
+        "types": frozenset(ANSWER_TYPES), "sample": None, "seed": 42,
     }  # fmt: skip
     return PrepareSettings(**(values | changes))  # type: ignore[arg-type]
 
