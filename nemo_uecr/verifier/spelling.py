@@ -89,6 +89,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\\text\{\}", ""),
         (r"\\mathbb\s+R", r"\\mathbb{R}"),
         (r"(?<=\\mathbb\{R\})\s*-(?=\s*\\\{)", r" \\setminus "),
+        (r"(?<!\\)%", r"\\%"),
         (r"(?i)\bper\s+cent\b", "percent"),
         (r"\\text\{\s*percent\s*\}|(?<=\d)\s*percent$", r"\\%"),
         (r"(\\text\{ (?:euro|sterling|yen|rupee) \})\s*([\d.,]*\d)", r"\2\1"),

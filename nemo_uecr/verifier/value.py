@@ -49,10 +49,10 @@ _NUMERIC_OPERATION = re.compile(
     r"!|\\(?:[dt]?binom|choose|gcd|lcm|max|min|[bp]?mod|lfloor|lceil|det)(?![A-Za-z])|matrix"
 )
 _UNSIGNED = rf"\(?(?:{DIGITS})(?:\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{{[+-]?\d+\}}|\d(?!\d)))?\)?"
-_NUMERAL = re.compile(rf"[+-]?\s*(?:{_UNSIGNED}|10\s*\^\s*(?:\{{[+-]?\d+\}}|\d(?!\d)))\s*(?:\\?%)?")
+_NUMERAL = re.compile(rf"[+-]?\s*(?:{_UNSIGNED}|10\s*\^\s*(?:\{{[+-]?\d+\}}|\d(?!\d)))\s*(?:\\%)?")
 _QUOTIENT = re.compile(
     rf"[+-]?\s*(?:(?:\d+\s*)?\\frac\{{\s*[+-]?{_UNSIGNED}\s*\}}\{{\s*[+-]?{_UNSIGNED}\s*\}}"
-    rf"|{_UNSIGNED}\s*/\s*{_UNSIGNED})\s*(?:\\?%)?"
+    rf"|{_UNSIGNED}\s*/\s*{_UNSIGNED})\s*(?:\\%)?"
 )
 #: Brackets in brackets, powers in powers and signs beyond a reference's that no answer has and that take seconds.
 _DEEPEST, _LONGER, _TOWER = 40, 300, re.compile(r"(?:\^\s*(?:\{[^{}]*|\(|\d+)){2}\^")
@@ -105,7 +105,7 @@ def _unevaluated(given: str, expected: str) -> bool:
 
 def _number(text: str) -> tuple[str, str, int] | None:
     """The plain number that a text is in brackets or with a percent sign: 12.5 is right for 12.5 %."""
-    return plain_number(squeezed(re.sub(r"\\?%$", "", _unbracketed(text))))
+    return plain_number(squeezed(re.sub(r"\\%$", "", _unbracketed(text))))
 
 
 def _unbracketed(text: str) -> str:
@@ -180,11 +180,7 @@ _BARE_UNIT = re.compile(
 _UNIT_TAIL = re.compile(rf"(?:\\,)*(?:\s*{_UNIT.pattern})+\s*$|\s*\^\{{\\circ\}}\s*$")
 _UNIT_PIECE = re.compile(r"[A-Za-zµ]+|/")
 #: Units that are written as signs.
-_SIGNS = (
-    (re.compile(r"\^\{\\circ\}"), r"\\text{ degree }"),
-    (re.compile(r"\\\$"), r"\\text{ dollar }"),
-    (re.compile(r"\\?%"), r"\\text{ percent }"),
-)
+_SIGNS = {r"^{\circ}": r"\text{ degree }", r"\$": r"\text{ dollar }", r"\%": r"\text{ percent }"}
 _BASE = re.compile(r"[\d)]\s*_\s*\{?\s*(\d+)\s*\}?")
 
 
@@ -211,8 +207,8 @@ def _other_unit(given: str, expected: str) -> bool:
 
 def _units(text: str) -> dict[str, int]:
     """Every unit with its power, negative after a slash or "per"."""
-    for pattern, unit in _SIGNS:
-        text = pattern.sub(unit, text)
+    for sign, unit in _SIGNS.items():
+        text = text.replace(sign, unit)
     units: Counter[str] = Counter()
     below = False
     for match in _UNIT.finditer(text):

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+#: The real benchmark files, where they are beside the checkout or named by an environment variable.
+FOLDER = Path(os.environ.get("NEMO_UECR_DATA", Path(__file__).resolve().parents[2].parent / "shared" / "data"))
+needs_real_files = pytest.mark.skipif(
+    not (FOLDER / "aime24.jsonl").is_file(), reason="the benchmark files are not here; name their folder NEMO_UECR_DATA"
+)
 
 BENCHMARK = [
     "A baker in Lyon fills $17$ crates with $23$ loaves each and then gives away every ninth loaf. "

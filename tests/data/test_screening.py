@@ -7,7 +7,7 @@ import pytest
 from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmark
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.data.screening import NgramIndex, Screen, Text
-from tests.data.shared_files import FOLDER, needs_real_files
+from tests.data.made import FOLDER, needs_real_files
 from tools.screen_recall import HELD_OUT, REWRITES, false_findings, planted_recall
 
 

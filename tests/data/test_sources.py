@@ -20,8 +20,7 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.data.problems import USUAL, Keys, Problem, check_references, problems_of, read_problems
 from nemo_uecr.data.sources import find_source
 from nemo_uecr.errors import DataError
-from tests.data.made import COMMIT, cache_data_set, write_jsonl
-from tests.data.shared_files import FOLDER, needs_real_files
+from tests.data.made import COMMIT, FOLDER, cache_data_set, needs_real_files, write_jsonl
 from tests.reliability.commands import refused
 
 Row = dict[str, Any]

@@ -25,11 +25,8 @@ def trl(prompts, completions, completion_ids, hint, trainer_state, log_metric, s
     assert len(prompts) == len(columns["task"]) == len(completions)
     return [scale * (len(ids) + (h or 0) + trainer_state.global_step) for ids, h in zip(completion_ids, hint)]
 
-def trl_messages(prompts, completions):
-    return [float(c[0]["content"] == "yes" and p[0]["role"] == "user") for p, c in zip(prompts, completions)]
-
-def roles(prompts, completions):
-    return [float([turn["role"] for turn in p] == ["system", "user"]) for p in prompts]
+def messages(prompts, completions):
+    return [len(p) * (c[0]["content"] == "yes" and p[-1]["role"] == "user") for p, c in zip(prompts, completions)]
 
 async def waits(completions, **columns):
     await asyncio.sleep(0.01)
@@ -76,9 +73,6 @@ def no_score(solution_str, **given):
 
 def a_text(solution_str, **given):
     return "1.0"
-
-def where(solution_str, **given):
-    return os.getpid()
 
 def unknown(text):
     return 1.0
@@ -132,14 +126,13 @@ def test_trls_style_gets_the_batch_with_its_columns(judge: Judge) -> None:
     given = samples("a", "b", hint=[0.5, None])
     assert rewards(judge(given, "trl")) == [8.5, 9.0]
     assert rewards(judge(given, "trl", args={"scale": 2}, weight=0.5)) == [8.5, 9.0]
-    assert rewards(judge(samples("yes", "no"), "trl_messages", messages=True)) == [1.0, 0.0]
     assert rewards(judge(samples("yes", "no"), "waits")) == [3.0, 2.0]
 
 
 def test_a_conversation_has_the_turns_before_the_users(judge: Judge) -> None:
-    (plain,) = samples("yes")
+    plain, wrong = samples("yes", "no")
     system = replace(plain, before=({"role": "system", "content": "Be brief."},))
-    assert rewards(judge([plain, system], "roles", messages=True)) == [0.0, 1.0]
+    assert rewards(judge([plain, wrong, system], "messages", messages=True)) == [1.0, 0.0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -215,14 +208,9 @@ def test_a_function_that_fails_only_on_a_batch_is_reported(judge: Judge, caplog:
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [
-        ("too_few", "1 .* 2"),
-        ("not_a_number", "row 1"),
-        ("a_text", "row 0"),
-        ("one_for_all", "1 .* 2"),
-        ("no_score", "score"),
-    ],
-)
+    [("too_few", "1 .* 2"), ("not_a_number", "row 1"), ("a_text", "row 0"), ("one_for_all", "1 .* 2"),
+     ("no_score", "score")],
+)  # fmt: skip
 def test_what_is_no_reward_ends_the_run(judge: Judge, name: str, key: str) -> None:
     with pytest.raises(RewardError, match=key):
         judge(samples("fine", "break"), name)
