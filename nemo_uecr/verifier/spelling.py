@@ -68,7 +68,7 @@ def _as_fraction(match: re.Match[str]) -> str:
 _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern, re.DOTALL), latex)
     for pattern, latex in (
-        # Layout, and what is written for the same sign
+        # Layout and signs
         (r"\*\*", " "),
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*", ""),
         (r"^\s*(?:\\[(\[]|[`$]+)?\s*|\s*(?:\\[)\]]|(?<![^\\]\\)[`$]+)?\s*$", ""),
@@ -77,18 +77,20 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"[₀-₉]+", r"_{\g<0>}"),
         (rf"[{''.join(_SIGNS)}]", lambda match: _SIGNS[match[0]]),
         (r"\\(?:[A-Za-z]+|.)", lambda match: _ALIASES.get(match[0], match[0])),
+        # Relations and sets
         (r"(?<![=<>])>=", r"\\ge "),
         (r"(?<![=<>])<=(?!>)", r"\\le "),
         (r"\\not\s*=|!=|=/=|<>", r"\\ne "),
         (r"\\\{\s*\\\}", r"\\emptyset "),
-        (r"\\text\s+\{", r"\\text{"),
-        (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})", r"^{\\circ}"),
         (rf"^(?i:(?:{_FONT})?\s*all\s+real(?:s|\s+numbers?)?[\s.]*\}}?)$", r"\\mathbb{R}"),
         (rf"^(?i:(?:{_FONT})?\s*no(?:\s+real)?\s+solutions?[\s.]*\}}?)$", r"\\emptyset "),
-        (r"(\\text\{[^{}^]*[A-Za-z~ ])\^\s*(?:\{(\d)\}|(\d))\s*", r"\1}^{\2\3}\\text{"),  # ``\text{m^2/s}``
-        (r"\\text\{\}", ""),
         (r"\\mathbb\s+R", r"\\mathbb{R}"),
         (r"(?<=\\mathbb\{R\})\s*-(?=\s*\\\{)", r" \\setminus "),
+        # Units, and layout once more
+        (r"\\text\s+\{", r"\\text{"),
+        (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})", r"^{\\circ}"),
+        (r"(\\text\{[^{}^]*[A-Za-z~ ])\^\s*(?:\{(\d)\}|(\d))\s*", r"\1}^{\2\3}\\text{"),  # ``\text{m^2/s}``
+        (r"\\text\{\}", ""),
         (r"(?<!\\)%", r"\\%"),
         (r"(?i)\bper\s+cent\b", "percent"),
         (r"\\text\{\s*percent\s*\}|(?<=\d)\s*percent$", r"\\%"),
