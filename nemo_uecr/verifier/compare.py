@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.spelling import (
-    GREEK,
     GREEK_LETTER,
     GROUP,
     TEXT,
@@ -379,7 +378,7 @@ def _names_number(side: str) -> bool:
     if _QUANTITY.fullmatch(side) or (functions and re.fullmatch(r"[-+\d.,/\s)]+", inside)):
         return True
     several = len(set(re.findall(rf"(?<![A-Za-z\\]){_UNKNOWN}", side))) > 1
-    commands = set(re.findall(r"\\([A-Za-z]+)", side)) - {"frac", "cdot", *GREEK.split()}
+    commands = set(re.findall(r"\\[A-Za-z]+", re.sub(GREEK_LETTER, "", side))) - {r"\frac", r"\cdot"}
     return several and not functions and not commands and "," not in side
 
 

@@ -16,10 +16,10 @@ TEXT = re.compile(rf"{_FONT}([^{{}}]*)\}}")
 _IN_GROUP = r"(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*"
 #: A group in braces, three deep.
 GROUP = rf"\{{{_IN_GROUP}\}}"
-GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
+_GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
     phi varphi chi psi omega ell Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"""
-GREEK_LETTER = rf"\\(?:{'|'.join(GREEK.split())})(?![A-Za-z])"
-_UNKNOWNS = frozenset(string.ascii_letters) - {"e", "i"} | {f"\\{name}" for name in GREEK.split()}
+GREEK_LETTER = rf"\\(?:{'|'.join(_GREEK.split())})(?![A-Za-z])"
+_UNKNOWNS = frozenset(string.ascii_letters) - {"e", "i"} | {f"\\{name}" for name in _GREEK.split()}
 
 # The spelling ---------------------------------------------------------------------------------------------------------
 

@@ -33,18 +33,19 @@ def test_signs_and_numbers_tell_problems_apart() -> None:
     assert found == ("the", "price", "is", "1250.50", "dollars", "or", "1000")
 
 
-def test_containment_by_hand() -> None:
-    index = NgramIndex([["a", "b", "c", "d", "e", "f"]], order=2)  # ab bc cd de ef: 5 bigrams
-    # x a b c y: xa ab bc cy, 2 of 4 shared, the smaller set has 4.
-    assert index.nearest(["x", "a", "b", "c", "y"]) == (2 / 4, 0)
-    assert index.nearest(["p", "q", "r"]) is None
-
-
-def test_a_fragment_shorter_than_an_ngram_is_found_inside_a_target() -> None:
-    index = NgramIndex([["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]], order=8)
-    assert index.nearest(["three", "four", "five", "six", "seven"]) == (1.0, 0)
-    assert index.nearest(["three", "four", "five"]) is None
-    assert index.nearest(["three", "four", "six", "five", "seven"]) is None
+@pytest.mark.parametrize(
+    ("target", "order", "words", "containment"),
+    [
+        ("abcdef", 2, "xabcy", 2 / 4),  # ab bc cd de ef and xa ab bc cy: 2 shared, the smaller set has 4
+        ("abcdef", 2, "pqr", None),
+        ("abcdefghi", 8, "cdefg", 1.0),  # shorter than an n-gram, but a piece of the target
+        ("abcdefghi", 8, "cde", None),  # too short
+        ("abcdefghi", 8, "cdfeg", None),
+    ],
+)
+def test_containment_by_hand(target: str, order: int, words: str, containment: float | None) -> None:
+    nearest = NgramIndex([list(target)], order=order).nearest(list(words))
+    assert nearest == (None if containment is None else (containment, 0))
 
 
 PROBLEM = "Compute the sum $x \\times \\frac{1}{2}$ over all the positive cases x of that population."
