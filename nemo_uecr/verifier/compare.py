@@ -76,6 +76,7 @@ def _equivalent(given: str, expected: str) -> bool:
         return all(any(_equivalent(each, side) for side in sides) for each in _either_side(given))
     if re.search(r"\+\s*C$", expected) and len(letters(expected)) == 2:  # the integral of a function of one variable
         given = _CONSTANT.sub("C", given)
+    given, expected = _as_point(given, expected), _as_point(expected, given)
     member, given = _membership(given)
     other, expected = _membership(expected)
     if member and other and member != other:
@@ -125,6 +126,14 @@ def _either_side(text: str) -> set[str]:
         exact.append(first)
         rounded.append(others[0])
     return {",".join(exact), ",".join(rounded)}
+
+
+def _as_point(text: str, other: str) -> str:
+    """``x=5,y=3`` as ``(5,3)`` where the other is a point; one value for each unknown, in the order of the alphabet."""
+    pairs = [pair for part in _listed(text) if (pair := _named_value(part)) is not None]
+    names = [name for name, _ in pairs]
+    point = len(_listed(text)) == len(names) > 1 and names == sorted(set(names)) and max(map(len, names)) == 1
+    return f"({','.join(value for _, value in pairs)})" if point and _coordinates(other.strip())[:1] == ["()"] else text
 
 
 # Lettered options -----------------------------------------------------------------------------------------------------

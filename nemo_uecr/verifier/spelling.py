@@ -49,12 +49,25 @@ _COMMANDS = {
 _ALIASES = {name: latex for names, latex in _COMMANDS.items() for name in names.split()} | {"\\ ": " "}
 _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _BASES |= {"eleven": 11, "twelve": 12, "sixteen": 16}
+_POWERS_OF_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+#: Any words after a number name what it counts, but these change it, hedge or add another.
+_CHANGING = """or and not nor but are was were than minus plus times over mod modulo base squared cubed factorial below
+    negative about around approximately roughly nearly almost half third double triple dozen hundred thousand million
+    billion zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+    seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"""
+NO_THING = frozenset(_CHANGING.split())
 _ARGUMENT = rf"\s*(?:\{{({_IN_GROUP})\}}|(\\pi(?![A-Za-z])|{GREEK_LETTER}|[0-9A-Za-z]))"
 
 
 def _base(match: re.Match[str]) -> str:
     base = match[match.lastindex or 0]
     return f"_{{{_BASES.get(base, base)}}}"
+
+
+def _in_digits(match: re.Match[str]) -> str:
+    r"""``1.5 million`` and ``1.5\text{ million people}`` with a power of ten."""
+    rest = r"\text{" if match[2] and not match[4] else " "
+    return rf"({match[1]}\times 10^{{{_POWERS_OF_TEN[match[3]]}}}){rest}"
 
 
 def _as_fraction(match: re.Match[str]) -> str:
@@ -105,8 +118,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\\[hv]?phantom\s*(?:\{[-+=\s]*\}|[-+=])", " "),
         (r"\s*\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
         # In brackets after a number the name of what was counted
-        (r"^([+-]?[\d.,/]*\d)\s+\((?!.*\b(?:or|and|not|mod|base|dozen|hundred|thousand|million|billion|times)\b)"
-         r"([A-Za-z][A-Za-z ]+)\)$", r"\1\\text{ \2 }"),
+        (rf"^([+-]?[\d.,/]*\d)\s+\((?!.*\b(?:{'|'.join(NO_THING)})\b)([A-Za-z][A-Za-z ]+)\)$", r"\1\\text{ \2 }"),
         # Words: a letter alone is an unknown unless a font makes it a unit, as in ``5\mathrm{m}``
         (r"\\(?:text|mathbf|mathit|mathcal|operatorname)\s*\{\s*((?![mgshdlLNJWVCF])[A-Za-z])\s*\}", r"\1"),
         (rf"{_FONT}\s*(?i:,?\s*(?:or|and)|,)\s*\}}", ", "),
@@ -118,6 +130,9 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r";|(?<![A-Za-z\\{])(?:or|and)(?![A-Za-z}])", " , "),
         (r",(?:\s*,)+", ","),
         # Numbers
+        (rf"(?<![\w.,\\])(\d+\.?\d*|\.\d+)(?:\s|\\,)*(\\text\{{\s*)?({'|'.join(_POWERS_OF_TEN)})(?![A-Za-z])"
+         r"(?(2)\s*(\})?)", _in_digits),
+        (r"^[+-]?[1-9]\d{0,2}(?: \d{3})+(?=$| ?\\text| ?\\%| [A-Za-z])", lambda match: match[0].replace(" ", "")),
         (r"_\s*\{?\s*(?:\(|\\text\{\s*(?:base\s*)?)(\w+)\s*[)}]\s*\}?$"
          r"|\\text\{\s*\(?base\s*(\w+)\)?\s*\}$", _base),
         (rf"\\frac(?![A-Za-z]){_ARGUMENT}{_ARGUMENT}", r"\\frac{\1\2}{\3\4}"),

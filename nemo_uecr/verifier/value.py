@@ -11,6 +11,7 @@ from typing import Any
 from nemo_uecr.verifier.spelling import (
     DIGITS,
     GROUP,
+    NO_THING,
     TEXT,
     TOKEN,
     closes_at_end,
@@ -130,11 +131,19 @@ def _other_structure(answer: str, reference: str) -> bool:
 
 def _strange_words(answer: str, reference: str) -> bool:
     """Whether the answer has words that are neither units nor in the reference, or signs hidden in a text command."""
+    contents = [(text.strip(), _WORD.findall(text)) for text in TEXT.findall(answer)]
+    if any((text and not words) or re.search(r"\\[A-Za-z]", text) for text, words in contents):
+        return True
     known = {word.lower() for word in _WORD.findall(reference)} | _UNIT_WORDS
-    contents = [(content, _WORD.findall(content)) for content in TEXT.findall(answer)]
-    return any(
-        (text.strip() and not words) or any(word.lower() not in known for word in words) for text, words in contents
-    )
+    others = [word for _, words in contents for word in words if word.lower() not in known]
+    return bool(others) and not _counts(_without_units(answer), others)
+
+
+def _counts(number: str, words: Sequence[str]) -> bool:
+    """Whether words, at most three, are what a number counts: `36 red apples`."""
+    number = _unbracketed(number)
+    names = all(re.fullmatch("[A-Za-z][a-z]{2,}", word) and word.lower() not in NO_THING for word in words)
+    return names and len(words) <= 3 and bool(_NUMERAL.fullmatch(number) or _QUOTIENT.fullmatch(number))
 
 
 def _side_by_side(text: str) -> bool:
@@ -160,17 +169,11 @@ _SPELLINGS = (
     "rupee", "percent", "hz", "n", "j", "w", "v",
 )  # fmt: skip
 _UNIT_NAMES = {spelling: names.split()[0] for names in _SPELLINGS for spelling in names.split()}
-#: Words for what was counted; they do not change the amount.
-_COUNTED = """unit way people person student child children boy girl man men woman women ball coin card point side edge
-    vertex vertices face triangle rectangle circle digit integer number value solution root pair set step turn round
-    game match team player page book pen pencil apple orange egg cookie cake pizza slice cup bottle box bag car bus
-    train trip ticket friend animal cat dog fish bird cow chicken sheep horse tree flower plant worker job question test
-    class room house seat stamp toy bolt piece part marble penny pennies nickel dime quarter term factor divisor
-    multiple path outcome arrangement permutation combination function word letter color colour per of"""
 _POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3}
-_UNIT_WORDS = frozenset(
-    word + ending for word in (*_UNIT_NAMES, *_COUNTED.split(), "square", "sq", "cubic") for ending in ("", "s", "es")
+_UNIT_WORDS = frozenset(("per", "of")) | frozenset(
+    word + ending for word in (*_UNIT_NAMES, "unit", "way", "square", "sq", "cubic") for ending in ("", "s", "es")
 )
+_PLURAL = re.compile(r"[A-Za-z][a-z]{2,}s|people|(?:wo)?men|children")
 _UNIT = re.compile(r"(?:(?P<slash>/)\s*)?\\text\{(?P<text>[^{}]*)\}(?:\s*\^\s*\{?\s*(?P<power>[+-]?\d+)\s*\}?)?")
 #: Words after a number, perhaps with powers and slashes: `5 square feet`, `5 km/h`.
 _BARE_UNIT = re.compile(
@@ -244,7 +247,10 @@ def _with_units(text: str, other: str) -> str:
     if bare is None:
         return text
     words = re.findall("[A-Za-z]+", bare[1])
-    known = all(word.lower() in _UNIT_WORDS and (len(word) > 1 or len(words) > 1) for word in words)
+    others = [word for word in words if word.lower() not in _UNIT_WORDS]
+    known = (len(words) > 1 or len(words[0]) > 1) and (
+        not others or (any(map(_PLURAL.fullmatch, others)) and _counts(text[: bare.start()], others))
+    )
     if not known and [_unit_name(words[0])] != [_unit_name(word.strip()) for word in TEXT.findall(other)]:
         return text
     unit = re.sub(r"[A-Za-z]+(?:\s+[A-Za-z]+)*", lambda match: rf"\text{{{match[0]}}}", bare[1])
