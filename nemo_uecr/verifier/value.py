@@ -136,7 +136,8 @@ def _strange_words(answer: str, reference: str) -> bool:
         return True
     known = {word.lower() for word in _WORD.findall(reference)} | _UNIT_WORDS
     others = [word for _, words in contents for word in words if word.lower() not in known]
-    return bool(others) and not _counts(_without_units(answer), others)
+    numbers = any(re.search(r"\d", text) for text, _ in contents)
+    return bool(others) and (numbers or not _counts(_without_units(answer), others))
 
 
 def _counts(number: str, words: Sequence[str]) -> bool:
