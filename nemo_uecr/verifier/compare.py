@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+import string
 from collections.abc import Sequence
 
 from nemo_uecr.verifier.extract import Verdict
@@ -65,6 +66,9 @@ def compare(given: str, expected: str) -> Verdict:
 
 
 def _equivalent(given: str, expected: str) -> bool:
+    either = any(
+        re.search(r"\\(?:lor|vee)(?![A-Za-z])|(?<![A-Za-z])or(?![A-Za-z])", text) for text in (given, expected)
+    )
     given, expected = spelled(given), spelled(expected)
     bare = [squeezed(TEXT.sub(r"\1", text)) for text in (given, expected)]
     if squeezed(given) == squeezed(expected) or bare[0] == bare[1]:
@@ -76,7 +80,8 @@ def _equivalent(given: str, expected: str) -> bool:
         return all(any(_equivalent(each, side) for side in sides) for each in _either_side(given))
     if re.search(r"\+\s*C$", expected) and len(letters(expected)) == 2:  # the integral of a function of one variable
         given = _CONSTANT.sub("C", given)
-    given, expected = _as_point(given, expected), _as_point(expected, given)
+    if not either:
+        given, expected = _as_point(given, expected), _as_point(expected, given)
     member, given = _membership(given)
     other, expected = _membership(expected)
     if member and other and member != other:
@@ -132,7 +137,7 @@ def _as_point(text: str, other: str) -> str:
     """``x=5,y=3`` as ``(5,3)`` where the other is a point; one value for each unknown, in the order of the alphabet."""
     pairs = [pair for part in _listed(text) if (pair := _named_value(part)) is not None]
     names = [name for name, _ in pairs]
-    point = len(_listed(text)) == len(names) > 1 and names == sorted(set(names)) and max(map(len, names)) == 1
+    point = len(_listed(text)) == len(names) > 1 and "".join(names) in string.ascii_letters and r"\infty" not in text
     return f"({','.join(value for _, value in pairs)})" if point and _coordinates(other.strip())[:1] == ["()"] else text
 
 

@@ -51,10 +51,13 @@ _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eig
 _BASES |= {"eleven": 11, "twelve": 12, "sixteen": 16}
 _POWERS_OF_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 #: Any words after a number name what it counts, but these change it, hedge or add another.
-_CHANGING = """or and not nor but are was were than minus plus times over mod modulo base squared cubed factorial below
-    negative about around approximately roughly nearly almost half third double triple dozen hundred thousand million
-    billion zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-    seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"""
+_CHANGING = """or and not nor but are was were than minus plus times over mod modulo base squared cubed
+    factorial below negative about around approximately roughly nearly almost half third double triple dozen
+    hundred thousand million billion zero one two three four five six seven eight nine ten eleven twelve
+    thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty
+    ninety mega giga kilo milli micro nano grand halve quarter fourth fifth sixth seventh eighth ninth tenth
+    eleventh twelfth hundredth thousandth millionth trillion quadrillion lakh crore score gross fold repeating
+    recurring periodic binary octal hex hexadecimal decimal less inverse reciprocal percentage permille"""
 NO_THING = frozenset(_CHANGING.split())
 _ARGUMENT = rf"\s*(?:\{{({_IN_GROUP})\}}|(\\pi(?![A-Za-z])|{GREEK_LETTER}|[0-9A-Za-z]))"
 
@@ -62,12 +65,6 @@ _ARGUMENT = rf"\s*(?:\{{({_IN_GROUP})\}}|(\\pi(?![A-Za-z])|{GREEK_LETTER}|[0-9A-
 def _base(match: re.Match[str]) -> str:
     base = match[match.lastindex or 0]
     return f"_{{{_BASES.get(base, base)}}}"
-
-
-def _in_digits(match: re.Match[str]) -> str:
-    r"""``1.5 million`` and ``1.5\text{ million people}`` with a power of ten."""
-    rest = r"\text{" if match[2] and not match[4] else " "
-    return rf"({match[1]}\times 10^{{{_POWERS_OF_TEN[match[3]]}}}){rest}"
 
 
 def _as_fraction(match: re.Match[str]) -> str:
@@ -103,6 +100,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\\text\s+\{", r"\\text{"),
         (r"\^\s*(?:\\circ(?![A-Za-z])|\{\s*\\circ\s*\})", r"^{\\circ}"),
         (r"(\\text\{[^{}^]*[A-Za-z~ ])\^\s*(?:\{(\d)\}|(\d))\s*", r"\1}^{\2\3}\\text{"),  # ``\text{m^2/s}``
+        (rf"\\text\{{[\s~]*((?i:{'|'.join(_POWERS_OF_TEN)})s?)(?![A-Za-z])[\s~]*", r" \1 \\text{"),
         (r"\\text\{\}", ""),
         (r"(?<!\\)%", r"\\%"),
         (r"(?i)\bper\s+cent\b", "percent"),
@@ -130,8 +128,6 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r";|(?<![A-Za-z\\{])(?:or|and)(?![A-Za-z}])", " , "),
         (r",(?:\s*,)+", ","),
         # Numbers
-        (rf"(?<![\w.,\\])(\d+\.?\d*|\.\d+)(?:\s|\\,)*(\\text\{{\s*)?({'|'.join(_POWERS_OF_TEN)})(?![A-Za-z])"
-         r"(?(2)\s*(\})?)", _in_digits),
         (r"^[+-]?[1-9]\d{0,2}(?: \d{3})+(?=$| ?\\text| ?\\%| [A-Za-z])", lambda match: match[0].replace(" ", "")),
         (r"_\s*\{?\s*(?:\(|\\text\{\s*(?:base\s*)?)(\w+)\s*[)}]\s*\}?$"
          r"|\\text\{\s*\(?base\s*(\w+)\)?\s*\}$", _base),
@@ -144,6 +140,8 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
          r"|\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?)", _as_fraction),
         (r"(?<![\d.,(\[{])(?<![(\[{][-+])[1-9]\d{0,2}(?:(?:\{,\}|,\\!|\\,|,)\d{3})+(?![\d,])"
          r"|(?<![\d.,])[1-9]\d{0,2}(?:(?:\{,\}|,\\!)\d{3})+(?![\d,])", lambda match: re.sub(r"\D", "", match[0])),
+        (rf"(?<![\w.,/\\])(\d+(?:\.\d*)?|\.\d+)(?:\s|\\,)*((?i:{'|'.join(_POWERS_OF_TEN)}))s?(?![A-Za-z])\s*",
+         lambda match: rf"({match[1]}\times 10^{{{_POWERS_OF_TEN[match[2].lower()]}}}) "),
     )
 ]  # fmt: skip
 

@@ -143,7 +143,7 @@ def _strange_words(answer: str, reference: str) -> bool:
 def _counts(number: str, words: Sequence[str]) -> bool:
     """Whether words, at most three, are what a number counts: `36 red apples`."""
     number = _unbracketed(number)
-    names = all(re.fullmatch("[A-Za-z][a-z]{2,}", word) and word.lower() not in NO_THING for word in words)
+    names = all(re.fullmatch("[A-Za-z][a-z]{2,}", word) and NO_THING.isdisjoint(_singulars(word)) for word in words)
     return names and len(words) <= 3 and bool(_NUMERAL.fullmatch(number) or _QUOTIENT.fullmatch(number))
 
 
@@ -206,7 +206,8 @@ def _other_unit(given: str, expected: str) -> bool:
     counted = [side.keys() - known - {"of", "unit"} for side in (ours, theirs)]
     if not all(measures):
         return not ours.keys() & theirs.keys()
-    return measures[0] != measures[1] or (all(counted) and not counted[0] & counted[1])
+    multiplied = bool(measures[0].keys() - {"percent"}) and bool(counted[0] - counted[1])  # 5 nautical miles
+    return measures[0] != measures[1] or multiplied or (all(counted) and not counted[0] & counted[1])
 
 
 def _units(text: str) -> dict[str, int]:
@@ -233,9 +234,15 @@ def _units(text: str) -> dict[str, int]:
     return {name: power for name, power in units.items() if power}
 
 
+def _singulars(word: str) -> tuple[str, str, str]:
+    """A word in small letters, and what it may be the plural of."""
+    word = word.lower()
+    return word, word.removesuffix("s"), word.removesuffix("es")
+
+
 def _unit_name(word: str) -> str:
     """A unit's or counted thing's one name, without its plural."""
-    names = (word, word.removesuffix("s"), word.removesuffix("es"))
+    names = _singulars(word)
     return next((_UNIT_NAMES[name] for name in names if name in _UNIT_NAMES), names[1])
 
 
