@@ -69,9 +69,9 @@ class DependencyError(UecrError, ImportError):
 
 
 def require_extra(*extras: str) -> None:
-    """Raise DependencyError if a module of these extras is missing; the message names it and the extras."""
-    if absent := [module for extra in extras for module in EXTRAS[extra] if not _installed(module)]:
-        raise _missing(absent, *extras)
+    """Raise DependencyError if modules of these extras are missing; the message names them and their extras."""
+    if absent := {module: extra for extra in extras for module in EXTRAS[extra] if not _installed(module)}:
+        raise _missing(list(absent), *dict.fromkeys(absent.values()))
 
 
 def _installed(module: str) -> bool:

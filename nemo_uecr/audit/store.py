@@ -216,8 +216,8 @@ def joined_plan(folder: Path, plan: Mapping[str, Any], ids: Set[str]) -> tuple[d
     written = _read_plan(folder)
     for key, own in plan.items():
         known = written[key]
-        joined[key] = known | own if key in APPEND_ONLY else own
-        if joined[key] != (own | known if key in APPEND_ONLY else known):
+        joined[key] = {**known, **own} if key in APPEND_ONLY else own
+        if {**joined[key], **known} != joined[key] if key in APPEND_ONLY else own != known:
             raise RunFolderError(f"{folder} was scored with {key}={known!r}, not {own!r}; choose another --out")
     return joined | {REQUESTED: sorted({*written[REQUESTED], *ids})}, set(_read(paths, ["id"])["id"].to_pylist())
 

@@ -105,10 +105,11 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
         ConfigError: one line with the value, what was expected and where it was set.
     """
     shown = os.fspath(path)
-    layer = _merged_layers([read_chain(shown), *(override_layer(text, schema) for text in overrides)])
+    base = read_chain(shown)
     for key, command in (("arms", "study"), ("backend", "train")):
-        if key in layer.values and key not in schema.model_fields:
+        if key in base.values and key not in schema.model_fields:
             raise ConfigError(f"{shown} has the key {key}, so it is a file for another command: nemo-uecr {command}")
+    layer = _merged_layers([base, *(override_layer(text, schema) for text in overrides)])
     config = _validated(schema, _resolved(layer, shown), layer.origins, shown)
     beside = Path(shown).with_name("origins.json")
     written = read_object(beside) if beside.is_file() else {}
@@ -249,7 +250,10 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     whole `teacher={...}` replaces the one in the files.
     """
     name, _, written = text.partition("=")
-    parts, annotation = key_of(name.strip().lstrip("+"), schema)
+    name = name.strip().lstrip("+")
+    parts, annotation = key_of(name, schema)
+    if annotation is None:
+        raise ConfigError(_unknown(name, schema, {name: OVERRIDE}, ""))
     value = _override_value(text, written, annotation)
     if isinstance(value, Mapping) and (get_origin(annotation) is dict or len(sections_of(annotation)) > 1):
         value = {**value, REPLACE_MARKER: True}

@@ -186,7 +186,7 @@ def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = T
         first = unjudged[0]
         fault = (
             f"{name}: the verifier cannot judge {len(unjudged)} of {len(problems)} reference answers; the first is "
-            f"{first.answer!r:.80} of problem {first.id!r}. Expected final answers alone, such as 7/2, not sentences "
+            f"{first.answer[:80]!r} of problem {first.id!r}. Expected final answers alone, such as 7/2, not sentences "
             "or worked solutions; name their field: data.answer_key"
         )
         if refuse and 2 * len(unjudged) > len(problems):

@@ -86,7 +86,8 @@ def package_source() -> tuple[dict[str, object], bytes]:
     diff = b""
     if commit:
         diff = _git("diff", "--no-ext-diff", "--no-color", "HEAD", "--", *WATCHED)
-        for name in _git("ls-files", "--others", "--exclude-standard", "--", *WATCHED).decode().splitlines():
+        others = _git("ls-files", "--others", "--exclude-standard", "-z", "--", *WATCHED)  # else names are quoted
+        for name in filter(None, others.decode().split("\0")):
             diff += _git("diff", "--no-ext-diff", "--no-color", "--no-index", "--", "/dev/null", name)
     dirty = bool(diff) if commit else None
     return {"commit": commit or None, "dirty": dirty, "package_sha256": digest.hexdigest()}, diff

@@ -122,6 +122,7 @@ def test_an_override_leaves_the_rest_of_its_section() -> None:
     [
         ("train.steps", 'train.steps: got "", expected a valid integer (set on the command line)'),
         ("train.step=3", "the nearest known key is train.steps"),
+        ("train.steps.max=5", "(set on the command line); the nearest known key is train.steps"),
         ("method.bnd=1", "the nearest known key is method.bound"),
         ("method.tau=1", "the nearest known key is method.tau_delta"),
         ("alpha=1", "the nearest known key is method.alpha"),

@@ -130,7 +130,7 @@ def test_the_source_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(str(clean["commit"])) == 40
     assert (clean["dirty"], diff) == (False, b"")
     (package / "__init__.py").write_text("a = 2\n")
-    (package / "new.py").write_text("b = 3\n")
+    (package / "nüw.py").write_text("b = 3\n")
     edited, diff = provenance.package_source()
     assert (edited["commit"], edited["dirty"]) == (clean["commit"], True)
     assert b"+a = 2" in diff
