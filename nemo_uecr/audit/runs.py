@@ -17,10 +17,14 @@ import numpy as np
 
 from nemo_uecr.audit.output import Audit, Numbers, shown
 from nemo_uecr.config.load import written_config
+from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import load_batch, saved_texts
 from nemo_uecr.data.manifest import training_problems
+from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
+from nemo_uecr.generation.models import fitting_prompts, load_tokenizer
+from nemo_uecr.paths import locate_path
 from nemo_uecr.steps.draws import step_indices
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run
 from nemo_uecr.telemetry.sinks import STEPS, read_records
@@ -57,13 +61,22 @@ BATCH_NOTE = (
 )
 
 
+def _drawn_from(config: Config | NemoConfig, train: Path) -> list[Problem]:
+    """The training problems without those whose prompts are too long for the student's tokenizer."""
+    problems = training_problems(config.data, train)
+    if config.data.long_prompts == "refuse":
+        return problems
+    tokenizer = load_tokenizer(locate_path(config.student.model_name), local_files_only=True)
+    return [problems[place] for place in fitting_prompts(tokenizer, problems, config.data)]
+
+
 def batch_audit(run: Path, train: Path) -> Audit:
     """Facts and faults of a run; its prompts are checked if the training data is on this machine."""
     config, problems = written_config(run / "config.yaml"), None
     steps, cut_off = read_records(run / STEPS)  # in their order, with repeated steps
     batches = read_run(run).batches
     with suppress(DataError, OSError):  # a run from another machine: the rest is still checked
-        problems = [each.id for each in training_problems(config.data, train)]
+        problems = [each.id for each in _drawn_from(config, train)]
     rollout, every = config.rollout, config.telemetry.save_batch_every
     filtered = ("response/truncated_share",) if rollout.overlong_filter else ()
     _check_metrics(steps, (*FACTS, "response/length_mean", "reward/task_mean", *filtered), str(run))

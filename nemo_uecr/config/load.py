@@ -251,6 +251,8 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     """
     name, _, written = text.partition("=")
     name = name.strip().lstrip("+")
+    if not name:
+        raise ConfigError(f"override {text!r}: expected key=value, without blanks around the equals sign")
     parts, annotation = key_of(name, schema)
     if annotation is None:
         raise ConfigError(_unknown(name, schema, {name: OVERRIDE}, ""))

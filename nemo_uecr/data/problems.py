@@ -310,7 +310,7 @@ def fields_of(source: Source, keys: Keys) -> Fields:
 
     question, answer = named(keys.question), named(keys.answer)
     if question is None or answer is None:
-        missing = " or ".join(map(repr, keys.question if question is None else keys.answer))
+        missing = " or ".join(map(repr, dict.fromkeys(keys.question if question is None else keys.answer)))
         likely = (("question_key", question, USUAL.question), ("answer_key", answer, USUAL.answer))
         perhaps = " ".join(f"data.{key}={named(usual)}" for key, found, usual in likely if not found and named(usual))
         raise DataError(

@@ -154,7 +154,8 @@ def _chosen(splits: Mapping[str, list[Path]], choice: str, role: Role, name: str
         return splits[only[0]]
     unclear = "only splits that are held out" if held_out else f"{len(only)} splits, and none is chosen"
     what = unclear if found else f"no split {choice!r}"
-    example, labels = next(iter(only or splits)), sorted(splits)
+    labels = sorted(splits)
+    example = next((label for label in only or labels if label.endswith(role)), labels[0])
     listed = ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
     raise DataError(f"{name}: {what}; it has {listed}. Write which is meant, as in {name}:{example}")
 

@@ -80,6 +80,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     for pattern, latex in (
         # Layout and signs
         (r"\*\*", " "),
+        (r"^\s*\$(?=\s*[\d.,]*\d\s*$)", r"\\$"),  # dollars, and no mathematics
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*", ""),
         (r"^\s*(?:\\[(\[]|[`$]+)?\s*|\s*(?:\\[)\]]|(?<![^\\]\\)[`$]+)?\s*$", ""),
         (r"√\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))", r"\\sqrt{\1\2}"),  # of the whole number after it

@@ -95,6 +95,16 @@ def test_a_step_in_which_a_pass_over_the_file_ends_may_draw_a_problem_twice(tmp_
     assert audited(folder)["faults"] == batch_audit(folder, tmp_path / "elsewhere").numbers["faults"] == []
 
 
+def test_dropped_prompts_are_not_in_the_order_of_the_data(tmp_path: Path) -> None:
+    rows = [{"id": str(i), "question": f"{i}{' 1 2 3' * (i % 2)}", "answer": str(i)} for i in range(8)]
+    train = tmp_path / "train.jsonl"
+    train.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    limit = ("data.long_prompts=drop", "data.max_prompt_tokens=14")
+    folder = tiny.run(tmp_path / "run", "train.steps=2", f"data.train={train}", *limit, "telemetry.save_batch_every=1")
+    found = audited(folder)
+    assert (found["faults"], found["prompt_order_checked"]) == ([], True)
+
+
 def test_problems_in_another_order(copy: Path) -> None:
     path = copy / "batches" / "step-000002.json"
     content = json.loads(path.read_text())
