@@ -34,6 +34,7 @@ from nemo_uecr.verifier.value import OPERATION, parsed, prose, same_value, too_l
 
 #: A comma next to a blank separates members of a list; it does not set thousands apart.
 _LISTED = re.compile(r"\s,|(?<!\\),\s")
+_OR = re.compile(r"\\(?:lor|vee)(?![A-Za-z])|(?<![A-Za-z])or(?![A-Za-z])")
 _ONE_WORD = re.compile(r"[A-Za-z][a-z]{2,}")
 
 
@@ -66,9 +67,7 @@ def compare(given: str, expected: str) -> Verdict:
 
 
 def _equivalent(given: str, expected: str) -> bool:
-    either = any(
-        re.search(r"\\(?:lor|vee)(?![A-Za-z])|(?<![A-Za-z])or(?![A-Za-z])", text) for text in (given, expected)
-    )
+    alternatives = _OR.search(f"{given} {expected}") is not None  # the spelling makes commas of them
     given, expected = spelled(given), spelled(expected)
     bare = [squeezed(TEXT.sub(r"\1", text)) for text in (given, expected)]
     if squeezed(given) == squeezed(expected) or bare[0] == bare[1]:
@@ -80,7 +79,7 @@ def _equivalent(given: str, expected: str) -> bool:
         return all(any(_equivalent(each, side) for side in sides) for each in _either_side(given))
     if re.search(r"\+\s*C$", expected) and len(letters(expected)) == 2:  # the integral of a function of one variable
         given = _CONSTANT.sub("C", given)
-    if not either:
+    if not alternatives:
         given, expected = _as_point(given, expected), _as_point(expected, given)
     member, given = _membership(given)
     other, expected = _membership(expected)

@@ -51,14 +51,14 @@ _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eig
 _BASES |= {"eleven": 11, "twelve": 12, "sixteen": 16}
 _POWERS_OF_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 #: Any words after a number name what it counts, but these change it, hedge or add another.
-_CHANGING = """or and not nor but are was were than minus plus times over mod modulo base squared cubed
+_MODIFIERS = """or and not nor but are was were than minus plus times over mod modulo base squared cubed
     factorial below negative about around approximately roughly nearly almost half third double triple dozen
     hundred thousand million billion zero one two three four five six seven eight nine ten eleven twelve
     thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty
     ninety mega giga kilo milli micro nano grand halve quarter fourth fifth sixth seventh eighth ninth tenth
     eleventh twelfth hundredth thousandth millionth trillion quadrillion lakh crore score gross fold repeating
     recurring periodic binary octal hex hexadecimal decimal less inverse reciprocal percentage permille"""
-NO_THING = frozenset(_CHANGING.split())
+MODIFIERS = frozenset(_MODIFIERS.split())
 _ARGUMENT = rf"\s*(?:\{{({_IN_GROUP})\}}|(\\pi(?![A-Za-z])|{GREEK_LETTER}|[0-9A-Za-z]))"
 
 
@@ -117,7 +117,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\\[hv]?phantom\s*(?:\{[-+=\s]*\}|[-+=])", " "),
         (r"\s*\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
         # In brackets after a number the name of what was counted
-        (rf"^([+-]?[\d.,/]*\d)\s+\((?!.*\b(?:{'|'.join(NO_THING)})\b)([A-Za-z][A-Za-z ]+)\)$", r"\1\\text{ \2 }"),
+        (rf"^([+-]?[\d.,/]*\d)\s+\((?!.*\b(?:{'|'.join(MODIFIERS)})\b)([A-Za-z][A-Za-z ]+)\)$", r"\1\\text{ \2 }"),
         # Words: a letter alone is an unknown unless a font makes it a unit, as in ``5\mathrm{m}``
         (r"\\(?:text|mathbf|mathit|mathcal|operatorname)\s*\{\s*((?![mgshdlLNJWVCF])[A-Za-z])\s*\}", r"\1"),
         (rf"{_FONT}\s*(?i:,?\s*(?:or|and)|,)\s*\}}", ", "),

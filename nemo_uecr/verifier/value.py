@@ -11,7 +11,7 @@ from typing import Any
 from nemo_uecr.verifier.spelling import (
     DIGITS,
     GROUP,
-    NO_THING,
+    MODIFIERS,
     TEXT,
     TOKEN,
     closes_at_end,
@@ -143,7 +143,7 @@ def _strange_words(answer: str, reference: str) -> bool:
 def _counts(number: str, words: Sequence[str]) -> bool:
     """Whether words, at most three, are what a number counts: `36 red apples`."""
     number = _unbracketed(number)
-    names = all(re.fullmatch("[A-Za-z][a-z]{2,}", word) and NO_THING.isdisjoint(_singulars(word)) for word in words)
+    names = all(re.fullmatch("[A-Za-z][a-z]{2,}", word) and MODIFIERS.isdisjoint(_singulars(word)) for word in words)
     return names and len(words) <= 3 and bool(_NUMERAL.fullmatch(number) or _QUOTIENT.fullmatch(number))
 
 
