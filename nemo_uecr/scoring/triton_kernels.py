@@ -20,8 +20,8 @@ from torch import Tensor
 
 from nemo_uecr.scoring.records import MAX_ROW, StatisticsLayout
 
-# Shapes of the tiles, the fastest of benchmarks/kernels.py --sweep on an H100 and an H200 (docs/benchmarks.md).
-FORWARD = {"LANES": 1024, "STAGES": 3, "num_warps": 4}
+# Shapes of the tiles, fast on an H100 and an H200 alike (benchmarks/kernels.py --sweep).
+FORWARD = {"LANES": 512, "STAGES": 3, "num_warps": 2}
 BACKWARD = {"BLOCK": 4096, "num_warps": 8}
 FINISH_TOKENS = 128
 ABSENT = 0
