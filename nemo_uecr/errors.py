@@ -25,7 +25,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "trackio": ("trackio",),
     "swanlab": ("swanlab",),
     "plots": ("matplotlib",),
-    "data": ("pyarrow", "huggingface_hub"),
+    "data": ("pyarrow", "datasets", "huggingface_hub"),
     "study": ("matplotlib",),
     "ray": ("ray",),
     "convert": ("transformers", "megatron", "accelerate", "einops", "six", "triton"),

@@ -14,18 +14,20 @@ import logging
 import re
 import sys
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.generation.models import has_hub_form, one_line
+from nemo_uecr.generation.models import has_hub_form, one_line, only_here
 
 log = logging.getLogger(__name__)
 
 Row = dict[str, object]
+Splits = dict[str, list[Path]]
 #: The split that is taken where a source has several: training reads `train`, everything else `test`.
 Role = Literal["train", "test"]
 #: What a file can be, in the order of preference where a split comes as several; texts may end in .gz.
@@ -69,10 +71,10 @@ def find_source(given: str, role: Role, *, revision: str | None = None) -> Sourc
     name, choice = given, ""
     if not Path(given).expanduser().exists() and ":" in given:
         name, _, choice = given.rpartition(":")
-    path, commit = locate(name, revision=revision)
+    path, hub = Path(name).expanduser(), on_hub(name)
     if path.is_file() and not choice:
-        return Source(name, (path,), commit)
-    splits = _splits(path) if path.is_dir() else {}
+        return Source(name, (path,), None)
+    splits = _hub_splits(name, choice, revision) if hub else _splits(path) if path.is_dir() else {}
     if not splits:
         raise DataError(
             f"no file {path.absolute()}, or none of problems in it; expected one that ends in {', '.join(KINDS)}, or a "
@@ -82,26 +84,78 @@ def find_source(given: str, role: Role, *, revision: str | None = None) -> Sourc
     kind = next(kind for kind in KINDS if any(_kind(file) == kind for file in files))
     if left := [file.name for file in files if _kind(file) != kind]:
         log.warning("%s: its %s files are read, and not %s", given, kind, ", ".join(left))
-    return Source(name, tuple(file for file in files if _kind(file) == kind), commit)
+    files = [file for file in files if _kind(file) == kind]
+    if not hub:
+        return Source(name, tuple(path / file for file in files), None)
+    found = [_downloaded(name, file, revision) for file in files]
+    return Source(name, tuple(found), found[0].parents[len(files[0].parts) - 1].name)
 
 
-def locate(name: str, *, revision: str | None) -> tuple[Path, str | None]:
-    """A local path, or the hub's data set ``owner/name``, downloaded or from this machine's cache, with its commit."""
-    if not on_hub(name):
-        return Path(name).expanduser(), None
+# The hub.
+
+
+def _hub_splits(name: str, choice: str, revision: str | None) -> Splits:
+    """What `_splits` finds, of the hub's data set ``owner/name``."""
     import huggingface_hub
+    from huggingface_hub import errors
+
+    fault = None
+    if not only_here(name, "dataset"):
+        try:
+            return _listed(name, choice, revision)
+        except DataError:
+            raise
+        except (errors.HfHubHTTPError, errors.HTTPError, OSError, ValueError, RuntimeError) as error:
+            fault = one_line(error)
+    wanted = [f"*{kind}{packed}" for kind in KINDS for packed in ("", ".gz")]
+    with _provided(name):  # from the cache, where the hub is offline and the revision is on disk
+        folder = huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=wanted)
+    if fault:
+        log.warning("%s: splits are taken from the names of its files, as datasets lists none (%s)", name, fault)
+    return _splits(Path(folder))
+
+
+def _listed(name: str, choice: str, revision: str | None) -> Splits:
+    """The same of the chosen or default configurations, as `datasets` reads them from the data set's card."""
+    import datasets
+
+    configs = datasets.get_dataset_config_names(name, revision=revision)
+    chosen = [each for each in configs if fnmatchcase(each, choice.partition("/")[0])]
+    if not chosen:
+        default = datasets.get_dataset_default_config_name(name, revision=revision)
+        if default is None:
+            raise _unclear(name, f"{len(configs)} configurations, and none is chosen", configs, configs[0])
+        chosen = [default]
+    splits: Splits = {}
+    for config in (datasets.load_dataset_builder(name, each, revision=revision).config for each in chosen):
+        if config.data_files is None:  # tables that `datasets` made earlier, by a script that it runs no more
+            raise ValueError("it has a script")
+        for split, urls in config.data_files.items():
+            files = [Path(url.removeprefix(f"hf://datasets/{name}@").partition("/")[2]) for url in urls]
+            label = "/".join(part for part in (config.name, str(split)) if part != "default")
+            splits |= {label: kept} if (kept := [file for file in files if _kind(file)]) else {}
+    return splits
+
+
+def _downloaded(name: str, file: Path, revision: str | None) -> Path:
+    import huggingface_hub
+
+    with _provided(name):
+        return Path(huggingface_hub.hf_hub_download(name, str(file), repo_type="dataset", revision=revision))
+
+
+@contextmanager
+def _provided(name: str) -> Iterator[None]:
+    """What the hub's client raises, in one line."""
     from huggingface_hub import constants, errors
 
-    wanted = [f"*{kind}{packed}" for kind in KINDS for packed in ("", ".gz")]
     try:
-        # Returns the cached snapshot when the hub is offline and the revision is already on disk.
-        folder = huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=wanted)
+        yield
     except (errors.HfHubHTTPError, OSError, ValueError) as error:
         fault = f"the hub did not provide it ({one_line(error)})"
         if constants.HF_HUB_OFFLINE:  # the client would advise an argument of its own
             fault = "it is not in this machine's cache, and HF_HUB_OFFLINE=1 is set, by you or after the hub was silent"
         raise DataError(f"{name}: no such file here, and {fault}; name a local file or check the network") from error
-    return Path(folder), Path(folder).name
 
 
 def on_hub(given: str) -> bool:
@@ -119,9 +173,9 @@ def _kind(file: Path) -> str | None:
     return suffix if suffix in KINDS else None
 
 
-def _splits(folder: Path) -> dict[str, list[Path]]:
-    """The files of a folder by ``CONFIGURATION/SPLIT``, each part only where names have it, or `default`."""
-    splits: dict[str, list[Path]] = {}
+def _splits(folder: Path) -> Splits:
+    """The files in a folder by ``CONFIGURATION/SPLIT``, each part only where names have it, or `default`."""
+    splits: Splits = {}
     for file in sorted(folder.rglob("*")):
         *parents, name = file.relative_to(folder).parts
         if _kind(file) is None or any(map(NO_DATA.fullmatch, (*parents, name))) or not file.is_file():
@@ -132,7 +186,7 @@ def _splits(folder: Path) -> dict[str, list[Path]]:
             place = next((place for place, part in enumerate(parents) if _split_in(part)), len(parents))
             parents, split = parents[:place], _split_in("/".join(parents[place : place + 1]))
         label = "/".join([*(part for part in parents if part != "data"), *filter(None, [split])])
-        splits.setdefault(label or "default", []).append(file)
+        splits.setdefault(label or "default", []).append(file.relative_to(folder))
     return splits
 
 
@@ -140,7 +194,7 @@ def _split_in(name: str) -> str | None:
     return next((WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS), None)
 
 
-def _chosen(splits: Mapping[str, list[Path]], choice: str, role: Role, name: str) -> list[Path]:
+def _chosen(splits: Splits, choice: str, role: Role, name: str) -> list[Path]:
     forms = (choice, f"{choice}/*", f"*/{choice}") if choice else ("*",)
     found = [label for label in splits if any(fnmatchcase(label, form) for form in forms)]
     if "*" in choice and found:
@@ -156,8 +210,12 @@ def _chosen(splits: Mapping[str, list[Path]], choice: str, role: Role, name: str
     what = unclear if found else f"no split {choice!r}"
     labels = sorted(splits)
     example = next((label for label in only or labels if label.endswith(role)), labels[0])
+    raise _unclear(name, what, labels, example)
+
+
+def _unclear(name: str, what: str, labels: list[str], example: str) -> DataError:
     listed = ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
-    raise DataError(f"{name}: {what}; it has {listed}. Write which is meant, as in {name}:{example}")
+    return DataError(f"{name}: {what}; it has {listed}. Write which is meant, as in {name}:{example}")
 
 
 # Rows.

@@ -284,7 +284,7 @@ def cached(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def only_here(name: str) -> bool:
+def only_here(name: str, repo_type: str = "model") -> bool:
     """Whether the files of a folder or hub name must come from this machine alone, as the hub does not answer.
 
     With ``local_files_only`` transformers looks in its cache at once; without a network it would ask for every file of
@@ -297,9 +297,9 @@ def only_here(name: str) -> bool:
     from huggingface_hub import constants, errors
 
     try:
-        huggingface_hub.HfApi().model_info(name, timeout=HUB_SECONDS)
+        huggingface_hub.HfApi().repo_info(name, repo_type=repo_type, timeout=HUB_SECONDS)
     except (errors.HfHubHTTPError, ValueError):
-        return False  # it answered, or the name is no valid one: transformers words that error
+        return False  # it answered, or the name is no valid one: whoever asks for the files words that error
     except (errors.HTTPError, OSError):  # the HTTP client's own error, under whichever name this version imports it
         if not constants.HF_HUB_OFFLINE:
             log.warning(

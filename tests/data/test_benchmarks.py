@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import huggingface_hub as hub
@@ -11,7 +10,7 @@ import pytest
 
 from nemo_uecr.data.benchmarks import BENCHMARKS, load_benchmark
 from nemo_uecr.data.prepare import ANSWER_TYPES, PrepareSettings, prepare
-from nemo_uecr.data.sources import locate
+from nemo_uecr.data.sources import find_source
 from nemo_uecr.errors import DataError
 from tests.data.made import COMMIT, cache_data_set, clean_rows
 
@@ -61,24 +60,10 @@ def test_deepmath_is_prepared_and_screened_by_their_names(tmp_path: Path) -> Non
     assert manifest["counts"]["kept"] == 7
 
 
-def test_what_the_hub_does_not_provide_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_hub_does_not_provide_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="HF_HUB_OFFLINE"):
-        locate("nobody/nothing", revision=None)
-    asked: list[list[str]] = []
-
-    def unreachable(*_: object, allow_patterns: list[str], **__: object) -> None:
-        asked.append(allow_patterns)
-        raise OSError("no route to host")
-
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "snapshot_download", unreachable)
-    with pytest.raises(DataError, match="no route to host"):
-        locate("nobody/nothing", revision=None)
-    wanted = [any(fnmatchcase(name, pattern) for pattern in asked[0]) for name in (SHARD, "a.jsonl.gz", "README.md")]
-    assert wanted == [True, True, False]
-
-
-def test_local_names_never_reach_the_hub(tmp_path: Path) -> None:
+        find_source("nobody/nothing", "test")
     (tmp_path / "a.jsonl").touch()
-    for local in (tmp_path / "a.jsonl", Path("missing/file.jsonl")):
-        assert locate(str(local), revision=None) == (local, None)
+    assert find_source(str(tmp_path / "a.jsonl"), "test").revision is None
+    with pytest.raises(DataError, match="no file"):  # a local name never reaches the hub
+        find_source("missing/file.jsonl", "test")

@@ -6,7 +6,10 @@ import datetime
 import decimal
 import gzip
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.data.problems import USUAL, Keys, Problem, check_references, problems_of, read_problems
 from nemo_uecr.data.sources import find_source
 from nemo_uecr.errors import DataError
+from tests.data.hub import serve
 from tests.data.made import COMMIT, FOLDER, cache_data_set, needs_real_files, write_jsonl
 from tests.reliability.commands import refused
 
@@ -189,6 +193,71 @@ def test_a_hub_name_is_read_from_the_cache(
     assert json.loads((tmp_path / "out/manifest.json").read_text())["source"]["revision"] == COMMIT
     assert entry_point(["data", "selftest", "openai/gsm8k:main"]) == 0
     assert "gsm8k: " in capsys.readouterr().out
+
+
+CARD = """---
+configs:
+- config_name: easy
+  data_files: [{split: train, path: files/1.jsonl}, {split: test, path: files/2.jsonl}]
+- config_name: train
+  data_files: [{split: train, path: files/3.jsonl}]
+---
+"""
+#: Sources by name, and the numbers of the rows that training reads, or words of the error.
+ON_THE_HUB: dict[str, list[int] | str] = {
+    "owner/carded:easy": [0],
+    "owner/carded:easy/test": [1],
+    "owner/carded:*/train": [0, 2],
+    "owner/carded": "2 configurations, and none is chosen; it has easy, train. Write",
+    "owner/carded:train": [2],
+    "owner/carded:easy/validation": "no split 'easy/validation'; it has easy/test, easy/train",
+    "owner/plain": [0],
+    "owner/plain:test": [1],
+    "owner/scripted": [0],
+    "owner/texts": "none of problems in it",
+    "owner/absent": "Repository Not Found",
+}
+READ = """import json, sys
+from nemo_uecr.data.problems import USUAL, read_problems
+from nemo_uecr.data.sources import find_source
+from nemo_uecr.errors import DataError
+found = {}
+for name in json.loads(sys.argv[1]):
+    try:
+        found[name] = [int(problem.answer) - 1 for problem in read_problems(find_source(name, "train"), USUAL)]
+    except DataError as error:
+        found[name] = str(error)
+print(json.dumps(found))
+"""
+
+
+def test_a_hub_name_is_read_as_datasets_reads_its_card(tmp_path: Path) -> None:
+    """In processes of their own, which read the hub's address as they start; the last has the cache alone."""
+    mixed = [ROWS[0] | {"extra": 1}, ROWS[1] | {"extra": "two"}, ROWS[2]]  # Arrow would refuse the mixture
+    for number, row in enumerate(mixed, start=1):
+        write_jsonl(tmp_path / f"hub/owner/carded/files/{number}.jsonl", [row])
+    (tmp_path / "hub/owner/carded/README.md").write_text(CARD)
+    for name in ("plain", "scripted"):
+        table(tmp_path / f"hub/owner/{name}/data/train-{SHARD}", ROWS[:1])
+        table(tmp_path / f"hub/owner/{name}/data/test-{SHARD}", ROWS[1:2])
+    (tmp_path / "hub/owner/scripted/scripted.py").touch()
+    (tmp_path / "hub/owner/texts").mkdir()
+    (tmp_path / "hub/owner/texts/notes.txt").write_text("no rows")
+
+    def read(names: Collection[str], **more: str) -> dict[str, list[int] | str]:
+        environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"} | more
+        command = [sys.executable, "-c", READ, json.dumps(list(names))]
+        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+        found: dict[str, list[int] | str] = json.loads(done.stdout)
+        return found
+
+    with serve(tmp_path / "hub") as address:
+        found = read(ON_THE_HUB, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
+    for name, expected in ON_THE_HUB.items():
+        assert expected == found[name] if isinstance(expected, list) else expected in found[name], name
+    fetched = {path.name for path in (tmp_path / "home/hub").rglob("snapshots/*/files/*")}
+    assert fetched == {"1.jsonl", "2.jsonl", "3.jsonl"}
+    assert read(["owner/plain"], HF_HUB_OFFLINE="1") == {"owner/plain": [0]}
 
 
 # Rows.

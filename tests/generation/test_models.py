@@ -14,7 +14,7 @@ import huggingface_hub as hub
 import pytest
 
 from nemo_uecr.data.embedding import load_encoder
-from nemo_uecr.data.sources import locate
+from nemo_uecr.data.sources import find_source
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.engines import load_tokens
 from nemo_uecr.generation.models import (
@@ -86,7 +86,7 @@ def test_a_silent_hub_is_named_once_and_asked_by_nobody_again(caplog: pytest.Log
     assert only_here("owner/large")
     assert ["HF_HUB_OFFLINE=1" in message for message in caplog.messages] == [True]
     with pytest.raises(DataError, match="this machine's cache"):
-        locate("owner/benchmark", revision=None)
+        find_source("owner/benchmark", "test")
     with pytest.raises(hub.errors.OfflineModeIsEnabled):
         exec(ASKS)
     done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=False)
