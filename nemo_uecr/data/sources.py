@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -87,7 +88,11 @@ def find_source(given: str, role: Role, *, revision: str | None = None) -> Sourc
     files = [file for file in files if _kind(file) == kind]
     if not hub:
         return Source(name, tuple(path / file for file in files), None)
-    found = [_downloaded(name, file, revision) for file in files]
+    import huggingface_hub
+
+    with _provided(name):
+        fetch = partial(huggingface_hub.hf_hub_download, name, repo_type="dataset", revision=revision)
+        found = [Path(fetch(filename=str(file))) for file in files]
     return Source(name, tuple(found), found[0].parents[len(files[0].parts) - 1].name)
 
 
@@ -135,13 +140,6 @@ def _listed(name: str, choice: str, revision: str | None) -> Splits:
             label = "/".join(part for part in (config.name, str(split)) if part != "default")
             splits |= {label: kept} if (kept := [file for file in files if _kind(file)]) else {}
     return splits
-
-
-def _downloaded(name: str, file: Path, revision: str | None) -> Path:
-    import huggingface_hub
-
-    with _provided(name):
-        return Path(huggingface_hub.hf_hub_download(name, str(file), repo_type="dataset", revision=revision))
 
 
 @contextmanager

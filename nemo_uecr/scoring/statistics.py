@@ -34,8 +34,6 @@ from nemo_uecr.scoring.reduce import triton_serves
 CPU_CHUNK_TOKENS = 1 << 12
 CUDA_CHUNK_TOKENS = 1 << 16
 """Tokens reduced and merged at a time: within a few hundred KiB on a CPU, a few MiB on a GPU."""
-#: Up to this many gathered bytes the second buffer that gloo's gather allocates does not matter.
-STAGED_BYTES = 1 << 20
 #: Within `deferred_checks`: which tokens have finite scores, and the check that names one that has not.
 _deferred: list[tuple[Tensor, Callable[[], None]]] | None = None
 
@@ -202,19 +200,5 @@ def gathered_statistics(
     for chunk in chunks:
         gathered_RWN[rank, :, chunk] = statistics_of(chunk)
     if size > 1:
-        _exchange(gathered_RWN, rank, shard.group)
+        _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=shard.group)
     return gathered_RWN
-
-
-def _exchange(gathered_RWN: Tensor, rank: int, group: dist.ProcessGroup | None) -> None:
-    """Bring the ranks' statistics together in place.
-
-    On a CPU gloo's all-gather holds a second buffer as large as the gathered one. Where that would count, its
-    all-reduce, which works in place, takes over: what a rank did not write is 0, and x + 0 is x in every bit.
-    """
-    if gathered_RWN.device.type == "cpu" and gathered_RWN.nbytes > STAGED_BYTES:
-        gathered_RWN[:rank].zero_()
-        gathered_RWN[rank + 1 :].zero_()
-        dist.all_reduce(gathered_RWN, group=group)
-    else:
-        _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=group)

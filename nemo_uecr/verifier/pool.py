@@ -7,6 +7,7 @@ import contextlib
 import functools
 import queue
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,12 +21,12 @@ from nemo_uecr.verifier.compare import compare, judge_plain
 from nemo_uecr.verifier.extract import Checked, Verdict, final_answer, reference_answer
 from nemo_uecr.verifier.process import ChildProcess
 
-#: Seconds one comparison may take.
+#: Seconds of the processor that one comparison may take; on a busy machine it may wait for its turns.
 TIME_LIMIT = 5.0
+#: Seconds by the clock after which no answer is expected.
+LONGEST_WAIT = 120.0
 #: Address space of the process: a power tower must end in an error of its own, not in the machine's swap.
 MEMORY_BYTES = 4 << 30
-#: Seconds after which a comparison ends its own process, in case the parent was killed.
-ORPHAN_LIMIT = 120
 
 
 def check_response(response: str, answer: str, *, thinking: bool = False) -> Checked:
@@ -66,9 +67,10 @@ class ComparisonPool:
     """Several comparison processes, each started when the first pair needs it; usable from several threads."""
 
     def __init__(self, *, workers: int, time_limit: float = TIME_LIMIT) -> None:
-        """Take the number of processes and the seconds that one comparison may take."""
+        """Take the number of processes and the seconds of a processor that one comparison may take."""
+        words, output = (str(time_limit),), subprocess.DEVNULL
         self._processes = [
-            ChildProcess("nemo_uecr.verifier.pool", (), time_limit=time_limit, output=subprocess.DEVNULL)
+            ChildProcess("nemo_uecr.verifier.pool", words, time_limit=LONGEST_WAIT, output=output)
             for _ in range(workers)
         ]
         self._free: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
@@ -118,15 +120,15 @@ atexit.register(SHARED.close)
 judge = functools.lru_cache(maxsize=65_536)(SHARED.judge)
 
 
-def serve(pipe: Connection) -> None:
+def serve(pipe: Connection, time_limit: float) -> None:
     """Answer pairs with verdicts until the other end closes."""
     process.outlive_requests_to_stop()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     compare(r"\frac{1}{2}", "0.5")
-    process.serve(pipe, "ready", lambda pair: compare(*pair).value, orphan_limit=ORPHAN_LIMIT)
+    process.serve(pipe, "ready", lambda pair: compare(*pair).value, seconds=time_limit, timer=signal.ITIMER_PROF)
 
 
 if __name__ == "__main__":
-    serve(Connection(int(sys.argv[1])))
+    serve(Connection(int(sys.argv[1])), float(sys.argv[2]))

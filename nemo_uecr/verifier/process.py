@@ -38,7 +38,7 @@ class ChildProcess:
         """The answer to a request; both are JSON values.
 
         Raises:
-            TimeoutError: The limit passed; the process was killed.
+            TimeoutError: The limit passed, here or in the process by its own clock; it was killed.
             EOFError: The request ended the process.
         """
         self.start()
@@ -47,8 +47,10 @@ class ChildProcess:
             if self._pipe.poll(self._time_limit):
                 return json.loads(self._pipe.recv_bytes())
         except (EOFError, OSError) as error:
+            ended = self._process
             self.close()
-            raise EOFError(f"{self._module} ended") from error
+            if ended is None or ended.returncode != -signal.SIGPROF:
+                raise EOFError(f"{self._module} ended") from error
         self.close()
         raise TimeoutError(f"no answer within {self._time_limit:g} s")
 
@@ -89,18 +91,20 @@ class ChildProcess:
             self._pipe.close()
 
 
-def serve(pipe: Connection, hello: object, answer: Callable[[Any], object], *, orphan_limit: int) -> None:
+def serve(
+    pipe: Connection, hello: object, answer: Callable[[Any], object], *, seconds: float, timer: int = signal.ITIMER_REAL
+) -> None:
     """Answer requests until the other end closes; ``hello`` reports that everything is loaded.
 
-    A request that takes more than ``orphan_limit`` seconds ends the process: its parent must be gone.
+    A request that takes more ``seconds`` of the ``timer`` ends the process, whether or not its parent is still there.
     """
     with contextlib.suppress(EOFError, BrokenPipeError):
         pipe.send_bytes(json.dumps(hello).encode())
         while True:
             request = json.loads(pipe.recv_bytes())
-            signal.alarm(orphan_limit)  # its default action ends the process even inside a big-integer operation
+            signal.setitimer(timer, seconds)  # its signal ends the process even inside a big-integer operation
             pipe.send_bytes(json.dumps(answer(request)).encode())
-            signal.alarm(0)
+            signal.setitimer(timer, 0)
 
 
 def outlive_requests_to_stop() -> None:

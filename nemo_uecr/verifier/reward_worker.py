@@ -129,7 +129,7 @@ def main(pipe: Connection, settings: Record, orphan_limit: int) -> None:
         fault = str(error) if isinstance(error, UnusableError) else _traceback(error)
         pipe.send_bytes(json.dumps({"error": fault}).encode())
         return
-    serve(pipe, {"batched": reward.batched, "columns": reward.columns}, reward.judge, orphan_limit=orphan_limit)
+    serve(pipe, {"batched": reward.batched, "columns": reward.columns}, reward.judge, seconds=orphan_limit)
 
 
 if __name__ == "__main__":
