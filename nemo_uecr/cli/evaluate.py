@@ -154,11 +154,11 @@ def _prompt(models: Collection[str], template: str | None, system: str | None, t
     (source, chat), *others = [(source, replace(chat, **changes)) for source, chat in known.items()]
     if unlike := [f"{other} {theirs}" for other, theirs in others if theirs != chat]:
         raise DataError(
-            f"{source} had {chat}, {unlike[0]}; evaluate them separately, or give one --prompt-template, "
+            f"{source} had the prompt {chat}; {unlike[0]}: evaluate them separately, or give one --prompt-template, "
             "--system-prompt ('' for none) and --thinking or --no-thinking for all"
         )
     origin = "as given" if len(changes) == len(given) else f"{source}, with what is given" if changes else source
-    say(f"prompt ({origin}): {chat.template!r}, system prompt {chat.system!r}, thinking {chat.thinking}")
+    say(f"prompt ({origin}): {chat}")
     return chat
 
 

@@ -12,14 +12,15 @@ import io
 import json
 import logging
 import re
+import shutil
 import sys
 import zlib
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 from nemo_uecr.errors import DataError
@@ -42,6 +43,7 @@ WORDS = {
         "train": "train training", "validation": "validation valid val dev", "test": "test testing eval evaluation",
     }.items() for word in words.split()
 }  # fmt: skip
+HELD_OUT = ("test", "validation")
 SHARD = re.compile(r"(\w+)-\d{5}-of-\d{5}")
 DECODER = json.JSONDecoder()
 NOT_BLANK = re.compile(r"\S")
@@ -69,91 +71,48 @@ def find_source(given: str, role: Role, *, revision: str | None = None) -> Sourc
     Raises:
         DataError: nothing is there, or several splits are and none is chosen.
     """
-    name, choice = given, ""
-    if not Path(given).expanduser().exists() and ":" in given:
-        name, _, choice = given.rpartition(":")
-    path, hub = Path(name).expanduser(), on_hub(name)
+    name, choice = given.removeprefix("https://huggingface.co/datasets/"), ""
+    if not Path(name).expanduser().exists() and ":" in name:
+        name, _, choice = name.rpartition(":")
+    hub = on_hub(name)
+    path = _snapshot(name, revision) if hub else Path(name).expanduser()
     if path.is_file() and not choice:
         return Source(name, (path,), None)
-    splits = _hub_splits(name, choice, revision) if hub else _splits(path) if path.is_dir() else {}
+    splits, default = _splits(path, name) if path.is_dir() else ({}, "")
     if not splits:
+        if hub:
+            raise DataError(f"{name}: no file of this data set on the hub ends in {', '.join(KINDS)}; convert one")
+        owner = f"; with a folder {path.parent} here it is no name on the hub" if has_hub_form(name) else ""
         raise DataError(
-            f"no file {path.absolute()}, or none of problems in it; expected one that ends in {', '.join(KINDS)}, or a "
-            "folder or a data set on the hub with such files"
+            f"no file {path.absolute()}, or none of problems in it{owner}; expected one that ends in "
+            f"{', '.join(KINDS)}, or a folder or a data set on the hub with such files"
         )
-    files = _chosen(splits, choice, role, name)
+    files = _chosen(splits, choice, default, role, name)
     kind = next(kind for kind in KINDS if any(_kind(file) == kind for file in files))
     if left := [file.name for file in files if _kind(file) != kind]:
         log.warning("%s: its %s files are read, and not %s", given, kind, ", ".join(left))
-    files = [file for file in files if _kind(file) == kind]
-    if not hub:
-        return Source(name, tuple(path / file for file in files), None)
+    files = [path / file for file in files if _kind(file) == kind]
+    return Source(name, tuple(files), path.name if hub else None)
+
+
+@cache
+def _snapshot(name: str, revision: str | None) -> Path:
+    """The files and the card of the hub's data set ``owner/name``, downloaded or from this machine's cache."""
     import huggingface_hub
-
-    with _provided(name):
-        fetch = partial(huggingface_hub.hf_hub_download, name, repo_type="dataset", revision=revision)
-        found = [Path(fetch(filename=str(file))) for file in files]
-    return Source(name, tuple(found), found[0].parents[len(files[0].parts) - 1].name)
-
-
-# The hub.
-
-
-def _hub_splits(name: str, choice: str, revision: str | None) -> Splits:
-    """What `_splits` finds, of the hub's data set ``owner/name``."""
-    import huggingface_hub
-    from huggingface_hub import errors
-
-    fault = None
-    if not only_here(name, "dataset"):
-        try:
-            return _listed(name, choice, revision)
-        except DataError:
-            raise
-        except (errors.HfHubHTTPError, errors.HTTPError, OSError, ValueError, RuntimeError) as error:
-            fault = one_line(error)
-    wanted = [f"*{kind}{packed}" for kind in KINDS for packed in ("", ".gz")]
-    with _provided(name):  # from the cache, where the hub is offline and the revision is on disk
-        folder = huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=wanted)
-    if fault:
-        log.warning("%s: splits are taken from the names of its files, as datasets lists none (%s)", name, fault)
-    return _splits(Path(folder))
-
-
-def _listed(name: str, choice: str, revision: str | None) -> Splits:
-    """The same of the chosen or default configurations, as `datasets` reads them from the data set's card."""
-    import datasets
-
-    configs = datasets.get_dataset_config_names(name, revision=revision)
-    chosen = [each for each in configs if fnmatchcase(each, choice.partition("/")[0])]
-    if not chosen:
-        default = datasets.get_dataset_default_config_name(name, revision=revision)
-        if default is None:
-            raise _unclear(name, f"{len(configs)} configurations, and none is chosen", configs, configs[0])
-        chosen = [default]
-    splits: Splits = {}
-    for config in (datasets.load_dataset_builder(name, each, revision=revision).config for each in chosen):
-        if config.data_files is None:  # tables that `datasets` made earlier, by a script that it runs no more
-            raise ValueError("it has a script")
-        for split, urls in config.data_files.items():
-            files = [Path(url.removeprefix(f"hf://datasets/{name}@").partition("/")[2]) for url in urls]
-            label = "/".join(part for part in (config.name, str(split)) if part != "default")
-            splits |= {label: kept} if (kept := [file for file in files if _kind(file)]) else {}
-    return splits
-
-
-@contextmanager
-def _provided(name: str) -> Iterator[None]:
-    """What the hub's client raises, in one line."""
     from huggingface_hub import constants, errors
 
+    wanted = ["README.md", *(f"*{kind}{packed}" for kind in KINDS for packed in ("", ".gz"))]
+    only_here(name, "dataset")  # a silent hub is asked once
     try:
-        yield
+        # Returns the cached snapshot when the hub is offline and the revision is already on disk.
+        return Path(
+            huggingface_hub.snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=wanted)
+        )
     except (errors.HfHubHTTPError, OSError, ValueError) as error:
-        fault = f"the hub did not provide it ({one_line(error)})"
+        fault = f"the hub did not provide it ({one_line(error)}); check name, revision, network and access"
         if constants.HF_HUB_OFFLINE:  # the client would advise an argument of its own
-            fault = "it is not in this machine's cache, and HF_HUB_OFFLINE=1 is set, by you or after the hub was silent"
-        raise DataError(f"{name}: no such file here, and {fault}; name a local file or check the network") from error
+            fault = "this machine's cache has not all of it, and HF_HUB_OFFLINE=1 is set, by you or after a silence"
+        raise DataError(f"{name}: no such file here, and {fault}; or name a local file") from error
 
 
 def on_hub(given: str) -> bool:
@@ -171,49 +130,89 @@ def _kind(file: Path) -> str | None:
     return suffix if suffix in KINDS else None
 
 
-def _splits(folder: Path) -> Splits:
-    """The files in a folder by ``CONFIGURATION/SPLIT``, each part only where names have it, or `default`."""
+def _splits(folder: Path, name: str) -> tuple[Splits, str]:
+    """The files in a folder by ``CONFIGURATION/SPLIT``, and the configuration that is read where none is chosen.
+
+    They are those of its card, a README.md as the hub has them; without one, names of files and folders tell, and
+    each part is there only where they have it, or `default`.
+    """
+    files = [
+        file.relative_to(folder)
+        for file in sorted(folder.rglob("*"))
+        if _kind(file) and not any(map(NO_DATA.fullmatch, file.relative_to(folder).parts)) and file.is_file()
+    ]
+    card = folder / "README.md"
+    head = card.read_text(encoding="utf-8", errors="replace").partition("\n---")[0] if card.is_file() else ""
+    if "\nconfigs:" in head and (declared := _declared(card, files, name)):
+        return declared
     splits: Splits = {}
-    for file in sorted(folder.rglob("*")):
-        *parents, name = file.relative_to(folder).parts
-        if _kind(file) is None or any(map(NO_DATA.fullmatch, (*parents, name))) or not file.is_file():
-            continue
-        shard = SHARD.match(name)
-        split = shard[1] if shard and parents[-1:] == ["data"] else _split_in(name)
+    for file in files:
+        *parents, last = file.parts
+        shard = SHARD.match(last)
+        split = shard[1] if shard and parents[-1:] == ["data"] else _split_in(last)
         if split is None:  # everything below train/ belongs to the split, however deep
             place = next((place for place, part in enumerate(parents) if _split_in(part)), len(parents))
             parents, split = parents[:place], _split_in("/".join(parents[place : place + 1]))
         label = "/".join([*(part for part in parents if part != "data"), *filter(None, [split])])
-        splits.setdefault(label or "default", []).append(file.relative_to(folder))
-    return splits
+        splits.setdefault(label or "default", []).append(file)
+    return splits, ""
+
+
+def _declared(card: Path, files: Collection[Path], name: str) -> tuple[Splits, str] | None:
+    """What a data set's card declares, as `datasets` reads it beside empty files; None, with a warning, if it cannot.
+
+    Of the files in a cache it would follow the links to names without an ending.
+    """
+    import datasets
+    import yaml
+
+    splits: Splits = {}
+    with TemporaryDirectory() as aside:
+        root, cache_dir = Path(aside).resolve() / "files", f"{aside}/cache"
+        for file in files:
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            (root / file).touch()
+        try:
+            shutil.copy(card, root)
+            for config in datasets.get_dataset_config_names(str(root)):
+                declared = datasets.load_dataset_builder(str(root), config, cache_dir=cache_dir).config.data_files
+                for split, places in declared.items():
+                    splits[f"{config}/{split}"] = [Path(place).resolve().relative_to(root) for place in places]
+            return splits, datasets.get_dataset_default_config_name(str(root)) or ""
+        except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+            log.warning(
+                "%s: names of files tell its splits, as datasets cannot read its card (%s)", name, one_line(error)
+            )
+            return None
 
 
 def _split_in(name: str) -> str | None:
     return next((WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS), None)
 
 
-def _chosen(splits: Splits, choice: str, role: Role, name: str) -> list[Path]:
-    forms = (choice, f"{choice}/*", f"*/{choice}") if choice else ("*",)
-    found = [label for label in splits if any(fnmatchcase(label, form) for form in forms)]
-    if "*" in choice and found:
-        return [file for label in found for file in splits[label]]
-    exact = [label for label in (choice, role, f"{choice}/{role}") if label in found]  # before other configurations'
-    only = exact[:1] or [label for label in found if label.endswith(f"/{role}")] or found
-    held_out = role == "train" and not choice and all(label.split("/")[-1] in ("test", "validation") for label in only)
+def _chosen(splits: Splits, choice: str, default: str, role: Role, name: str) -> list[Path]:
+    labels = sorted(splits)
+    if "*" in choice:
+        found = [label for label in splits if fnmatchcase(label, choice) or fnmatchcase(f"default/{label}", choice)]
+        if found:
+            log.info("%s: reads %s", name, ", ".join(found))
+            return [file for label in found for file in splits[label]]
+    part = choice or default
+    found = [label for label in splits if not part or f"/{part}/" in f"/{label}/"]
+    likely = (choice, f"{default}/{choice}", f"{part}/{role}", role)  # before other configurations'
+    only = [label for label in likely if label in found][:1]
+    only = only or [label for label in found if label.endswith(f"/{role}")] or found
+    parts = [label.split("/")[-1] for label in only]
+    held_out = role == "train" and all(split in HELD_OUT and split not in choice.split("/") for split in parts)
     if len(only) == 1 and not held_out:
         if len(splits) > 1:
-            log.info("%s: reads %s, of %s", name, only[0], ", ".join(sorted(splits)))
+            log.info("%s: reads %s, of %s", name, only[0], ", ".join(labels))
         return splits[only[0]]
     unclear = "only splits that are held out" if held_out else f"{len(only)} splits, and none is chosen"
-    what = unclear if found else f"no split {choice!r}"
-    labels = sorted(splits)
+    what = unclear if found else f"no configuration or split {choice!r}"
     example = next((label for label in only or labels if label.endswith(role)), labels[0])
-    raise _unclear(name, what, labels, example)
-
-
-def _unclear(name: str, what: str, labels: list[str], example: str) -> DataError:
     listed = ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
-    return DataError(f"{name}: {what}; it has {listed}. Write which is meant, as in {name}:{example}")
+    raise DataError(f"{name}: {what}; it has {listed}. Write which is meant, as in {name}:{example}")
 
 
 # Rows.

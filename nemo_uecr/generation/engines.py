@@ -73,6 +73,9 @@ class ChatSettings:
     system: str | None
     thinking: bool  # handed to the chat template
 
+    def __str__(self) -> str:
+        return f"{self.template!r}, system prompt {self.system!r}, thinking {self.thinking}"
+
     @classmethod
     def of_run(cls, config: Mapping[str, Any]) -> ChatSettings:
         """Those of a run's configuration; one inside NeMo-RL has no system prompt."""

@@ -303,9 +303,9 @@ def only_here(name: str, repo_type: str = "model") -> bool:
     except (errors.HTTPError, OSError):  # the HTTP client's own error, under whichever name this version imports it
         if not constants.HF_HUB_OFFLINE:
             log.warning(
-                "the hub did not answer within %g s: from here on models and data sets come from this machine's cache "
-                "alone (HF_HUB_OFFLINE=1)", HUB_SECONDS,
-            )  # fmt: skip
+                "the hub does not answer: from here on models and data sets come from this machine's cache alone "
+                "(HF_HUB_OFFLINE=1)"
+            )
         os.environ["HF_HUB_OFFLINE"], constants.HF_HUB_OFFLINE = "1", True
         return True
     return False

@@ -10,7 +10,7 @@ import pytest
 
 from nemo_uecr.data.benchmarks import BENCHMARKS, load_benchmark
 from nemo_uecr.data.prepare import ANSWER_TYPES, PrepareSettings, prepare
-from nemo_uecr.data.sources import find_source
+from nemo_uecr.data.sources import _snapshot, find_source
 from nemo_uecr.errors import DataError
 from tests.data.made import COMMIT, cache_data_set, clean_rows
 
@@ -35,6 +35,7 @@ def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         cache_data_set(tmp_path / "cache", name, {SHARD: rows})
     monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    _snapshot.cache_clear()
 
 
 def test_every_benchmark_is_read() -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -198,24 +198,49 @@ def test_a_hub_name_is_read_from_the_cache(
 CARD = """---
 configs:
 - config_name: easy
-  data_files: [{split: train, path: files/1.jsonl}, {split: test, path: files/2.jsonl}]
+  data_files: [{split: train, path: files/1*.jsonl}, {split: test, path: files/2.jsonl}]
 - config_name: train
   data_files: [{split: train, path: files/3.jsonl}]
 ---
 """
-#: Sources by name, and the numbers of the rows that training reads, or words of the error.
+DEFAULT = """---
+configs:
+- config_name: default
+  data_files: [{split: train, path: files/1.jsonl}, {split: math_500, path: files/2.jsonl}]
+- config_name: Level 1 [hard]
+  data_files: files/3.jsonl
+---
+"""
+HELD_OUT = """---
+configs: [{config_name: main, data_files: [{split: test, path: files/1.jsonl}]}]
+---
+"""
+#: Data sets by the text of their cards; each has one row in files/1.jsonl, 2.jsonl and 3.jsonl.
+CARDS = {
+    "carded": CARD,
+    "usual": DEFAULT,
+    "heldout": HELD_OUT,
+    "broken": "---\nconfigs: [a: b: c\n---\n",
+    "bare": "# A set",
+}
+#: Sources on the hub, and the numbers of the rows that training reads, or words of the error.
 ON_THE_HUB: dict[str, list[int] | str] = {
     "owner/carded:easy": [0],
     "owner/carded:easy/test": [1],
     "owner/carded:*/train": [0, 2],
-    "owner/carded": "2 configurations, and none is chosen; it has easy, train. Write",
+    "owner/carded": "2 splits, and none is chosen; it has easy/test, easy/train, train/train. Write",
     "owner/carded:train": [2],
-    "owner/carded:easy/validation": "no split 'easy/validation'; it has easy/test, easy/train",
+    "owner/carded:ease": "no configuration or split 'ease'; it has easy/test, easy/train",
+    "https://huggingface.co/datasets/owner/usual": [0],
+    "owner/usual:*/train": [0, 2],
+    "owner/usual:math_500": [1],
+    "owner/usual:Level 1 [hard]": [2],
+    "owner/heldout:main": "only splits that are held out; it has main/test",
+    "owner/heldout:main/test": [0],
+    "owner/broken": [0, 1, 2],
+    "owner/bare": [0, 1, 2],
     "owner/plain": [0],
     "owner/plain:test": [1],
-    "owner/scripted": [0],
-    "owner/texts": "none of problems in it",
-    "owner/absent": "Repository Not Found",
 }
 READ = """import json, sys
 from nemo_uecr.data.problems import USUAL, read_problems
@@ -231,18 +256,18 @@ print(json.dumps(found))
 """
 
 
-def test_a_hub_name_is_read_as_datasets_reads_its_card(tmp_path: Path) -> None:
-    """In processes of their own, which read the hub's address as they start; the last has the cache alone."""
+def test_a_hub_name_is_read_as_its_card_says_online_offline_and_of_a_local_copy(tmp_path: Path) -> None:
+    """In processes of their own, which read the hub's address as they start."""
+    owner = tmp_path / "hub/owner"
     mixed = [ROWS[0] | {"extra": 1}, ROWS[1] | {"extra": "two"}, ROWS[2]]  # Arrow would refuse the mixture
-    for number, row in enumerate(mixed, start=1):
-        write_jsonl(tmp_path / f"hub/owner/carded/files/{number}.jsonl", [row])
-    (tmp_path / "hub/owner/carded/README.md").write_text(CARD)
-    for name in ("plain", "scripted"):
-        table(tmp_path / f"hub/owner/{name}/data/train-{SHARD}", ROWS[:1])
-        table(tmp_path / f"hub/owner/{name}/data/test-{SHARD}", ROWS[1:2])
-    (tmp_path / "hub/owner/scripted/scripted.py").touch()
-    (tmp_path / "hub/owner/texts").mkdir()
-    (tmp_path / "hub/owner/texts/notes.txt").write_text("no rows")
+    for name, card in CARDS.items():
+        for number, row in enumerate(mixed, start=1):
+            write_jsonl(owner / f"{name}/files/{number}.jsonl", [row])
+        (owner / f"{name}/README.md").write_text(card)
+    table(owner / f"plain/data/train-{SHARD}", ROWS[:1])
+    table(owner / f"plain/data/test-{SHARD}", ROWS[1:2])
+    (owner / "texts").mkdir()
+    (owner / "texts/notes.txt").write_text("no rows")
 
     def read(names: Collection[str], **more: str) -> dict[str, list[int] | str]:
         environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "NO_PROXY": "127.0.0.1"} | more
@@ -251,13 +276,29 @@ def test_a_hub_name_is_read_as_datasets_reads_its_card(tmp_path: Path) -> None:
         found: dict[str, list[int] | str] = json.loads(done.stdout)
         return found
 
+    def check(found: Mapping[str, list[int] | str], written: Callable[[str], str] = str) -> None:
+        for name, expected in ON_THE_HUB.items():
+            got = found[written(name)]
+            assert got == expected if isinstance(expected, list) else expected in got, (name, got)
+
     with serve(tmp_path / "hub") as address:
-        found = read(ON_THE_HUB, HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
-    for name, expected in ON_THE_HUB.items():
-        assert expected == found[name] if isinstance(expected, list) else expected in found[name], name
-    fetched = {path.name for path in (tmp_path / "home/hub").rglob("snapshots/*/files/*")}
-    assert fetched == {"1.jsonl", "2.jsonl", "3.jsonl"}
-    assert read(["owner/plain"], HF_HUB_OFFLINE="1") == {"owner/plain": [0]}
+        found = read([*ON_THE_HUB, "owner/texts", "owner/absent"], HF_ENDPOINT=address, HF_HUB_OFFLINE="0")
+    check(found)
+    assert "no file of this data set on the hub ends in .parquet" in str(found["owner/texts"])
+    assert "Repository Not Found" in str(found["owner/absent"])
+    check(read(ON_THE_HUB, HF_HUB_OFFLINE="1"))
+
+    def local(name: str) -> str:
+        return name.replace("https://huggingface.co/datasets/", "").replace("owner/", f"{owner}/")
+
+    check(read([local(name) for name in ON_THE_HUB], HF_HUB_OFFLINE="1"), local)
+
+
+def test_a_folder_named_like_the_owner_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "openai").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="with a folder openai here it is no name on the hub"):
+        load("openai/gsm8k:main")
 
 
 # Rows.
