@@ -35,6 +35,12 @@ from nemo_uecr.verifier.value import OPERATION, parsed, prose, same_value, too_l
 #: A comma next to a blank separates members of a list; it does not set thousands apart.
 _LISTED = re.compile(r"\s,|(?<!\\),\s")
 _OR = re.compile(r"\\(?:lor|vee)(?![A-Za-z])|(?<![A-Za-z])or(?![A-Za-z])")
+_AND = re.compile(r"\\(?:land|wedge)(?![A-Za-z])|(?<![A-Za-z])and(?![A-Za-z])")
+#: A product of vectors, which have an order; a dot between them makes a number of them.
+_CROSS = re.compile(
+    r"\\(?:vec|mathbf|overrightarrow|boldsymbol)\s*\{[^{}]*\}\s*\\(?:times|cdot)\s*\\(?:vec|mathbf|overrightarrow|boldsymbol)"
+)
+_WORDS = re.compile(r"[A-Za-z]{3,}(?: [A-Za-z]+)+")
 _ONE_WORD = re.compile(r"[A-Za-z][a-z]{2,}")
 
 
@@ -67,13 +73,32 @@ def compare(given: str, expected: str) -> Verdict:
 
 
 def _equivalent(given: str, expected: str) -> bool:
-    alternatives = _OR.search(f"{given} {expected}") is not None  # the spelling makes commas of them
+    raw, alternatives = (given, expected), _OR.search(f"{given} {expected}") is not None  # the spelling makes commas
     given, expected = spelled(given), spelled(expected)
     bare = [squeezed(TEXT.sub(r"\1", text)) for text in (given, expected)]
     if squeezed(given) == squeezed(expected) or bare[0] == bare[1]:
-        return True
+        return not _opposed(*raw)
+    if all(map(_WORDS.fullmatch, bare)):
+        return bare[0].lower() == bare[1].lower()
+    if _CROSS.search(raw[1]) or _opposed(*raw):
+        return False
     if prose(given) or prose(expected) or too_large(given, expected) or _contradicts_itself(given):
         return False
+    return _same_answer(*_aligned(given, expected), alternatives)
+
+
+def _opposed(given: str, expected: str) -> bool:
+    """Whether conditions that both hold in one hold one at a time in the other."""
+    joined = [[join.search(text) is not None for join in (_OR, _AND)] for text in (given, expected)]
+    conditions = _ORDER.search(expected) is not None or "\\ne" in expected or len(letters(expected)) > 1
+    return conditions and joined[0] != joined[1] and joined[0] == joined[1][::-1]
+
+
+def _same_answer(given: str, expected: str, alternatives: bool) -> bool:
+    """Whether two spelled answers are the same; ``alternatives``: they were joined by "or", and make no point."""
+    if (name := _numbered(given) or _numbered(expected)) and len(_listed(given)) == len(_listed(expected)):
+        own = re.compile(rf"^{name}(?:_\{{\d\}})?\s*=")
+        return all(map(_agree, *([own.sub("", part) for part in _listed(text)] for text in (given, expected))))
     sides = _either_side(expected)
     if sides != {expected}:
         return all(any(_equivalent(each, side) for side in sides) for each in _either_side(given))
@@ -85,7 +110,7 @@ def _equivalent(given: str, expected: str) -> bool:
     other, expected = _membership(expected)
     if member and other and member != other:
         return False
-    if _is_equation(expected):
+    if _is_equation(expected) and not _is_ordered(expected):
         return _same_equation(given, expected)
     values = _values_of(given, expected)
     return any(_agree(value, expected) for value in values) and all(
@@ -132,6 +157,33 @@ def _either_side(text: str) -> set[str]:
     return {",".join(exact), ",".join(rounded)}
 
 
+def _aligned(given: str, expected: str) -> tuple[str, str]:
+    """Both without a domain that one of them has alone, systems as lists, and functions of the same argument."""
+    pair = [_without_braces(text) for text in (given, expected)]
+    for domain in (_FOR_ALL, _INTEGER):
+        if [domain.search(text) is None for text in pair].count(True) == 1:
+            pair = [domain.sub("", text) for text in pair]
+    heads = [_OF_ONE.match(text) for text in pair]
+    if heads[0] and heads[1] and heads[0][1] == heads[1][1] and heads[1][2] not in TOKEN.findall(pair[0]):
+        pair[0] = "".join(heads[1][2] if token == heads[0][2] else token for token in TOKEN.findall(pair[0]))
+    return pair[0], pair[1]
+
+
+def _without_braces(text: str) -> str:
+    """The equations of a system side by side."""
+    table = _table(text.strip())
+    system = table is not None and table[0] == "cases" and all(len(row) == 1 and "=" in row[0] for row in table[2])
+    return ", ".join(cell for row in table[2] for cell in row) if table and system else text
+
+
+def _numbered(text: str) -> str:
+    """The letter of ``x_1=-2, x_2=3``, solutions in their order; "" for anything else."""
+    found = [_NUMBERED.fullmatch(part) for part in _listed(text)]
+    names = [each and (each[1], int(each[2])) for each in found]
+    letter = found[0][1] if found[0] else ""
+    return letter if len(found) > 1 and names == [(letter, 1 + place) for place in range(len(found))] else ""
+
+
 def _as_point(text: str, other: str) -> str:
     """``x=5,y=3`` as ``(5,3)`` where the other is a point; one value for each unknown, in the order of the alphabet."""
     pairs = [pair for part in _listed(text) if (pair := _named_value(part)) is not None]
@@ -172,7 +224,7 @@ def _agree(given: str, expected: str, *, computed: bool = False) -> bool:
     given, expected = given.strip(), expected.strip()
     tables = _table(given), _table(expected)
     if tables != (None, None):
-        return _same_table(*tables)
+        return _same_table(*(table or _column(text) for table, text in zip(tables, (given, expected), strict=True)))
     given, expected = _same_kind_of_set(given, expected)
     ours, theirs = _members(given), _members(expected)
     if len(ours) > 1 or len(theirs) > 1:
@@ -184,6 +236,9 @@ def _agree(given: str, expected: str, *, computed: bool = False) -> bool:
     our_sides, their_sides = top_level(given, "="), top_level(expected, "=")
     if len(our_sides) == len(their_sides) == 2 and squeezed(our_sides[0]) == squeezed(their_sides[0]):
         return _agree(our_sides[1], their_sides[1])
+    chains = _chain(given), _chain(expected)
+    if len(chains[0]) == len(chains[1]) > 3:
+        return chains[0][1::2] == chains[1][1::2] and all(map(_agree, chains[0][::2], chains[1][::2]))
     for separator in (r"\cup", r"\setminus"):
         ours, theirs = top_level(given, separator), top_level(expected, separator)
         if len(ours) == len(theirs) > 1:
@@ -271,19 +326,34 @@ def _as_intervals(text: str) -> str:
         ends = [r"-\infty", *sorted(values, key=lambda member: float(values[member])), r"\infty"]
         return r" \cup ".join(f"({low},{high})" for low, high in itertools.pairwise(ends))
     intervals = [_interval(part) for part in _listed(_condition(text) or text)]
+    if any(intervals):  # and a point beside: `x<0 , x=1`
+        intervals = [
+            found or _one(part) for found, part in zip(intervals, _listed(_condition(text) or text), strict=True)
+        ]
     unknowns = {interval and interval[0] for interval in intervals}
     return text if None in unknowns or len(unknowns) > 1 else r" \cup ".join(found[1] for found in intervals if found)
 
 
+def _chain(text: str) -> list[str]:
+    """The sides of inequalities of one direction and the signs between them, from the smallest on."""
+    parts = [part.strip() for part in _ORDER.split(text)]
+    turned = {part in (">", r"\gt", r"\ge") for part in parts[1::2]}
+    return [_TURNED.get(part, part) for part in (parts[::-1] if True in turned else parts)] if len(turned) == 1 else []
+
+
+def _one(equation: str) -> tuple[str, str] | None:
+    """The unknown of ``x=1`` and the set of its value."""
+    found = re.fullmatch(r"\s*([A-Za-z])\s*=([^=]+)", equation)
+    return found and (found[1], rf"\{{{found[2]}\}}")
+
+
 def _interval(condition: str) -> tuple[str, str] | None:
     """The unknown of inequalities of one direction, and the numbers that satisfy them; None for anything else."""
-    parts = [part.strip() for part in _ORDER.split(condition)]
-    turned = {part in (">", r"\gt", r"\ge") for part in parts[1::2]}
-    parts = [_TURNED.get(part, part) for part in (parts[::-1] if True in turned else parts)]
+    parts = _chain(condition)
     unknown = [letters(part) == {part} for part in parts]
     if len(parts) == 3 and unknown[0] != unknown[2]:
         parts = [r"-\infty", "<", *parts] if unknown[0] else [*parts, "<", r"\infty"]
-    if len(turned) != 1 or len(parts) != 5 or letters(parts[2]) != {parts[2]}:
+    if len(parts) != 5 or letters(parts[2]) != {parts[2]}:
         return None
     return parts[2], f"{'(' if parts[1] == '<' else '['}{parts[0]},{parts[4]}{')' if parts[3] == '<' else ']'}"
 
@@ -296,6 +366,8 @@ _TABLE = re.compile(
     r"(?P<turned>\^\s*\{?\s*(?:T|\\top|\\intercal|\\(?:text|mathsf)\{T\})\s*\}?)?\s*"
 )
 _ROW_END = re.compile(r"\\(?:cr|newline|tabularnewline)(?![A-Za-z])")
+#: Words and signs around a condition.
+_CONDITION = re.compile(r"^(?:\\text\s*\{)?\s*(?:if|when|for)\b\s*\}?\s*|\s*[,.;]\s*$")
 _NO_CELL = re.compile(r"\\hline(?![A-Za-z])|^\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm)\s*\]")
 
 
@@ -312,7 +384,15 @@ def _table(text: str) -> _Table | None:
     if found["turned"] and len({len(row) for row in rows}) == 1:
         rows = [list(column) for column in zip(*rows, strict=True)]
     kind = "cases" if found["name"] == "cases" or found["opening"] == r"\{" else "matrix"
+    if kind == "cases":
+        rows = [[_CONDITION.sub("", cell) for cell in row] for row in rows]
     return kind, re.sub(r"\\(?:cdot|times)\s*$", "", found["factor"].strip()), rows
+
+
+def _column(point: str) -> _Table | None:
+    """A point as the column that it is written as, too."""
+    brackets, *coordinates = _coordinates(point) or [""]
+    return ("matrix", "", [[each] for each in coordinates]) if brackets == "()" else None
 
 
 def _same_table(ours: _Table | None, theirs: _Table | None) -> bool:
@@ -343,12 +423,23 @@ _QUANTITY = re.compile(
     rf"\s*(?:\|[^|]+\||\\(?:lvert|lVert|\|).+\\(?:rvert|rVert|\|)|[PEn]\s*[(\[].+[)\]]|(?:m\s*)?\\(?:angle|triangle)\s*(?:{_FIGURE}|\w)"
     rf"|\\(?:{_NAMED})\s*(?:{GROUP}|\w|[(\[][^=()\[\]]*[)\]]|\s)*|[A-Z]{{2}}{_FIGURE}|\[\s*{_FIGURE}\s*\]"
     rf"|\\text\{{[A-Za-z ]+\}}\s*{_FIGURE}|\\frac\s*\{{\s*d[^}}]*\}}\s*\{{\s*d[^}}]*\}}"
-    rf"|\\(?:sin|cos|tan|cot|sec|csc)\s*\(?\s*(?:[A-Z]|\\angle\s*[A-Z]+|{GREEK_LETTER})\s*\)?)\s*"
+    rf"|\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{{?2\}}?)?\s*\(?\s*(?:[A-Z]|\d|[-+\s]|\\angle\s*[A-Z]+|{GREEK_LETTER})+\s*\)?"
+    rf"|\\vec\s*{GROUP}\s*\\cdot\s*\\vec\s*{GROUP}|S_\{{\\triangle\s*[A-Z]+\}})\s*"
 )
 #: A function of numbers, `f(2)`, `f'(g(2))` or `(f \circ g)(2)`, without its name and brackets.
 _FUNCTION = re.compile(r"[A-Za-z]'*(?:\^\{-1\})?\s*\(|\((?:\s*[a-z]\s*\\circ)+\s*[a-z]\s*\)\s*\(")
 _CONSTANT = re.compile(r"(?<=\+)\s*(?:[CcKk]|\\text\s*\{\s*(?:[Cc]onst(?:ant|\.)?|[Cc])\s*\})\s*$")
+#: Where a function or a number of periods is defined; the argument of a function of one unknown.
+_FOR_ALL = re.compile(r"\s*,?\s*\\text\{\s*,?\s*for\s+(?:all|every|any|each)\b.*$")
+_INTEGER = re.compile(r"\s*,?\s*\(?\s*[kmn]\s*\\in\s*(?:\\mathbb\s*\{?\s*[ZN]\s*\}?|Z|N)\s*\)?\s*$")
+_OF_ONE = re.compile(r"\s*([A-Za-z])\s*\(\s*([a-z])\s*\)\s*=")
+_NUMBERED = re.compile(r"([A-Za-z])_\{(\d)\}\s*=[^=]+")
 _SYMBOL = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
+
+
+def _is_ordered(text: str) -> bool:
+    """Whether there is an inequality outside brackets."""
+    return len(top_level(text, "<", ">", r"\le", r"\ge")) > 1
 
 
 def _is_equation(text: str) -> bool:
@@ -371,13 +462,15 @@ def _values_of(given: str, expected: str) -> list[str]:
 
     One side may be a bare unknown that no other side has: `2x=10`, `x+1=10` and `x=2x+3` name no value.
     """
+    if _is_ordered(given):
+        return [given]
     if "," in given and (named := _named(given)):
         given = named[1]
     sides = [side for side in top_level(given, "=") if side.strip()]
     if len(sides) < 2:
         return [given]
     if not letters(expected) and _names_number(sides[0]):
-        return sides[1:]
+        return [side for side in sides[1:-1] if not _names_number(side)] + sides[-1:]
     names = [name for side in sides[:-1] if (name := _NAME.fullmatch(side)) is not None]
     values = [*(side for side in sides[:-1] if not _NAME.fullmatch(side)), sides[-1]]
     symbols = {symbol for value in values for symbol in _SYMBOL.findall(value)}

@@ -29,10 +29,13 @@ _TYPED = {
     "±": r"\pm ", "∞": r"\infty ", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
     "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "∠": r"\angle ",
     "≈": r"\approx ", "⟨〈": r"\langle ", "⟩〉": r"\rangle ", "°º": r"^{\circ}", "√": r"\sqrt ", "∖": r"\setminus ",
-    "，": ",", "（": "(", "）": ")", "€": r"\text{ euro }",
-    "£": r"\text{ sterling }", "¥": r"\text{ yen }", "₹": r"\text{ rupee }",
+    "σ": r"\sigma ", "ρ": r"\rho ", "φ": r"\phi ", "ω": r"\omega ", "γ": r"\gamma ", "δ": r"\delta ", "μ": "µ",
+    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "⁄": "/", "∘": r"^{\circ}",
+    "¢": r"\text{ cent }", "€": r"\text{ euro }", "£": r"\text{ sterling }", "¥": r"\text{ yen }",
+    "₹": r"\text{ rupee }",
 }  # fmt: skip
 _SIGNS = {sign: latex for signs, latex in _TYPED.items() for sign in signs}
+_SIGNS |= {sign: unicodedata.normalize("NFKC", sign) for sign in "０１２３４５６７８９＋－＝％，：（）／＜＞！．"}
 _SIGNS |= dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻₀₁₂₃₄₅₆₇₈₉", "0123456789n+-0123456789", strict=True))
 _SIGNS |= {
     sign: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign).split("⁄")) for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
@@ -41,10 +44,12 @@ _SIGNS |= {
 _COMMANDS = {
     r"\ge \geq \geqslant": r"\ge ", r"\le \leq \leqslant": r"\le ", r"\ne \neq": r"\ne ", r"\lbrace": r"\{",
     r"\rbrace": r"\}", r"\langle": "(", r"\rangle": ")", r"\varnothing": r"\emptyset ", r"\degree": r"^{\circ}",
-    r"\R \Reals": r"\mathbb{R}", r"\mbox \textrm \mathrm": r"\text", r"\backslash": r" \setminus ",
+    r"\R \Reals": r"\mathbb{R}", r"\mbox \textrm \textnormal \mathrm": r"\text",
+    r"\dots \cdots": r"\ldots ", r"\backslash": r" \setminus ",
     r"\dfrac \tfrac \cfrac": r"\frac", r"\pounds \textsterling": r"\text{ sterling }",
     r"\euro \texteuro": r"\text{ euro }", r"\lor \vee \land \wedge": " , ", r"\quad \qquad \; \:": " ",
-    r"\bm \boldsymbol \underline \displaystyle \textstyle \large \Large \bf \rm": " ",
+    r"\bm \boldsymbol \pmb \mathsf \underline \displaystyle \textstyle \large \Large \huge \bf \rm": " ",
+    r"\therefore \checkmark": " ",
 }  # fmt: skip
 _ALIASES = {name: latex for names, latex in _COMMANDS.items() for name in names.split()} | {"\\ ": " "}
 _BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
@@ -57,8 +62,14 @@ _MODIFIERS = """or and not nor but are was were than minus plus times over mod m
     thirteen fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty
     ninety mega giga kilo milli micro nano grand halve quarter fourth fifth sixth seventh eighth ninth tenth
     eleventh twelfth hundredth thousandth millionth trillion quadrillion lakh crore score gross fold repeating
-    recurring periodic binary octal hex hexadecimal decimal less inverse reciprocal percentage permille"""
-MODIFIERS = frozenset(_MODIFIERS.split())
+    recurring periodic binary octal hex hexadecimal decimal less inverse reciprocal percentage permille
+    above greater smaller higher lower beyond pair thou mil septillion gazillion sixteenth twentieth doubled tripled
+    root ish approx maybe perhaps unsure wrong incorrect invalid rejected extraneous undefined except decade century
+    centuries forward backward false impossible excluded without unless short guess likely circa never none unknown
+    infinity alpha power choose divided halved modulus couple twin thereabouts ths ream googol counting"""
+#: After "or" or "and" these words bound a number.
+_BOUNDS = ("more", "fewer", "less", "above", "below", "greater", "higher", "lower", "over", "under")
+MODIFIERS = frozenset(_MODIFIERS.split()) | {f"or{word}" for word in _BOUNDS}
 _ARGUMENT = rf"\s*(?:\{{({_IN_GROUP})\}}|(\\pi(?![A-Za-z])|{GREEK_LETTER}|[0-9A-Za-z]))"
 
 
@@ -75,19 +86,44 @@ def _as_fraction(match: re.Match[str]) -> str:
     return rf"\frac{{{top}}}{{{'9' * len(period) + '0' * len(fixed)}}}"
 
 
+def _ordinal(match: re.Match[str]) -> str:
+    """An ordinal as its number."""
+    number, ending = match.groups()
+    ending_of = {"1": "st", "2": "nd", "3": "rd"}
+    right = "th" if number[-2:-1] == "1" else ending_of.get(number[-1], "th")
+    return number if ending == right else match[0]
+
+
 _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern, re.DOTALL), latex)
     for pattern, latex in (
         # Layout and signs
+        (r"(?<=[\w)])\*\*(\d+)(?!\d|\*\*)", r"^{\1}"),  # a power in a program's spelling, and no bold
         (r"\*\*", " "),
+        (r"^\s*\$*\s*\{([^{}]*,[^{}]*|\s*[A-Za-z]\s*[|:][^{}]*)\}\s*\$*\s*$", r"\\{\1\\}"),
+        (r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
+        (r"(?<![A-Za-z\\])(?:(ln|log|sin|cos|tan)(?=\s*\(|\s+[A-Za-z\d\\]|_)|(pi)(?![A-Za-z]))", r"\\\1\2 "),
         (r"^\s*\$(?=\s*[\d.,]*\d\s*$)", r"\\$"),  # dollars, and no mathematics
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*", ""),
         (r"^\s*(?:\\[(\[]|[`$]+)?\s*|\s*(?:\\[)\]]|(?<![^\\]\\)[`$]+)?\s*$", ""),
         (r"√\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))", r"\\sqrt{\1\2}"),  # of the whole number after it
+        (r"\{\s*\\(?:rm|bf|it)\s+([^{}]*)\}", r"\\text{\1}"),
         (r"[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻]+", r"^{\g<0>}"),
         (r"[₀-₉]+", r"_{\g<0>}"),
         (rf"[{''.join(_SIGNS)}]", lambda match: _SIGNS[match[0]]),
         (r"\\(?:[A-Za-z]+|.)", lambda match: _ALIASES.get(match[0], match[0])),
+        (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
+        (r"(?<![\d.])\.\.\.(?!\.)", r"\\ldots "),
+        # Thin spaces that set no thousands apart
+        (r"(?<!\\)\\,(?!\d{3}(?!\d))|(?<![\d,}\\])\\[,!]", " "),
+        # Words around a value
+        (rf"^\s*{_FONT}\s*(?i:(?:the\s+)?(?:[a-z]+\s+)?(?:answer|value|result)\s*(?:is|:|is:))\s*\}}\s*(?=\S)", ""),
+        (r"(\d+)(?:\s|\\text|[\^{])*(st|nd|rd|th)[\s}]*$", _ordinal),
+        (rf"(?i)\b(?:or|and)\s+({'|'.join(_BOUNDS)})\b", r"or\1"),
+        (r"(?<=[A-Za-z]{3})[.!]\s*\}\s*$", "}"),
+        (r"\\text\s*\{\s*(?:an?|An?|[Tt]he)\s+(?!or\b|and\b)(?=[a-z]{3})", r"\\text{"),
+        (r"\\(?:mathbf|textbf)\s*(?=\{\s*[\\(])", ""),
+        (r"^\s*e\s*=(?=[^=e]*\\(?:frac|sqrt)[^=e]*$)", r"\\varepsilon ="),  # an eccentricity
         # Relations and sets
         (r"(?<![=<>])>=", r"\\ge "),
         (r"(?<![=<>])<=(?!>)", r"\\le "),

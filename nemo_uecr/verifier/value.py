@@ -10,6 +10,7 @@ from typing import Any
 
 from nemo_uecr.verifier.spelling import (
     DIGITS,
+    GREEK_LETTER,
     GROUP,
     MODIFIERS,
     TEXT,
@@ -32,6 +33,8 @@ _WORD = re.compile(r"[A-Za-z\u00b5]+")
 #: Marks that math-verify drops or divides at: rounding, primes, the colons of times and ratios, halves of the day.
 _LITERAL = re.compile(
     r"\\approx|['\u2032\u2033\u2019\"]|\\prime(?![A-Za-z])|(?<!\\):|(?<![A-Za-z\\])[ap]\.?\s*m\.?(?![A-Za-z])"
+    r"|\^\s*\{?\s*(?:T|\\top|\\intercal)(?![A-Za-z])|[A-Za-z]\s*\^\s*\{\s*\(\s*\d\s*\)\s*\}"  # transposes, derivatives
+    r"|^\s*\d+([-/])\d+\1\d+\s*$|(?<![A-Za-z\\])E\s*(?:\[|\(\s*[A-Z])"  # dates, expectations
 )
 #: Names of points and of things with a number: read as LaTeX they are products, and `CBA` would be `ABC`.
 _NAME_OF_POINTS = re.compile(r"[A-Z]{2,}|(?<![A-Za-z\\\d.])[A-Za-z]+\d+")
@@ -40,6 +43,13 @@ _ROOT = re.compile(rf"\\sqrt\s*(?:\[[^\]]*\]\s*)?({GROUP}|\d)")
 #: A function with its base or power, which a number may follow, as in ``\log_{2} 8``.
 _INDEXED = re.compile(rf"\\(?:log|ln|lg|sin|cos|tan|cot|sec|csc|sum|prod|int|lim)(?:\s*[_^]\s*(?:{GROUP}|\\?\w))+")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*\}(?:\{[lcr| ]*\})?")
+#: Of unknowns sympy takes 1.
+_DIVISORS = re.compile(r"\\(?:gcd|lcm)(?![A-Za-z])")
+#: A letter by itself, and brackets that group nothing: they are a floor or a fractional part.
+_LETTER = re.compile(rf"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|{GREEK_LETTER}")
+_POINTLESS = re.compile(
+    r"(?:^|(?<=[-+=(]))\s*(?:\[(?!\s*[A-J]\s*\])[^,\[\]]*[A-Za-z][^,\[\]]*\]|\\\{[^,{}|=<>]*[A-Za-z][^,{}|=<>]*\\\})\s*(?=$|[-+=)])"
+)
 #: Two values without an operator; ``\x02`` ends a fraction, a root or a word.
 _SIDE_BY_SIDE = re.compile(r"\d\.?[\s{}]+\.?\d|[)\]}\x02][\s{}]*\.?\d")
 #: Computations that no answer leaves to be done, and those that a number leaves to nobody.
@@ -61,7 +71,7 @@ _DEEPEST, _LONGER, _TOWER = 40, 300, re.compile(r"(?:\^\s*(?:\{[^{}]*|\(|\d+)){2
 
 def too_large(given: str, expected: str) -> bool:
     """Whether the answer is a tower of powers, brackets in brackets or a row of signs that its reference is not."""
-    tower = _TOWER.search(given) is not None and _TOWER.search(expected) is None
+    tower = (_TOWER.search(given) is None) != (_TOWER.search(expected) is None)
     tokens = list(nested(given))
     deepest = max((depth for _, depth in tokens), default=0)
     signs = sum(not token.isdigit() for token, _ in tokens)
@@ -123,9 +133,23 @@ def _other_structure(answer: str, reference: str) -> bool:
     return (
         _strange_words(answer, reference)
         or names[0] != names[1]
+        or _other_case(answer, reference)
+        or (_DIVISORS.search(answer + reference) is not None and bool(letters(answer + reference)))
+        or len(_POINTLESS.findall(answer)) != len(_POINTLESS.findall(reference))
         or any(test(answer) and not test(reference) for test in (_MISREAD.search, _side_by_side))
-        or _LITERAL.search(answer + reference) is not None  # only the same text is the same
+        or any(map(_LITERAL.search, (answer, reference)))  # only the same text is the same
         or (r"\\" in reference and r"\\" not in answer and "vmatrix" not in reference)  # a derivation, no value
+    )
+
+
+def _other_case(answer: str, reference: str) -> bool:
+    """Whether a letter of one is written large where the other has it small alone."""
+    ours, theirs = (set(_LETTER.findall(TEXT.sub(" ", text))) for text in (answer, reference))
+    return any(
+        letter.replace(first, first.swapcase(), 1) in others - own
+        for own, others in ((ours, theirs), (theirs, ours))
+        for letter in own - others
+        for first in letter.lstrip("\\")[0]
     )
 
 
@@ -268,6 +292,8 @@ def _with_units(text: str, other: str) -> str:
 def _without_units(text: str) -> str:
     """The value alone; a dollar sign and a currency before it are units too."""
     bare = re.sub(r"^\s*(-?)\s*\\?\$", r"\1", text)
+    if bare.endswith(r"^{\circ}") and _FUNCTION.search(bare):
+        return bare
     bare = _UNIT_TAIL.sub("", _UNIT_TAIL.sub("", bare)).strip()
     return bare or text
 
@@ -307,7 +333,10 @@ def _apart(ours: Any, theirs: Any) -> bool:
     size = max(abs(value) for value in values)
     if size > _HUGE:
         return True
-    return bool(abs(values[0] - values[1]) > max(_APART * size, min(_ROUNDED, _ROUNDED_SHARE * size) if rounded else 0))
+    if abs(values[0] - values[1]) > max(_APART * size, min(_ROUNDED, _ROUNDED_SHARE * size) if rounded else 0):
+        return True
+    exact = None if rounded else (ours - theirs).doit()  # 1 - 2^-100 is not 1 - 2^-101
+    return exact is not None and exact.is_Rational and exact != 0
 
 
 def _at(value: Any, unknowns: Sequence[Any], turn: int) -> Any:
@@ -346,6 +375,22 @@ def _other_relation(ours: Any, theirs: Any) -> bool:
         return False
 
 
+_FUNCTIONS = r"\\(?:ln|lg|log|arc(?:sin|cos|tan)|sin|cos|tan|cot|sec|csc)(?![A-Za-z])"
+_FUNCTION = re.compile(_FUNCTIONS)
+_RAISED = rf"(?:\s*[_^]\s*(?:{GROUP}|\\?\w))*"
+_ATOM = rf"(?:\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\pi(?![A-Za-z])|{GREEK_LETTER}){_RAISED}"
+#: A function and its argument without brackets: latex2sympy would take in what multiplies the function.
+_APPLIED = re.compile(
+    rf"({_FUNCTIONS}{_RAISED})\s*((?:{_FUNCTIONS}{_RAISED}\([^()]*\)|\\frac\s*{GROUP}\s*{GROUP}|\\sqrt\s*{GROUP}|{_ATOM})(?:\s*{_ATOM})*)"
+)
+_IN_DEGREES = re.compile(rf"{_FUNCTIONS}{_RAISED}\s*\([^()]*\)")
+#: A derivative by name, which latex2sympy would take of a constant.
+_DERIVATIVE = re.compile(
+    r"\\frac\s*\{\s*(?:d|\\partial)\s*(?:\^\s*\{?\d\}?\s*)?\\?[A-Za-z]+(?:_\w|_\{\w+\})?\s*\}"
+    r"\s*\{\s*(?:d|\\partial)\s*\\?[A-Za-z]+\s*(?:\^\s*\{?\d\}?\s*)?\}"
+)
+
+
 @functools.lru_cache(maxsize=4096)
 def parsed(text: str) -> Any:
     r"""The sympy value of a whole box; None where it cannot be read.
@@ -357,6 +402,11 @@ def parsed(text: str) -> Any:
     from math_verify.grader import should_treat_as_complex
 
     text = _MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
+    for _ in range(2):  # a function of a function
+        text = _APPLIED.sub(r"\1(\2)", text)
+    text = _IN_DEGREES.sub(lambda found: found[0].replace(r"^{\circ}", r"\cdot\frac{\pi}{180}"), text)
+    text = _DERIVATIVE.sub(lambda found: "D_{" + re.sub(r"[^A-Za-z0-9]|partial", "", found[0]) + "}", text)
+    text = re.sub(r"(?<![A-Za-z\\])I(?![A-Za-z])", r"\\Upsilon ", text)  # no imaginary unit
     spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")
     latex = normalize_latex(rf"\boxed{{{text}}}", config=spelling)
     try:
