@@ -19,8 +19,6 @@ from nemo_uecr.scoring.records import MAX_ROW, TARGET_ROW, StatisticsLayout
 
 BLOCK_ELEMENTS = 1 << 17
 """Elements of one float32 buffer: 512 KiB, so that both stay in a second-level cache."""
-EXP_UNDERFLOW = -104.0
-"""exp of this is 0 in float32: a -inf logit moved here weighs nothing and stays a number."""
 ONE_ROW_COLUMNS = 1 << 15
 """From this width on a block is one row, summed piece by piece: torch would split the sum of a single long row
 over threads, and the bits of that sum would depend on their number and on the rows beside it."""
@@ -123,5 +121,5 @@ def _settle_infinities(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Te
         return
     undefined_N = stats_WN[layout.weighted_row].isnan() & max_N.isfinite()
     for token in undefined_N.nonzero().flatten().tolist():
-        shifted_V = (logits_NV[token].float() - max_N[token]).clamp_(min=EXP_UNDERFLOW)
-        stats_WN[layout.weighted_row, token] = (shifted_V.exp() * shifted_V).sum()
+        shifted_V = logits_NV[token].float() - max_N[token]
+        stats_WN[layout.weighted_row, token] = (shifted_V.exp() * shifted_V).nan_to_num_(nan=0.0).sum()

@@ -52,8 +52,7 @@ def scores_by_chunk(
     target_N: Tensor,
     layout: StatisticsLayout,
     *,
-    columns: int,
-    valid_vocab: int | None,
+    vocab: int | None,
     shard: VocabShard | None,
     kept_WN: Tensor | None = None,
     keep_nan: bool = False,
@@ -63,15 +62,14 @@ def scores_by_chunk(
     log p_T = (y - m) / T - log s(T);  H = log s(1) - t / s(1), never negative, as s >= 1 and t <= 0;
     dropped mass = sigmoid(l - m - log s(1)), l the log sum of the padding columns.
 
-    ``statistics_of`` gives the `[W, n]` statistics of this rank's ``columns``, padding included, for a slice of n
-    tokens. ``kept_WN``, where the backward needs it, receives the merged statistics in float64. With ``keep_nan`` a
-    token whose scores are not finite gets NaN in place of an error.
+    ``statistics_of`` gives the `[W, n]` statistics of this rank's columns for a slice of n tokens; ``vocab`` is the
+    number of columns on all ranks, None where no rank knows it. ``kept_WN``, where the backward needs it, receives the
+    merged statistics in float64. With ``keep_nan`` a token whose scores are not finite gets NaN in place of an error.
     """
     tokens, device = target_N.shape[0], target_N.device
     logp_KN = torch.empty(len(layout.temperatures), tokens, dtype=torch.float32, device=device)
     entropy_N = torch.empty(tokens, dtype=torch.float32, device=device) if layout.entropy else None
     dropped_N = torch.empty(tokens, dtype=torch.float32, device=device) if layout.dropped else None
-    vocab = columns if shard is None and valid_vocab is None else valid_vocab
     chunks = chunks_of(target_N)
     gathered_RWN = None
     if shard is not None:
@@ -163,7 +161,7 @@ def check_statistics(
 ) -> None:
     """Refuse targets outside the vocabulary and, unless NaN is kept, tokens with non-finite logits or scores.
 
-    ``first_token`` is the number of the first of them in the call; ``vocab`` None where no rank knows it.
+    ``first_token`` is the number of the first of them in the call.
     """
     if bool(finite_N.all()):  # waits for a GPU
         return
