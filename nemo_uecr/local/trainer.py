@@ -31,7 +31,7 @@ from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.teachers import Teachers
 from nemo_uecr.local.token_model import TokenModel
-from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
+from nemo_uecr.local.update import UpdateOutcome, check_ratios, update
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.reproducible import derive
 from nemo_uecr.steps.draws import run_state, step_indices
@@ -196,7 +196,7 @@ class Trainer(Rollouts):
 
     def step(self, step: int) -> dict[str, float]:
         """Take one training step; returns its metrics."""
-        watch, config, method = Stopwatch(), self.config, self.config.method
+        watch, config, method, student = Stopwatch(), self.config, self.config.method, self.models.student
         with evidence_of_failure(self.folder, step) as evidence:
             batch = self.rollout(step, watch, self.position.method_state, evidence)
             gap = {}
@@ -209,7 +209,8 @@ class Trainer(Rollouts):
             with watch.phase("update"):
                 self.placement.move_to_device("student", "optimizer")
                 with deterministic(config.train.deterministic):
-                    outcome = self._update(batch, advantages)
+                    done = self.position.optimizer_steps
+                    outcome = update(student, self.optimizer, batch, advantages, config, steps_done=done)
                 self.optimizer.zero_grad(set_to_none=True)  # the other phases have the memory
             with watch.phase("advantage"):
                 metrics = gap | step_metrics(batch, advantages, residuals, outcome, config)
@@ -217,25 +218,6 @@ class Trainer(Rollouts):
         self._save_batch(step, batch, advantages)
         self._advance(step, outcome, advantages.state or {}, watch)
         return metrics | watch.metrics(int(batch.record.mask_BT.sum()))
-
-    def _update(self, batch: StepBatch, advantages: Advantages) -> UpdateOutcome:
-        config, record = self.config, batch.record
-        loss_mask_BT = advantages.trained(record.mask_BT)
-        if config.rollout.overlong_filter:
-            loss_mask_BT = loss_mask_BT & ~record.truncated_B.unsqueeze(1)
-        surrogates = [(advantages.advantage_BT, 1.0)]
-        if advantages.advantage_opd_BT is not None and config.method.opd_coef is not None:
-            surrogates.append((advantages.advantage_opd_BT, config.method.opd_coef))
-        inputs = UpdateInputs(
-            sequences=batch.sequences,
-            micro_rows=batch.micro_rows,
-            loss_mask_BT=loss_mask_BT,
-            rollout_logp_BT=record.student.rollout_logp_BT,
-            surrogates=tuple(surrogates),
-            reference_rollout_logp_BT=record.reference_rollout_logp_BT if config.loss.reference_kl > 0 else None,
-        )
-        done = self.position.optimizer_steps
-        return update(self.models.student, self.optimizer, inputs, config, steps_done=done)
 
     def _save_batch(self, step: int, batch: StepBatch, advantages: Advantages) -> None:
         every = self.config.telemetry.save_batch_every
