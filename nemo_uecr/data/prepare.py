@@ -158,14 +158,13 @@ def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, scre
 
 def _draw(rows: RowSets, sample: int, seed: int) -> None:
     """Keep the rows whose seeded rank is lowest: the same rows whatever the order of the source."""
-    rank = {
-        row["row"]: (hashlib.sha256(f"{seed}:{row['digest']}".encode()).hexdigest(), row["row"])
-        for name in ("kept", "held")
-        for row in rows[name]
-    }
-    if len(rank) < sample:
-        raise DataError(f"{len(rank)} rows pass the filters; expected at least the {sample} to sample")
-    drawn = set(sorted(rank, key=rank.__getitem__)[:sample])
+    ranked = sorted(
+        [*rows["kept"], *rows["held"]],
+        key=lambda row: (hashlib.sha256(f"{seed}:{row['digest']}".encode()).hexdigest(), row["row"]),
+    )
+    if len(ranked) < sample:
+        raise DataError(f"{len(ranked)} rows pass the filters; expected at least the {sample} to sample")
+    drawn = {row["row"] for row in ranked[:sample]}
     for name in ("kept", "held"):
         others = [row for row in rows[name] if row["row"] not in drawn]
         rows["removed"] += [{"row": row["row"], "digest": row["digest"], "reason": "not_sampled"} for row in others]

@@ -218,7 +218,10 @@ def load_teachers(
     by_name: dict[str, Teacher] = {}
     left_out, unreported_ends, ends = set(), dict[str, str](), student.tokens.end_ids
     for key, section in config.active_teachers.items():
-        name, source = key.removeprefix("teachers."), _source(section)
+        name, source = key.removeprefix("teachers."), section
+        if isinstance(section, TeacherConfig):  # one folder is one teacher, under whichever path
+            place = os.path.realpath(resolve_path(str(section.model_name)))
+            source = section.model_copy(update={"model_name": place})
         asked = None if isinstance(section, SelfTeacherConfig) else section.end_token
         if source not in loaded:
             loaded[source], theirs = _load(config, student, initial, device, key, section)
@@ -230,14 +233,6 @@ def load_teachers(
         if asked == "left_out":
             left_out.add(name)
     return Teachers(by_name, config.routing, ends, frozenset(left_out), unreported_ends)
-
-
-def _source(section: OneTeacher) -> object:
-    """What two names of one teacher have in common."""
-    if not isinstance(section, TeacherConfig):
-        return section
-    place = os.path.realpath(resolve_path(str(section.model_name)))
-    return section.model_copy(update={"model_name": place})
 
 
 def _load(

@@ -34,16 +34,9 @@ def triton_serves(tensor: Tensor) -> bool:
 
 
 def reduce_logits(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout, first_column: int) -> Tensor:
-    """Reduce each row of a vocabulary shard to W numbers.
+    """The `[W, N]` float32 statistics of a shard's real columns, which may be none; column 0 is token `first_column`.
 
-    Args:
-        logits_NV: `[N, V]` float logits of the real columns of this shard; V may be 0.
-        target_N: `[N]` token ids of the whole vocabulary.
-        layout: which statistics to compute.
-        first_column: token id of column 0 of this shard.
-
-    Returns:
-        `[W, N]` float32; the target's row is -inf where the target is not in this shard.
+    The targets are token ids of the whole vocabulary; their row is -inf where the target is not in this shard.
     """
     tokens, columns = logits_NV.shape
     stats_WN = torch.empty(layout.width, tokens, dtype=torch.float32, device=logits_NV.device)
