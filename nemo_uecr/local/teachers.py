@@ -26,14 +26,13 @@ from nemo_uecr.config.schema import (
     TeacherConfig,
     UrlTeacherConfig,
 )
-from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.data.problems import check_routing, filled, teacher_name
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.generation.engines import difference_of_ends, load_tokens
 from nemo_uecr.generation.models import check_same_tokenizer, prompt_ids, turns_before
 from nemo_uecr.hosted_teacher.client import TeacherServer
 from nemo_uecr.local.memory import Placement
-from nemo_uecr.local.probes import Comparison, OwnEnds, Probe
+from nemo_uecr.local.probes import OwnEnds, Probe
 from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.sequences import Prompt, Sequences, TeacherInputs, check_context
 from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
@@ -145,11 +144,6 @@ class Teachers:
     @property
     def models(self) -> list[TokenModel]:
         return [teacher.model for teacher in self.by_name.values() if isinstance(teacher, ModelTeacher)]
-
-    def comparison(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Comparison:
-        """Probes that compare the student with them."""
-        columns = min(model.vocabulary for model in (student, *self.models))
-        return Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed))
 
     def inputs(self, sequences: Sequences) -> TeacherInputs:
         """Each row's teacher, and what it reads in place of the row's prompt, with the same response after it."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from nemo_uecr.config.schema import Config
+from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import Advantages
@@ -25,6 +26,7 @@ from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.checkpoint import MANIFEST, Checkpoints, Position
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
+from nemo_uecr.local.probes import Comparison
 from nemo_uecr.local.provenance import APPEND_ONLY, list_files
 from nemo_uecr.local.rollout import Sampler, StepBatch, check_drawn, samples_of
 from nemo_uecr.local.scores import score_policy
@@ -119,8 +121,9 @@ class Rollouts:
         inputs = comparison = None
         if models.teachers.by_name:
             inputs = models.teachers.inputs(sequences)
+            columns = min(model.vocabulary for model in (models.student, *models.teachers.models))
             seed = derive(config.run.seed, "agreement", step)
-            comparison = models.teachers.comparison(mask_BT, models.student, seed=seed)
+            comparison = Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed))
         with watch.phase("score_student"):
             self.placement.move_to_device("student")
             probes = () if comparison is None else (comparison.student,)

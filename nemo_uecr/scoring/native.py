@@ -103,10 +103,8 @@ def _built(compiler: str) -> Path:
     source = Path(__file__).with_name("native_rows.c")
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
     made_of = b"|".join((source.read_bytes(), version, _processor().encode(), repr(FLAGS).encode()))
-    cache_folder = os.environ.get("NEMO_UECR_CACHE")
-    if not cache_folder:
-        cache_folder = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemo_uecr")
-    folder = Path(cache_folder).expanduser() / "native"
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(os.environ.get("NEMO_UECR_CACHE") or f"{home}/nemo_uecr").expanduser() / "native"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"rows-{hashlib.sha256(made_of).hexdigest()[:20]}.so"
     if not library.exists():

@@ -70,11 +70,8 @@ def scores_by_chunk(
     logp_KN = torch.empty(len(layout.temperatures), tokens, dtype=torch.float32, device=device)
     entropy_N = torch.empty(tokens, dtype=torch.float32, device=device) if layout.entropy else None
     dropped_N = torch.empty(tokens, dtype=torch.float32, device=device) if layout.dropped else None
-    chunks = chunks_of(target_N)
-    gathered_RWN = None
-    if shard is not None:
-        gathered_RWN = gathered_statistics(statistics_of, chunks, target_N, layout, shard)
-    for chunk in chunks:
+    gathered_RWN = None if shard is None else gathered_statistics(statistics_of, target_N, layout, shard)
+    for chunk in chunks_of(target_N):
         stats_RWn = statistics_of(chunk).unsqueeze(0) if gathered_RWN is None else gathered_RWN[:, :, chunk]
         logp_Kn, entropy_n = logp_KN[:, chunk], None if entropy_N is None else entropy_N[chunk]
         if triton_serves(stats_RWn):
@@ -182,20 +179,13 @@ def check_statistics(
     )
 
 
-# The collective
-
-
 def gathered_statistics(
-    statistics_of: Callable[[slice], Tensor],
-    chunks: list[slice],
-    target_N: Tensor,
-    layout: StatisticsLayout,
-    shard: VocabShard,
+    statistics_of: Callable[[slice], Tensor], target_N: Tensor, layout: StatisticsLayout, shard: VocabShard
 ) -> Tensor:
     """Reduce this rank's shard and gather all ranks' `[R, W, N]` statistics, in rank order, with one collective."""
     rank, size = dist.get_rank(shard.group), dist.get_world_size(shard.group)
     gathered_RWN = target_N.new_empty((size, layout.width, target_N.shape[0]), dtype=torch.float32)
-    for chunk in chunks:
+    for chunk in chunks_of(target_N):
         gathered_RWN[rank, :, chunk] = statistics_of(chunk)
     if size > 1:
         _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=shard.group)
