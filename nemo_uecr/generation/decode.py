@@ -206,7 +206,8 @@ class _Batch:
             self._graph = self._captured()
         for _ in range(count):
             if self._graph is None:
-                self._advance()
+                self._draw_one()
+                self.slot_1.add_(1)
             else:
                 self._graph.replay()
             self.drawn += 1
@@ -235,10 +236,6 @@ class _Batch:
         for number, layer in enumerate(self.cache.layers):
             self.cache.layers[number] = _LayerInPlace(moved(layer.keys), moved(layer.values), self.slot_1)
 
-    def _advance(self) -> None:
-        self._draw_one()
-        self.slot_1.add_(1)
-
     def _draw_one(self) -> None:
         """Draw the token after the one in ``slot_1``. In place it may be repeated and draws the same token."""
         number_1, mask = self.slot_1 - self.width, None
@@ -266,7 +263,8 @@ class _Batch:
                 torch.cuda.set_sync_debug_mode(debug_mode)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._advance()
+                self._draw_one()
+                self.slot_1.add_(1)
         except torch.OutOfMemoryError:  # no fault of the model
             raise
         except RuntimeError as error:

@@ -67,8 +67,7 @@ class TokenModel:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.module.device
-        return device
+        return torch.device(self.module.device)
 
     @property
     def vocabulary(self) -> int:

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from nemo_uecr.scoring.native import native_serves, reduce_natively
+from nemo_uecr.scoring.native import reduce_natively
 from nemo_uecr.scoring.records import MAX_ROW, TARGET_ROW, StatisticsLayout
 
 BLOCK_ELEMENTS = 1 << 17
@@ -52,9 +52,7 @@ def reduce_logits(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout,
         with torch.cuda.device_of(logits_NV):  # type: ignore[no-untyped-call]
             reduce_with_triton(logits_NV, target_N, layout, first_column, stats_WN)
         return stats_WN
-    if native_serves(logits_NV, layout):
-        reduce_natively(logits_NV, layout, stats_WN)
-    else:
+    if not reduce_natively(logits_NV, layout, stats_WN):
         reduce_with_torch(logits_NV, layout, stats_WN)
     column_N = target_N.long() - first_column
     owned_N = (column_N >= 0) & (column_N < columns)
