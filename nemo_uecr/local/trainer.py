@@ -199,7 +199,7 @@ class Trainer(Rollouts):
 
     def step(self, step: int) -> dict[str, float]:
         """Take one training step; returns its metrics."""
-        watch, config, method, student = Stopwatch(), self.config, self.config.method, self.models.student
+        watch, config, method = Stopwatch(), self.config, self.config.method
         with evidence_of_failure(self.folder, step) as evidence:
             batch = self.rollout(step, watch, self.position.method_state, evidence)
             gap = {}
@@ -213,7 +213,7 @@ class Trainer(Rollouts):
                 self.placement.move_to_device("student", "optimizer")
                 with deterministic(config.train.deterministic):
                     done = self.position.optimizer_steps
-                    outcome = update(student, self.optimizer, batch, advantages, config, steps_done=done)
+                    outcome = update(self.models.student, self.optimizer, batch, advantages, config, steps_done=done)
                 self.optimizer.zero_grad(set_to_none=True)  # the other phases have the memory
             with watch.phase("advantage"):
                 metrics = gap | step_metrics(batch, advantages, residuals, outcome, config)
