@@ -109,14 +109,13 @@ def milliseconds(run: Callable[[], Any], repetitions: int = REPETITIONS) -> floa
         return 1e3 * (time.perf_counter() - start)
     for _ in range(3):
         run()
-    timers = []
-    for _ in range(repetitions):  # no wait between them: on an idle device a launch would be timed, too
-        timers.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
-        timers[-1][0].record()
+    begins, ends = ([torch.cuda.Event(enable_timing=True) for _ in range(repetitions)] for _ in range(2))
+    for begin, end in zip(begins, ends, strict=True):  # no wait between: on an idle device a launch would be timed, too
+        begin.record()
         run()
-        timers[-1][1].record()
+        end.record()
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in timers)
+    return statistics.median(map(torch.cuda.Event.elapsed_time, begins, ends))
 
 
 @contextmanager

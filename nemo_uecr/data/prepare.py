@@ -129,7 +129,8 @@ def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, scre
     for number, (_, row) in enumerate(rows_of(source, fields), start=1):
         try:
             problem = problem_of(row, fields, number)
-            reason = _refusal(row, problem.answer, fields, settings)
+            record = _written(row, problem, fields, number)
+            reason = _refusal(record, row, fields, settings)
         except UnreadableRow as error:
             unread += 1
             texts = (str(value_at(row, name)) for name in (fields.question, fields.answer))
@@ -137,7 +138,7 @@ def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, scre
             continue
         digest, detail = row_digest(problem.question, problem.answer), {}
         if reason is None:
-            record, text = _written(row, problem, fields, number), Text.of(problem.question)
+            text = Text.of(problem.question)
             if (finding := screen.find(text)) is not None:
                 shown = {name: value for name, value in asdict(finding).items() if name != "certain"}
                 detail = {"findings": [shown], "question": record["question"], "answer": record["answer"]}
@@ -158,14 +159,13 @@ def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, scre
 
 def _draw(rows: RowSets, sample: int, seed: int) -> None:
     """Keep the rows whose seeded rank is lowest: the same rows whatever the order of the source."""
-    rank = {
-        row["row"]: (hashlib.sha256(f"{seed}:{row['digest']}".encode()).hexdigest(), row["row"])
-        for name in ("kept", "held")
-        for row in rows[name]
-    }
-    if len(rank) < sample:
-        raise DataError(f"{len(rank)} rows pass the filters; expected at least the {sample} to sample")
-    drawn = set(sorted(rank, key=rank.__getitem__)[:sample])
+    ranked = sorted(
+        [*rows["kept"], *rows["held"]],
+        key=lambda row: (hashlib.sha256(f"{seed}:{row['digest']}".encode()).hexdigest(), row["row"]),
+    )
+    if len(ranked) < sample:
+        raise DataError(f"{len(ranked)} rows pass the filters; expected at least the {sample} to sample")
+    drawn = {row["row"] for row in ranked[:sample]}
     for name in ("kept", "held"):
         others = [row for row in rows[name] if row["row"] not in drawn]
         rows["removed"] += [{"row": row["row"], "digest": row["digest"], "reason": "not_sampled"} for row in others]
@@ -223,22 +223,20 @@ def checked_types(names: Sequence[str], option: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _refusal(row: Row, answer: str, fields: Fields, settings: PrepareSettings) -> str | None:
+def _refusal(record: Row, row: Row, fields: Fields, settings: PrepareSettings) -> str | None:
     """The first rule by which a row is removed; UnreadableRow where a difficulty is asked for and it has none."""
     if settings.difficulty is not None:
-        given = value_at(row, str(fields.difficulty))
-        level = level_of(given)
-        if level is None:
+        if "difficulty" not in record:
+            given = value_at(row, str(fields.difficulty))
             wrong = f"{fields.difficulty} is {kind_of(given)}, expected a number"
             raise UnreadableRow("difficulty_missing" if given in (None, "") else wrong)
-        if not settings.difficulty[0] <= level <= settings.difficulty[1]:
+        if not settings.difficulty[0] <= record["difficulty"] <= settings.difficulty[1]:
             return "difficulty_outside"
-    kind = answer_type(answer)
+    kind = record["answer_type"]
     return None if kind in settings.types else f"answer_{kind}"
 
 
 def _written(row: Row, problem: Problem, fields: Fields, number: int) -> Row:
-    """What is written of a row."""
     turns = [*problem.context, {"role": "user", "content": problem.question}]
     question = turns if problem.context else problem.question
     record: Row = {"id": f"row-{number:06d}", "question": question, "answer": problem.answer}

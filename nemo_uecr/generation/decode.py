@@ -106,6 +106,16 @@ class _Reader:
         logits_BV: Tensor = self.module(ids_BS, attention_mask=mask, **self.options, **places).logits[:, -1]
         return logits_BV
 
+    @property
+    def can_be_fixed(self) -> bool:
+        """Whether the cache holds the keys and values of all tokens and nothing else, and a prepared mask is taken."""
+        return (
+            self.has_positions  # otherwise it derives the positions from the mask, as Bloom does
+            and all(type(layer) is DynamicLayer for layer in self.cache.layers)
+            and self.module.config._attn_implementation in ("sdpa", "eager")
+            and getattr(self.module, "_can_compile_fullgraph", False)
+        )
+
 
 def _no_cache(module: Any, why: str = "") -> DataError:
     kind = module.config.model_type
@@ -154,7 +164,7 @@ class _Batch:
         self.reader = _Reader(module)
         self.cache = self.reader.cache
         if mode is None:
-            graph = self.device.type == "cuda" and _CAPTURES.get(module, True) and _can_be_fixed(module, self.cache)
+            graph = self.device.type == "cuda" and _CAPTURES.get(module, True) and self.reader.can_be_fixed
             mode = "graph" if graph else "eager"
         self.mode, self.in_place = mode, mode in ("fixed", "graph")
         different = list(dict.fromkeys(prompts))
@@ -196,7 +206,8 @@ class _Batch:
             self._graph = self._captured()
         for _ in range(count):
             if self._graph is None:
-                self._advance()
+                self._draw_one()
+                self.slot_1.add_(1)
             else:
                 self._graph.replay()
             self.drawn += 1
@@ -218,18 +229,12 @@ class _Batch:
 
         def moved(old: Tensor) -> Tensor:
             # Zeros: attention multiplies what is in the closed slots by 0.
-            new = torch.zeros(
-                len(rows), old.shape[1], capacity, old.shape[3], dtype=low or old.dtype, device=old.device
-            )
+            new = old.new_zeros((len(rows), old.shape[1], capacity, old.shape[3]), dtype=low or old.dtype)
             new[:, :, :filled] = old[rows_B, :, :filled]
             return new
 
         for number, layer in enumerate(self.cache.layers):
             self.cache.layers[number] = _LayerInPlace(moved(layer.keys), moved(layer.values), self.slot_1)
-
-    def _advance(self) -> None:
-        self._draw_one()
-        self.slot_1.add_(1)
 
     def _draw_one(self) -> None:
         """Draw the token after the one in ``slot_1``. In place it may be repeated and draws the same token."""
@@ -258,7 +263,8 @@ class _Batch:
                 torch.cuda.set_sync_debug_mode(debug_mode)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._advance()
+                self._draw_one()
+                self.slot_1.add_(1)
         except torch.OutOfMemoryError:  # no fault of the model
             raise
         except RuntimeError as error:
@@ -284,17 +290,6 @@ class _LayerInPlace(DynamicLayer):  # type: ignore[misc]
         self.keys.index_copy_(2, self.slot_1, key_states.to(self.keys.dtype))
         self.values.index_copy_(2, self.slot_1, value_states.to(self.values.dtype))
         return self.keys, self.values
-
-
-def _can_be_fixed(module: Any, cache: DynamicCache) -> bool:
-    """Whether the cache holds the keys and values of all tokens and nothing else, and a prepared mask is taken."""
-    return (
-        all(type(layer) is DynamicLayer for layer in cache.layers)
-        and module.config._attn_implementation in ("sdpa", "eager")
-        and getattr(module, "_can_compile_fullgraph", False)
-        # Otherwise it derives the positions from the mask, as Bloom does.
-        and "position_ids" in inspect.signature(module.forward).parameters
-    )
 
 
 def choose(logits_BV: Tensor, decoding: Decoding, uniform_B: Tensor) -> Tensor:

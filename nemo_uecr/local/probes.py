@@ -17,14 +17,6 @@ from nemo_uecr.generation.decode import to_device
 from nemo_uecr.steps.step_record import ComparedTokens
 
 
-class Span(NamedTuple):
-    """Neighbouring tokens with the logits that predict them, on the model's device."""
-
-    logits_NV: Tensor
-    target_N: Tensor  # the tokens themselves
-    place: tuple[Tensor, Tensor]  # their rows and columns [N] in a [B, T] layout, on the CPU
-
-
 class Write(NamedTuple):
     """``table[place] = values``, once the values, which may be on a GPU, are there."""
 
@@ -33,8 +25,10 @@ class Write(NamedTuple):
     values: Tensor
 
 
-#: What is to be written of a span.
-Probe = Callable[[Span], Iterable[Write]]
+#: Rows and columns [N] in a [B, T] layout, on the CPU.
+Place = tuple[Tensor, Tensor]
+#: What is to be written of a span, neighbouring tokens: the logits that predict them, the tokens, and their places.
+Probe = Callable[[Tensor, Tensor, Place], Iterable[Write]]
 
 
 class TopTokens:
@@ -46,14 +40,13 @@ class TopTokens:
         self.ids_CK = torch.zeros(count, sample.best, dtype=torch.long)
         self.seen_C = torch.zeros(count, dtype=torch.bool)
 
-    def __call__(self, span: Span) -> Iterator[Write]:
+    def __call__(self, logits_NV: Tensor, target_N: Tensor, place: Place) -> Iterator[Write]:
         """The ids of those that are in this span."""
-        number_N = self.sample.number_BT[span.place]
+        number_N = self.sample.number_BT[place]
         own_n = (number_N >= 0).nonzero().squeeze(1)
         self.seen_C[number_N[own_n]] = True
-        yield Write(
-            self.ids_CK, number_N[own_n], self.sample.top_ids(span.logits_NV[to_device(own_n, span.logits_NV.device)])
-        )
+        top_nK = self.sample.top_ids(logits_NV[to_device(own_n, logits_NV.device)])
+        yield Write(self.ids_CK, number_N[own_n], top_nK)
 
 
 class Comparison:
@@ -76,10 +69,10 @@ class TokenRanks:
         self._columns = columns
         self.rank_BT = torch.zeros(shape, dtype=torch.int32)
 
-    def __call__(self, span: Span) -> Iterator[Write]:
+    def __call__(self, logits_NV: Tensor, target_N: Tensor, place: Place) -> Iterator[Write]:
         """The ranks of a span."""
-        above_NV = span.logits_NV[:, : self._columns] > span.logits_NV.gather(1, span.target_N.unsqueeze(1))
-        yield Write(self.rank_BT, span.place, 1 + above_NV.sum(dim=1, dtype=torch.int32))
+        above_NV = logits_NV[:, : self._columns] > logits_NV.gather(1, target_N.unsqueeze(1))
+        yield Write(self.rank_BT, place, 1 + above_NV.sum(dim=1, dtype=torch.int32))
 
 
 class OwnEnds:
@@ -89,12 +82,12 @@ class OwnEnds:
         self._ends_BT, self._own = ends_BT, sorted(own_ids)
         self.difference_BT = torch.zeros(ends_BT.shape)
 
-    def __call__(self, span: Span) -> Iterator[Write]:
+    def __call__(self, logits_NV: Tensor, target_N: Tensor, place: Place) -> Iterator[Write]:
         """The differences of the ends in a span."""
-        end_n = self._ends_BT[span.place].nonzero().squeeze(1)
+        end_n = self._ends_BT[place].nonzero().squeeze(1)
         if len(end_n):
-            at_n = to_device(end_n, span.logits_NV.device)
-            logits_nV, target_n1 = span.logits_NV[at_n].float(), span.target_N[at_n].unsqueeze(1)
+            at_n = to_device(end_n, logits_NV.device)
+            logits_nV, target_n1 = logits_NV[at_n].float(), target_N[at_n].unsqueeze(1)
             more_n = logits_nV[:, self._own].logsumexp(1) - logits_nV.gather(1, target_n1).squeeze(1)
-            row_N, column_N = span.place
+            row_N, column_N = place
             yield Write(self.difference_BT, (row_N[end_n], column_N[end_n]), more_n)

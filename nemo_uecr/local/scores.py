@@ -15,7 +15,7 @@ from nemo_uecr.generation.decode import to_device
 from nemo_uecr.generation.models import check_sampled
 from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.local.memory import to_host
-from nemo_uecr.local.probes import Probe, Span, Write
+from nemo_uecr.local.probes import Probe, Write
 from nemo_uecr.local.sequences import MicroBatch, Sequences
 from nemo_uecr.scoring.dense import token_logp, token_scores
 from nemo_uecr.scoring.statistics import deferred_checks
@@ -78,7 +78,7 @@ def _score(
         writes: list[Write] = []
         with deferred_checks():
             for tokens, logits_NV, target_N in token_logits(model, micro):
-                span = Span(logits_NV, target_N, (rows[row_N[tokens]], column_N[tokens]))
+                place = (rows[row_N[tokens]], column_N[tokens])
                 scores = token_scores(
                     logits_NV,
                     target_N,
@@ -91,8 +91,8 @@ def _score(
                 found = (*scores.logp, scores.entropy, scores.dropped)
                 for table_BT, values_N in zip((*logp, entropy_BT, dropped_BT), found, strict=True):
                     if table_BT is not None and values_N is not None:
-                        writes.append(Write(table_BT, span.place, values_N))
-                writes += [write for probe in probes for write in probe(span)]
+                        writes.append(Write(table_BT, place, values_N))
+                writes += [write for probe in probes for write in probe(logits_NV, target_N, place)]
             values = to_host([write.values for write in writes])  # the one wait for a GPU
         for write, value in zip(writes, values, strict=True):
             write.table[write.place] = value
@@ -104,9 +104,7 @@ def token_logits(model: TokenModel, micro: MicroBatch) -> Iterator[tuple[slice, 
     features_NF, weights = _features(model, micro), model.head_weights()
     target_N = to_device(micro.target_N, model.device)
     for tokens in _chunks(model, target_N.numel()):
-        with model.forward_context():
-            logits_NV = model.head(features_NF[tokens], weights)
-        yield tokens, logits_NV, target_N[tokens]
+        yield tokens, model.head(features_NF[tokens], weights), target_N[tokens]
 
 
 def training_logp(model: TokenModel, micro: MicroBatch, *, temperature: float) -> Tensor:
@@ -163,16 +161,12 @@ class _ChunkedLogp(torch.autograd.Function):
 def _chunk_logp(
     model: TokenModel, features_NF: Tensor, weights: Mapping[str, Tensor], target_N: Tensor, temperature: float
 ) -> Tensor:
-    with model.forward_context():
-        logits_NV = model.head(features_NF, weights)
-    return token_logp(logits_NV, target_N, temperature=temperature)
+    return token_logp(model.head(features_NF, weights), target_N, temperature=temperature)
 
 
 def _features(model: TokenModel, micro: MicroBatch) -> Tensor:
     ids_bS, position_N = (to_device(each, model.device) for each in (micro.ids_bS, micro.position_N))
-    with model.forward_context():
-        features_bSF = model.features(ids_bS)
-    return features_bSF.flatten(0, 1)[position_N]
+    return model.features(ids_bS).flatten(0, 1)[position_N]
 
 
 def _chunks(model: TokenModel, tokens: int) -> list[slice]:

@@ -26,14 +26,13 @@ from nemo_uecr.config.schema import (
     TeacherConfig,
     UrlTeacherConfig,
 )
-from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.data.problems import check_routing, filled, teacher_name
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.generation.engines import difference_of_ends, load_tokens
 from nemo_uecr.generation.models import check_same_tokenizer, prompt_ids, turns_before
 from nemo_uecr.hosted_teacher.client import TeacherServer
 from nemo_uecr.local.memory import Placement
-from nemo_uecr.local.probes import Comparison, OwnEnds, Probe
+from nemo_uecr.local.probes import OwnEnds, Probe
 from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.sequences import Prompt, Sequences, TeacherInputs, check_context
 from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
@@ -146,11 +145,6 @@ class Teachers:
     def models(self) -> list[TokenModel]:
         return [teacher.model for teacher in self.by_name.values() if isinstance(teacher, ModelTeacher)]
 
-    def comparison(self, mask_BT: Tensor, student: TokenModel, *, seed: int) -> Comparison:
-        """Probes that compare the student with them."""
-        columns = min(model.vocabulary for model in (student, *self.models))
-        return Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed))
-
     def inputs(self, sequences: Sequences) -> TeacherInputs:
         """Each row's teacher, and what it reads in place of the row's prompt, with the same response after it."""
         names = [teacher_name(prompt.problem, self.routing, self.by_name) for prompt in sequences.prompts]
@@ -218,7 +212,10 @@ def load_teachers(
     by_name: dict[str, Teacher] = {}
     left_out, unreported_ends, ends = set(), dict[str, str](), student.tokens.end_ids
     for key, section in config.active_teachers.items():
-        name, source = key.removeprefix("teachers."), _source(section)
+        name, source = key.removeprefix("teachers."), section
+        if isinstance(section, TeacherConfig):  # one folder is one teacher, under whichever path
+            place = os.path.realpath(resolve_path(str(section.model_name)))
+            source = section.model_copy(update={"model_name": place})
         asked = None if isinstance(section, SelfTeacherConfig) else section.end_token
         if source not in loaded:
             loaded[source], theirs = _load(config, student, initial, device, key, section)
@@ -230,14 +227,6 @@ def load_teachers(
         if asked == "left_out":
             left_out.add(name)
     return Teachers(by_name, config.routing, ends, frozenset(left_out), unreported_ends)
-
-
-def _source(section: OneTeacher) -> object:
-    """What two names of one teacher have in common."""
-    if not isinstance(section, TeacherConfig):
-        return section
-    place = os.path.realpath(resolve_path(str(section.model_name)))
-    return section.model_copy(update={"model_name": place})
 
 
 def _load(

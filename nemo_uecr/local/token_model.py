@@ -67,8 +67,7 @@ class TokenModel:
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.module.device
-        return device
+        return torch.device(self.module.device)
 
     @property
     def vocabulary(self) -> int:
@@ -81,7 +80,7 @@ class TokenModel:
 
     @contextlib.contextmanager
     def forward_context(self, *, keep_casts: bool = False) -> Iterator[None]:
-        """Autocast when a lower compute precision was asked for; scoring and training use the same.
+        """Autocast when a lower compute precision was asked for, as in `features` and `head`.
 
         With ``keep_casts`` the weights in the lower precision are held until the end, for more than one forward.
         """
@@ -95,12 +94,9 @@ class TokenModel:
 
     def features(self, ids_bt: Tensor) -> Tensor:
         """[b, t, F] what the output layer reads, for right-padded sequences."""
-        with _unpacked():
-            features_btF: Tensor = (
-                self.module.base_model(input_ids=ids_bt, use_cache=False).last_hidden_state
-                if self.splits
-                else self.module(input_ids=ids_bt, use_cache=False).logits
-            )
+        with self.forward_context(), _unpacked():
+            read = (self.module.base_model if self.splits else self.module)(input_ids=ids_bt, use_cache=False)
+        features_btF: Tensor = read.last_hidden_state if self.splits else read.logits
         return features_btF
 
     def head_parameters(self) -> list[torch.nn.Parameter]:
@@ -116,7 +112,8 @@ class TokenModel:
         """[N, V] logits, the output layer's weights given."""
         if not self.splits:
             return features_NF
-        logits_NV: Tensor = functional_call(self.module.get_output_embeddings(), dict(weights), (features_NF,))
+        with self.forward_context():
+            logits_NV: Tensor = functional_call(self.module.get_output_embeddings(), dict(weights), (features_NF,))
         return logits_NV
 
 

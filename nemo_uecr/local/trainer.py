@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from nemo_uecr.config.schema import Config
+from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import Advantages
@@ -25,13 +26,14 @@ from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.checkpoint import MANIFEST, Checkpoints, Position
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
+from nemo_uecr.local.probes import Comparison
 from nemo_uecr.local.provenance import APPEND_ONLY, list_files
 from nemo_uecr.local.rollout import Sampler, StepBatch, check_drawn, samples_of
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.teachers import Teachers
 from nemo_uecr.local.token_model import TokenModel
-from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, check_ratios, update
+from nemo_uecr.local.update import UpdateOutcome, check_ratios, update
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.reproducible import derive
 from nemo_uecr.steps.draws import run_state, step_indices
@@ -119,8 +121,9 @@ class Rollouts:
         inputs = comparison = None
         if models.teachers.by_name:
             inputs = models.teachers.inputs(sequences)
+            columns = min(model.vocabulary for model in (models.student, *models.teachers.models))
             seed = derive(config.run.seed, "agreement", step)
-            comparison = models.teachers.comparison(mask_BT, models.student, seed=seed)
+            comparison = Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed))
         with watch.phase("score_student"):
             self.placement.move_to_device("student")
             probes = () if comparison is None else (comparison.student,)
@@ -209,7 +212,8 @@ class Trainer(Rollouts):
             with watch.phase("update"):
                 self.placement.move_to_device("student", "optimizer")
                 with deterministic(config.train.deterministic):
-                    outcome = self._update(batch, advantages)
+                    done = self.position.optimizer_steps
+                    outcome = update(self.models.student, self.optimizer, batch, advantages, config, steps_done=done)
                 self.optimizer.zero_grad(set_to_none=True)  # the other phases have the memory
             with watch.phase("advantage"):
                 metrics = gap | step_metrics(batch, advantages, residuals, outcome, config)
@@ -217,25 +221,6 @@ class Trainer(Rollouts):
         self._save_batch(step, batch, advantages)
         self._advance(step, outcome, advantages.state or {}, watch)
         return metrics | watch.metrics(int(batch.record.mask_BT.sum()))
-
-    def _update(self, batch: StepBatch, advantages: Advantages) -> UpdateOutcome:
-        config, record = self.config, batch.record
-        loss_mask_BT = advantages.trained(record.mask_BT)
-        if config.rollout.overlong_filter:
-            loss_mask_BT = loss_mask_BT & ~record.truncated_B.unsqueeze(1)
-        surrogates = [(advantages.advantage_BT, 1.0)]
-        if advantages.advantage_opd_BT is not None and config.method.opd_coef is not None:
-            surrogates.append((advantages.advantage_opd_BT, config.method.opd_coef))
-        inputs = UpdateInputs(
-            sequences=batch.sequences,
-            micro_rows=batch.micro_rows,
-            loss_mask_BT=loss_mask_BT,
-            rollout_logp_BT=record.student.rollout_logp_BT,
-            surrogates=tuple(surrogates),
-            reference_rollout_logp_BT=record.reference_rollout_logp_BT if config.loss.reference_kl > 0 else None,
-        )
-        done = self.position.optimizer_steps
-        return update(self.models.student, self.optimizer, inputs, config, steps_done=done)
 
     def _save_batch(self, step: int, batch: StepBatch, advantages: Advantages) -> None:
         every = self.config.telemetry.save_batch_every

@@ -16,29 +16,18 @@ from torch import Tensor
 
 from nemo_uecr.config.schema import Config, TolerancesConfig
 from nemo_uecr.core.loss import policy_loss
+from nemo_uecr.core.methods import Advantages
 from nemo_uecr.errors import InvariantError, require_extra
 from nemo_uecr.generation.decode import to_device
 from nemo_uecr.local.memory import recomputing, to_host
+from nemo_uecr.local.rollout import StepBatch
 from nemo_uecr.local.scores import training_logp
-from nemo_uecr.local.sequences import Sequences
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.reproducible import derive
 from nemo_uecr.scoring.statistics import deferred_checks
 from nemo_uecr.steps.metrics import check_first_ratio
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class UpdateInputs:
-    """What the loss reads, on the CPU."""
-
-    sequences: Sequences  # prompts and responses
-    micro_rows: list[list[Tensor]]  # rows of each micro-batch, one list for each optimizer step
-    loss_mask_BT: Tensor  # tokens in the loss
-    rollout_logp_BT: Tensor  # log pi_old at T_r
-    surrogates: tuple[tuple[Tensor, float], ...]  # (advantage [B, T], coefficient) of each clipped surrogate
-    reference_rollout_logp_BT: Tensor | None  # reference policy at T_r, None without a reference KL
 
 
 @dataclass(frozen=True)
@@ -82,16 +71,25 @@ def warmed_rate(config: Config, done: int) -> float:
 
 
 def update(
-    model: TokenModel, optimizer: torch.optim.Optimizer, inputs: UpdateInputs, config: Config, *, steps_done: int
+    model: TokenModel,
+    optimizer: torch.optim.Optimizer,
+    batch: StepBatch,
+    advantages: Advantages,
+    config: Config,
+    *,
+    steps_done: int,
 ) -> UpdateOutcome:
     """Take one optimizer step for each mini-batch; ``steps_done`` were taken before this batch.
 
     A loss or a gradient that is not finite ends the run before its step, a parameter after it.
     """
+    loss_mask_BT = advantages.trained(batch.record.mask_BT)
+    if config.rollout.overlong_filter:
+        loss_mask_BT = loss_mask_BT & ~batch.record.truncated_B.unsqueeze(1)
     # Of each optimizer step: loss, surrogate, reference KL and gradient norm; ratios [N]; their places [N, 2].
     steps: list[tuple[list[float], Tensor, Tensor]] = []
-    for minibatch in inputs.micro_rows:
-        tokens = int(inputs.loss_mask_BT[torch.cat(minibatch)].sum())
+    for minibatch in batch.micro_rows:
+        tokens = int(loss_mask_BT[torch.cat(minibatch)].sum())
         if tokens == 0:  # the overlong filter, or the method's mask, left nothing of this mini-batch
             continue
         done = steps_done + len(steps)
@@ -103,10 +101,10 @@ def update(
         ratios, places = list[Tensor](), list[Tensor]()  # the ratios on the device until the gradient is whole
         with recomputing(model.recomputed), deferred_checks():
             for rows in minibatch:
-                row_N, column_N = inputs.loss_mask_BT[rows].nonzero(as_tuple=True)
+                row_N, column_N = loss_mask_BT[rows].nonzero(as_tuple=True)
                 if not row_N.numel():
                     continue
-                loss_3, ratio_N = _accumulate(model, inputs, rows, config, tokens)
+                loss_3, ratio_N = _accumulate(model, batch, advantages, loss_mask_BT, rows, config, tokens)
                 losses += loss_3
                 ratios.append(ratio_N)
                 places.append(torch.stack((rows[row_N], column_N), dim=1))
@@ -158,28 +156,34 @@ def _check_weights(model: TokenModel, optimizer_step: int) -> None:
 
 
 def _accumulate(
-    model: TokenModel, inputs: UpdateInputs, rows: Tensor, config: Config, tokens: int
+    model: TokenModel,
+    batch: StepBatch,
+    advantages: Advantages,
+    loss_mask_BT: Tensor,
+    rows: Tensor,
+    config: Config,
+    tokens: int,
 ) -> tuple[Tensor, Tensor]:
     """Loss, surrogate and reference KL [3], and the ratio of each trained token [N]; both on the device."""
 
     def own(values_BT: Tensor) -> Tensor:
         return to_device(values_BT[rows], model.device)
 
-    reference = inputs.reference_rollout_logp_BT
-    (advantage, _), *second = ((own(values), coef) for values, coef in inputs.surrogates)
+    reference = batch.record.reference_rollout_logp_BT if config.loss.reference_kl > 0 else None
+    second, coefficient = advantages.advantage_opd_BT, config.method.opd_coef
     loss = policy_loss(
-        training_logp(model, inputs.sequences.micro_batch(rows), temperature=config.rollout.temperature),
-        own(inputs.rollout_logp_BT),
-        advantage,
-        own(inputs.loss_mask_BT),
+        training_logp(model, batch.sequences.micro_batch(rows), temperature=config.rollout.temperature),
+        own(batch.record.student.rollout_logp_BT),
+        own(advantages.advantage_BT),
+        own(loss_mask_BT),
         denominator=tokens,
         clip=(config.loss.clip_low, config.loss.clip_high),
         ref_logp=None if reference is None else own(reference),
         kl_coef=config.loss.reference_kl,
-        second=second[0] if second else None,
+        second=None if second is None or coefficient is None else (own(second), coefficient),
     )
     torch.autograd.backward(loss.total)
-    place_N = to_device(inputs.loss_mask_BT[rows].flatten().nonzero().squeeze(1), model.device)
+    place_N = to_device(loss_mask_BT[rows].flatten().nonzero().squeeze(1), model.device)
     return torch.stack((loss.total.detach(), loss.surrogate, loss.reference_kl)).double(), loss.ratio.flatten()[place_N]
 
 

@@ -109,11 +109,11 @@ def token_logp(
     Raises:
         ScoreError, NonFiniteScoreError: see `token_scores`.
     """
-    layout, recording = StatisticsLayout((temperature,), False), torch.is_grad_enabled()  # inside it never is
+    layout = StatisticsLayout((temperature,), False)
     rows, target_N, runs, place_N = _chosen(logits, tokens, mask)
-    logp_N: Tensor = _TokenLogp.apply(  # type: ignore[no-untyped-call]
-        rows, target_N, runs, layout, valid_vocab, shard, recording
-    )
+    if not torch.is_grad_enabled():  # inside the function it never is
+        rows = rows.detach()
+    logp_N: Tensor = _TokenLogp.apply(rows, target_N, runs, layout, valid_vocab, shard)  # type: ignore[no-untyped-call]
     return _placed(logp_N, tokens, place_N)
 
 
@@ -163,6 +163,7 @@ def _scores(
     logits_STV, columns = _sequences(logits), logits.shape[-1]
     real = real_columns(columns, valid_vocab, shard)
     first_column = 0 if shard is None else shard.first_column
+    vocab = columns if shard is None and valid_vocab is None else valid_vocab
 
     def statistics_of(chunk: slice) -> Tensor:
         parts = []
@@ -176,9 +177,8 @@ def _scores(
         return torch.cat(parts, dim=1)
 
     return scores_by_chunk(
-        statistics_of, target_N, layout, columns=columns, valid_vocab=valid_vocab, shard=shard, kept_WN=kept_WN,
-        keep_nan=keep_nan,
-    )  # fmt: skip
+        statistics_of, target_N, layout, vocab=vocab, shard=shard, kept_WN=kept_WN, keep_nan=keep_nan
+    )
 
 
 class _TokenLogp(torch.autograd.Function):
@@ -191,10 +191,9 @@ class _TokenLogp(torch.autograd.Function):
         layout: StatisticsLayout,
         valid_vocab: int | None,
         shard: VocabShard | None,
-        recording: bool,
     ) -> Tensor:
         kept_WN = None
-        if recording and ctx.needs_input_grad[0]:  # 24 bytes per token
+        if ctx.needs_input_grad[0]:  # 24 bytes per token
             kept_WN = logits.new_empty((layout.width, target_N.shape[0]), dtype=torch.float64)
         scores = _scores(logits, target_N, runs, layout, valid_vocab, shard, kept_WN)
         if kept_WN is not None:
@@ -216,7 +215,7 @@ class _TokenLogp(torch.autograd.Function):
             _write_gradient(
                 logits_STC[rows], column_N[own], merged_WN[:, own], ctx.layout, grads[0][own], gradient_STC[rows]
             )
-        return gradient, None, None, None, None, None, None
+        return gradient, None, None, None, None, None
 
 
 def _write_gradient(

@@ -40,26 +40,19 @@ LOGITS_A_THREAD = 1 << 20
 """A further thread is worth starting for this many logits, about 0.2 ms of work."""
 
 
-def native_serves(logits_NV: Tensor, layout: StatisticsLayout) -> bool:
-    """Whether the native reduction is built and takes these logits at all the temperatures."""
-    sums = layout.sum_temperatures
-    return (
-        logits_NV.device.type == "cpu"
-        and 1 <= len(sums) <= MAX_SUMS
-        and all(SMALLEST_TEMPERATURE <= temperature <= LARGEST_TEMPERATURE for temperature in sums)
-        and kernel() is not None
-    )
-
-
-def reduce_natively(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> None:
+def reduce_natively(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tensor) -> bool:
     """Write the max, the exponential sums and the weighted sum of each row into `stats_WN`, not the target's logit.
 
     Both are contiguous in their last dimension. Rows are shared out to as many threads as torch may use; a row's
-    result does not depend on their number.
+    result does not depend on their number. False, and nothing is written, where the kernel is not built, or is not for
+    these logits and temperatures.
     """
-    temperatures = (ctypes.c_double * len(layout.sum_temperatures))(*layout.sum_temperatures)
-    reduce_rows, dtype = kernel(), DTYPE_CODES[logits_NV.dtype]
-    assert reduce_rows is not None, "ask native_serves first"
+    sums = layout.sum_temperatures
+    known = 1 <= len(sums) <= MAX_SUMS and all(SMALLEST_TEMPERATURE <= each <= LARGEST_TEMPERATURE for each in sums)
+    reduce_rows = kernel() if known and logits_NV.device.type == "cpu" else None
+    if reduce_rows is None:
+        return False
+    temperatures, dtype = (ctypes.c_double * len(sums))(*sums), DTYPE_CODES[logits_NV.dtype]
 
     def reduce(start: int, stop: int) -> None:  # ctypes lets go of the interpreter's lock meanwhile
         reduce_rows(
@@ -71,10 +64,11 @@ def reduce_natively(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Tenso
     workers = min(torch.get_num_threads(), tokens, logits_NV.numel() // LOGITS_A_THREAD)
     if workers <= 1:
         reduce(0, tokens)
-        return
+        return True
     bounds = [tokens * worker // workers for worker in range(workers + 1)]
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(reduce, bounds[:-1], bounds[1:]))
+    return True
 
 
 @cache
@@ -103,10 +97,8 @@ def _built(compiler: str) -> Path:
     source = Path(__file__).with_name("native_rows.c")
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
     made_of = b"|".join((source.read_bytes(), version, _processor().encode(), repr(FLAGS).encode()))
-    cache_folder = os.environ.get("NEMO_UECR_CACHE")
-    if not cache_folder:
-        cache_folder = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nemo_uecr")
-    folder = Path(cache_folder).expanduser() / "native"
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(os.environ.get("NEMO_UECR_CACHE") or f"{home}/nemo_uecr").expanduser() / "native"
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / f"rows-{hashlib.sha256(made_of).hexdigest()[:20]}.so"
     if not library.exists():

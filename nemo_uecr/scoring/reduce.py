@@ -14,13 +14,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from nemo_uecr.scoring.native import native_serves, reduce_natively
+from nemo_uecr.scoring.native import reduce_natively
 from nemo_uecr.scoring.records import MAX_ROW, TARGET_ROW, StatisticsLayout
 
 BLOCK_ELEMENTS = 1 << 17
 """Elements of one float32 buffer: 512 KiB, so that both stay in a second-level cache."""
-EXP_UNDERFLOW = -104.0
-"""exp of this is 0 in float32: a -inf logit moved here weighs nothing and stays a number."""
 ONE_ROW_COLUMNS = 1 << 15
 """From this width on a block is one row, summed piece by piece: torch would split the sum of a single long row
 over threads, and the bits of that sum would depend on their number and on the rows beside it."""
@@ -36,16 +34,9 @@ def triton_serves(tensor: Tensor) -> bool:
 
 
 def reduce_logits(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout, first_column: int) -> Tensor:
-    """Reduce each row of a vocabulary shard to W numbers.
+    """The `[W, N]` float32 statistics of a shard's real columns, which may be none; column 0 is token `first_column`.
 
-    Args:
-        logits_NV: `[N, V]` float logits of the real columns of this shard; V may be 0.
-        target_N: `[N]` token ids of the whole vocabulary.
-        layout: which statistics to compute.
-        first_column: token id of column 0 of this shard.
-
-    Returns:
-        `[W, N]` float32; the target's row is -inf where the target is not in this shard.
+    The targets are token ids of the whole vocabulary; their row is -inf where the target is not in this shard.
     """
     tokens, columns = logits_NV.shape
     stats_WN = torch.empty(layout.width, tokens, dtype=torch.float32, device=logits_NV.device)
@@ -61,9 +52,7 @@ def reduce_logits(logits_NV: Tensor, target_N: Tensor, layout: StatisticsLayout,
         with torch.cuda.device_of(logits_NV):  # type: ignore[no-untyped-call]
             reduce_with_triton(logits_NV, target_N, layout, first_column, stats_WN)
         return stats_WN
-    if native_serves(logits_NV, layout):
-        reduce_natively(logits_NV, layout, stats_WN)
-    else:
+    if not reduce_natively(logits_NV, layout, stats_WN):
         reduce_with_torch(logits_NV, layout, stats_WN)
     column_N = target_N.long() - first_column
     owned_N = (column_N >= 0) & (column_N < columns)
@@ -123,5 +112,5 @@ def _settle_infinities(logits_NV: Tensor, layout: StatisticsLayout, stats_WN: Te
         return
     undefined_N = stats_WN[layout.weighted_row].isnan() & max_N.isfinite()
     for token in undefined_N.nonzero().flatten().tolist():
-        shifted_V = (logits_NV[token].float() - max_N[token]).clamp_(min=EXP_UNDERFLOW)
-        stats_WN[layout.weighted_row, token] = (shifted_V.exp() * shifted_V).sum()
+        shifted_V = logits_NV[token].float() - max_N[token]
+        stats_WN[layout.weighted_row, token] = (shifted_V.exp() * shifted_V).nan_to_num_(nan=0.0).sum()

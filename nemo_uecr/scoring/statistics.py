@@ -52,8 +52,7 @@ def scores_by_chunk(
     target_N: Tensor,
     layout: StatisticsLayout,
     *,
-    columns: int,
-    valid_vocab: int | None,
+    vocab: int | None,
     shard: VocabShard | None,
     kept_WN: Tensor | None = None,
     keep_nan: bool = False,
@@ -63,20 +62,16 @@ def scores_by_chunk(
     log p_T = (y - m) / T - log s(T);  H = log s(1) - t / s(1), never negative, as s >= 1 and t <= 0;
     dropped mass = sigmoid(l - m - log s(1)), l the log sum of the padding columns.
 
-    ``statistics_of`` gives the `[W, n]` statistics of this rank's ``columns``, padding included, for a slice of n
-    tokens. ``kept_WN``, where the backward needs it, receives the merged statistics in float64. With ``keep_nan`` a
-    token whose scores are not finite gets NaN in place of an error.
+    ``statistics_of`` gives the `[W, n]` statistics of this rank's columns for a slice of n tokens; ``vocab`` is the
+    number of columns on all ranks, None where no rank knows it. ``kept_WN``, where the backward needs it, receives the
+    merged statistics in float64. With ``keep_nan`` a token whose scores are not finite gets NaN in place of an error.
     """
     tokens, device = target_N.shape[0], target_N.device
     logp_KN = torch.empty(len(layout.temperatures), tokens, dtype=torch.float32, device=device)
     entropy_N = torch.empty(tokens, dtype=torch.float32, device=device) if layout.entropy else None
     dropped_N = torch.empty(tokens, dtype=torch.float32, device=device) if layout.dropped else None
-    vocab = columns if shard is None and valid_vocab is None else valid_vocab
-    chunks = chunks_of(target_N)
-    gathered_RWN = None
-    if shard is not None:
-        gathered_RWN = gathered_statistics(statistics_of, chunks, target_N, layout, shard)
-    for chunk in chunks:
+    gathered_RWN = None if shard is None else gathered_statistics(statistics_of, target_N, layout, shard)
+    for chunk in chunks_of(target_N):
         stats_RWn = statistics_of(chunk).unsqueeze(0) if gathered_RWN is None else gathered_RWN[:, :, chunk]
         logp_Kn, entropy_n = logp_KN[:, chunk], None if entropy_N is None else entropy_N[chunk]
         if triton_serves(stats_RWn):
@@ -163,7 +158,7 @@ def check_statistics(
 ) -> None:
     """Refuse targets outside the vocabulary and, unless NaN is kept, tokens with non-finite logits or scores.
 
-    ``first_token`` is the number of the first of them in the call; ``vocab`` None where no rank knows it.
+    ``first_token`` is the number of the first of them in the call.
     """
     if bool(finite_N.all()):  # waits for a GPU
         return
@@ -184,20 +179,13 @@ def check_statistics(
     )
 
 
-# The collective
-
-
 def gathered_statistics(
-    statistics_of: Callable[[slice], Tensor],
-    chunks: list[slice],
-    target_N: Tensor,
-    layout: StatisticsLayout,
-    shard: VocabShard,
+    statistics_of: Callable[[slice], Tensor], target_N: Tensor, layout: StatisticsLayout, shard: VocabShard
 ) -> Tensor:
     """Reduce this rank's shard and gather all ranks' `[R, W, N]` statistics, in rank order, with one collective."""
     rank, size = dist.get_rank(shard.group), dist.get_world_size(shard.group)
     gathered_RWN = target_N.new_empty((size, layout.width, target_N.shape[0]), dtype=torch.float32)
-    for chunk in chunks:
+    for chunk in chunks_of(target_N):
         gathered_RWN[rank, :, chunk] = statistics_of(chunk)
     if size > 1:
         _all_gather(gathered_RWN.flatten(), gathered_RWN[rank].flatten(), group=shard.group)

@@ -68,11 +68,8 @@ class ComparisonPool:
 
     def __init__(self, *, workers: int, time_limit: float = TIME_LIMIT) -> None:
         """Take the number of processes and the seconds of a processor that one comparison may take."""
-        words, output = (str(time_limit),), subprocess.DEVNULL
-        self._processes = [
-            ChildProcess("nemo_uecr.verifier.pool", words, time_limit=LONGEST_WAIT, output=output)
-            for _ in range(workers)
-        ]
+        child = functools.partial(ChildProcess, "nemo_uecr.verifier.pool", (str(time_limit),))
+        self._processes = [child(time_limit=LONGEST_WAIT, output=subprocess.DEVNULL) for _ in range(workers)]
         self._free: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
         for each in self._processes:
             self._free.put(each)

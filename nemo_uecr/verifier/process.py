@@ -38,7 +38,7 @@ class ChildProcess:
         """The answer to a request; both are JSON values.
 
         Raises:
-            TimeoutError: The limit passed, here or in the process by its own clock; it was killed.
+            TimeoutError: The limit passed, this one or the process's own; the process was killed.
             EOFError: The request ended the process.
         """
         self.start()
@@ -96,7 +96,7 @@ def serve(
 ) -> None:
     """Answer requests until the other end closes; ``hello`` reports that everything is loaded.
 
-    A request that takes more ``seconds`` of the ``timer`` ends the process, whether or not its parent is still there.
+    A request that takes more than ``seconds`` by the ``timer`` ends the process, whether or not its parent still lives.
     """
     with contextlib.suppress(EOFError, BrokenPipeError):
         pipe.send_bytes(json.dumps(hello).encode())

@@ -114,8 +114,7 @@ def test_every_mode_gives_hugging_faces_tokens(kind: str, mode: Any, small_steps
 @pytest.mark.parametrize("kind", list(CONFIGS))
 def test_only_caches_of_all_keys_and_values_can_stay_in_place(kind: str) -> None:
     module = built(CONFIGS[kind]())
-    cache = transformers.DynamicCache(config=module.config)
-    assert loop._can_be_fixed(module, cache) == (kind in IN_PLACE)
+    assert loop._Reader(module).can_be_fixed == (kind in IN_PLACE)
 
 
 @pytest.mark.parametrize("decoding", [PLAIN, Decoding(0.7, 0.9, 12, LENGTH), Decoding(1.0, 0.9, 0, LENGTH)])

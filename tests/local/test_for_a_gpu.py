@@ -166,7 +166,7 @@ def test_adamw_is_fused_on_a_gpu(device: str, gpu: bool, fused: bool, monkeypatc
         with monkeypatch.context() as pretended:  # no longer: torch's CUDA build would ask the driver in a step
             pretended.setattr(torch.cuda, "is_available", lambda: gpu)
             optimizer = update.build_optimizer(own, each)
-        update.update(own, optimizer, inputs_for(own, each, ragged()), each, steps_done=0)
+        update.update(own, optimizer, *inputs_for(own, each, ragged()), each, steps_done=0)
         after.append(torch.cat([weight.detach().flatten() for weight in own.trained]))
     assert optimizer.param_groups[0].get("fused") is (True if fused else None)
     assert float((after[1] - after[0]).abs().max()) <= (1e-6 if fused else 0.0)

@@ -12,16 +12,20 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import Config
+from nemo_uecr.core.methods import Advantages, RunState
 from nemo_uecr.data.problems import Problem
+from nemo_uecr.local.rollout import StepBatch
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.token_model import TokenModel
-from nemo_uecr.local.update import UpdateInputs, UpdateOutcome, build_optimizer, update
+from nemo_uecr.local.update import UpdateOutcome, build_optimizer, update
 from nemo_uecr.steps.metrics import ratio_metrics
+from nemo_uecr.steps.step_record import StepRecord
 from tests.local import tiny
 
 LENGTHS = (3, 7, 1, 5, 2, 6, 4, 4)
 PROMPTS = (5, 2, 9, 3, 3, 4, 6, 1)
+Inputs = tuple[StepBatch, Advantages]
 
 
 def ragged(seed: int = 0, lengths: Sequence[int] = LENGTHS, prompts: Sequence[int] = PROMPTS) -> Sequences:
@@ -69,23 +73,28 @@ def worst(found: Tensor, expected: Tensor, mask_BT: Tensor) -> float:
 
 def inputs_for(
     model: TokenModel, config: Config, sequences: Sequences, *, seed: int = 1, reference: Tensor | None = None
-) -> UpdateInputs:
-    """Inputs of one update with random advantages, scored on the update's own micro-batches."""
+) -> Inputs:
+    """A scored batch with random advantages, scored on the update's own micro-batches."""
     train = config.train
     micro_rows = sequences.micro_rows(minibatch=train.minibatch_responses, microbatch=train.microbatch_responses)
     flat = [rows for part in micro_rows for rows in part]
     temperature = config.rollout.temperature
-    old = score_policy(model, sequences, flat, rollout_temperature=temperature, entropy=False).rollout_logp_BT
-    generator = torch.Generator().manual_seed(seed)
-    advantage_BT = torch.randn(old.shape, generator=generator) * sequences.mask_BT
-    return UpdateInputs(
-        sequences=sequences,
-        micro_rows=micro_rows,
-        loss_mask_BT=sequences.mask_BT,
-        rollout_logp_BT=old,
-        surrogates=((advantage_BT, 1.0),),
+    generator, rows_B = torch.Generator().manual_seed(seed), torch.arange(len(sequences.responses))
+    record = StepRecord(
+        step=1,
+        problems=rows_B.tolist(),
+        task_reward_B=rows_B,
+        group_B=rows_B,
+        mask_BT=sequences.mask_BT,
+        token_ids_BT=sequences.token_ids(),
+        correct_B=rows_B >= 0,
+        truncated_B=rows_B < 0,
+        student=score_policy(model, sequences, flat, rollout_temperature=temperature, entropy=False),
+        run=RunState(),
         reference_rollout_logp_BT=reference,
     )
+    advantage_BT = torch.randn(sequences.mask_BT.shape, generator=generator) * sequences.mask_BT
+    return StepBatch(sequences, micro_rows, (), None, record), Advantages(advantage_BT)
 
 
 def config_of(*overrides: str) -> Config:
@@ -110,8 +119,8 @@ def gradients(model: TokenModel) -> Tensor:
     return torch.cat([grad.flatten() for grad in found if grad is not None]).double()
 
 
-def updated(model: TokenModel, inputs: UpdateInputs, config: Config) -> tuple[UpdateOutcome, Tensor]:
+def updated(model: TokenModel, inputs: Inputs, config: Config) -> tuple[UpdateOutcome, Tensor]:
     """Update a copy; returns the outcome and the gradient of its last optimizer step."""
     copied = replace(model, module=copy.deepcopy(model.module))
-    outcome = update(copied, build_optimizer(copied, config), inputs, config, steps_done=0)
+    outcome = update(copied, build_optimizer(copied, config), *inputs, config, steps_done=0)
     return outcome, gradients(copied)

@@ -28,7 +28,7 @@ def test_the_code_for_processors_with_avx2_only(monkeypatch: pytest.MonkeyPatch,
     logits[1, 5000:6000] = -torch.inf
     layout = StatisticsLayout((1.0, 0.7), True)
     ours, plain = torch.zeros(layout.width, 3), torch.zeros(layout.width, 3)
-    native.reduce_natively(logits, layout, ours)
+    assert native.reduce_natively(logits, layout, ours)
     reduce_with_torch(logits, layout, plain)
     assert narrow() is not None
     assert list((tmp_path / "native").iterdir()), "the library was not built anew"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.loss import policy_loss
+from nemo_uecr.core.methods.base import LOSS_TENSORS, Advantages
 from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute, scored_batch
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.score_checks import score
@@ -112,7 +113,7 @@ def core_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: An
 def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Any) -> tuple[float, Tensor]:
     """The loss that the local back end's update takes its step on: its sequences, micro-batches, forward and sums."""
     from nemo_uecr.local.sequences import Sequences
-    from nemo_uecr.local.update import UpdateInputs, update
+    from nemo_uecr.local.update import update
 
     ids, mask = tensors["token_ids"], tensors["mask"].bool()
     lengths = mask.sum(dim=1).tolist()
@@ -123,17 +124,19 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: A
     responses: Any = [SimpleNamespace(token_ids=row[PROMPT:end]) for row, end in zip(rows, ends, strict=True)]
     sequences = Sequences(prompts, responses)
     here = slice(PROMPT, PROMPT + sequences.width)
-    names = ["advantage", *(["advantage_opd"] if "advantage_opd" in advantages else [])]
-    inputs = UpdateInputs(
+    batch: Any = SimpleNamespace(
         sequences=sequences,
         micro_rows=sequences.micro_rows(minibatch=run.train.minibatch_responses, microbatch=8),
-        loss_mask_BT=tensors.get("loss_mask", mask)[:, here], rollout_logp_BT=tensors["old_logp_rollout"][:, here],
-        surrogates=tuple((advantages[name][:, here], 1.0) for name in names),
-        reference_rollout_logp_BT=tensors["ref_logp"][:, here],
-    )  # fmt: skip
+        record=SimpleNamespace(
+            mask_BT=mask[:, here],
+            student=SimpleNamespace(rollout_logp_BT=tensors["old_logp_rollout"][:, here]),
+            reference_rollout_logp_BT=tensors["ref_logp"][:, here],
+        ),
+    )
+    read = {f"{name}_BT": tensor[:, here] for name, tensor in (advantages | tensors).items() if name in LOSS_TENSORS}
     model: Any = TinyModel(0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    return update(model, optimizer, inputs, run, steps_done=0).loss[0], gradient_of(model)
+    return update(model, optimizer, batch, Advantages(**read), run, steps_done=0).loss[0], gradient_of(model)
 
 
 def alter_generation(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Tensor], Tensor]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Callable
 from functools import cache
@@ -22,7 +21,7 @@ VOCABULARY, PROMPT, RESPONSE, TEMPERATURE = 12, 3, 5, 0.7
 class TinyModel(torch.nn.Module):
     """Embedding, GRU, output; also as the local back end sees one: features, and an output layer over them."""
 
-    device, forward_context, recomputed = torch.device("cpu"), staticmethod(contextlib.nullcontext), ()
+    device, recomputed = torch.device("cpu"), ()
 
     def __init__(self, seed: int, width: int = 16, vocabulary: int = VOCABULARY) -> None:
         super().__init__()
