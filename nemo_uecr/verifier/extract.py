@@ -12,7 +12,7 @@ MAX_ANSWER_CHARS = 2_000
 #: `<|begin_of_thought|>`, and gpt-oss's channels.
 _THOUGHT = re.compile(
     r"<(/?)\s*(?:\w+:)?(?:think(?:ing)?|thoughts?|reasoning|analysis|scratchpad|reflection)\s*>|\[(/?)THINK\]|◁(/?)think▷"
-    r"|<\|(?:begin|(end))_of_thought\|>|<\|channel\|>(?:analysis|commentary|(final))",
+    r"|<\|(?:begin|(end))_of_thought\|>|<\|channel\|>(?:analysis|commentary|(final))(?:[^<]*<\|message\|>)?",
     re.IGNORECASE,
 )
 #: The marker of a box, an escaped character, or a brace. Models over-escape: any number of backslashes may come before
