@@ -163,9 +163,12 @@ def _aligned(given: str, expected: str) -> tuple[str, str]:
     for domain in (_FOR_ALL, _INTEGER):
         if [domain.search(text) is None for text in pair].count(True) == 1:
             pair = [domain.sub("", text) for text in pair]
-    heads = [_OF_ONE.match(text) for text in pair]
-    if heads[0] and heads[1] and heads[0][1] == heads[1][1] and heads[1][2] not in TOKEN.findall(pair[0]):
-        pair[0] = "".join(heads[1][2] if token == heads[0][2] else token for token in TOKEN.findall(pair[0]))
+    ours, theirs = (_OF_ONE.match(text) for text in pair)
+    if ours and theirs and ours[1] == theirs[1]:
+        given_tokens, tokens = TOKEN.findall(pair[0]), TOKEN.findall(pair[1])
+        # The argument of a rule, which has it on the right too; `f(a)=5` is not `f(b)=5`.
+        if theirs[2] not in given_tokens and tokens.count(theirs[2]) > 1:
+            pair[0] = "".join(theirs[2] if token == ours[2] else token for token in given_tokens)
     return pair[0], pair[1]
 
 

@@ -86,6 +86,9 @@ def _as_fraction(match: re.Match[str]) -> str:
     return rf"\frac{{{top}}}{{{'9' * len(period) + '0' * len(fixed)}}}"
 
 
+_ADJECTIVE = r"(?:(?:final|correct|required|desired|maximum|minimum|largest|smallest|exact)\s+)?"
+
+
 def _ordinal(match: re.Match[str]) -> str:
     """An ordinal as its number."""
     number, ending = match.groups()
@@ -100,7 +103,8 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         # Layout and signs
         (r"(?<=[\w)])\*\*(\d+)(?!\d|\*\*)", r"^{\1}"),  # a power in a program's spelling, and no bold
         (r"\*\*", " "),
-        (r"^\s*\$*\s*\{([^{}]*,[^{}]*|\s*[A-Za-z]\s*[|:][^{}]*)\}\s*\$*\s*$", r"\\{\1\\}"),
+        (r"^\s*\$*\s*\{(?!\s*\d{1,3}(?:,\d{3})+\s*\})"
+         r"([^{}]*,[^{}]*|\s*[A-Za-z]\s*[|:][^{}]*)\}\s*\$*\s*$", r"\\{\1\\}"),
         (r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
         (r"(?<![A-Za-z\\])(?:(ln|log|sin|cos|tan)(?=\s*\(|\s+[A-Za-z\d\\]|_)|(pi)(?![A-Za-z]))", r"\\\1\2 "),
         (r"^\s*\$(?=\s*[\d.,]*\d\s*$)", r"\\$"),  # dollars, and no mathematics
@@ -117,7 +121,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         # Thin spaces that set no thousands apart
         (r"(?<!\\)\\,(?!\d{3}(?!\d))|(?<![\d,}\\])\\[,!]", " "),
         # Words around a value
-        (rf"^\s*{_FONT}\s*(?i:(?:the\s+)?(?:[a-z]+\s+)?(?:answer|value|result)\s*(?:is|:|is:))\s*\}}\s*(?=\S)", ""),
+        (rf"^\s*{_FONT}\s*(?i:(?:the\s+)?{_ADJECTIVE}(?:answer|value|result)\s*(?:is|:|is:))\s*\}}\s*(?=\S)", ""),
         (r"(\d+)(?:\s|\\text|[\^{])*(st|nd|rd|th)[\s}]*$", _ordinal),
         (rf"(?i)\b(?:or|and)\s+({'|'.join(_BOUNDS)})\b", r"or\1"),
         (r"(?<=[A-Za-z]{3})[.!]\s*\}\s*$", "}"),
