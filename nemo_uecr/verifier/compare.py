@@ -40,7 +40,8 @@ _AND = re.compile(r"\\(?:land|wedge)(?![A-Za-z])|(?<![A-Za-z])and(?![A-Za-z])")
 _CROSS = re.compile(
     r"\\(?:vec|mathbf|overrightarrow|boldsymbol)\s*\{[^{}]*\}\s*\\(?:times|cdot)\s*\\(?:vec|mathbf|overrightarrow|boldsymbol)"
 )
-_WORDS = re.compile(r"[A-Za-z]{3,}(?: [A-Za-z]+)+")
+_WORDS = re.compile(r"[A-Z]?[a-z]{2,}(?: [A-Z]?[a-z]{2,})+")
+_CONDITION_SIGN = re.compile(r"[<>]|\\(?:[lg][et]q?(?:slant)?|neq?|land|lor|wedge|vee)(?![A-Za-z])")
 _ONE_WORD = re.compile(r"[A-Za-z][a-z]{2,}")
 
 
@@ -90,15 +91,21 @@ def _equivalent(given: str, expected: str) -> bool:
 def _opposed(given: str, expected: str) -> bool:
     """Whether conditions that both hold in one hold one at a time in the other."""
     joined = [[join.search(text) is not None for join in (_OR, _AND)] for text in (given, expected)]
-    conditions = _ORDER.search(expected) is not None or "\\ne" in expected or len(letters(expected)) > 1
-    return conditions and joined[0] != joined[1] and joined[0] == joined[1][::-1]
+    named = {part.partition("=")[0].strip() for part in top_level(spelled(expected), ",") if "=" in part}
+    conditions = len(named) > 1 or _CONDITION_SIGN.search(expected) is not None
+    union = any(
+        both == [False, True] and "\\cup" in other for both, other in zip(joined, (expected, given), strict=True)
+    )
+    return union or (conditions and joined[0] != joined[1] and joined[0] == joined[1][::-1])
 
 
 def _same_answer(given: str, expected: str, alternatives: bool) -> bool:
     """Whether two spelled answers are the same; ``alternatives``: they were joined by "or", and make no point."""
-    if (name := _numbered(given) or _numbered(expected)) and len(_listed(given)) == len(_listed(expected)):
+    name = _numbered(given) or _numbered(expected)
+    if name and f"{name}_" not in (expected if _numbered(given) else given):
         own = re.compile(rf"^{name}(?:_\{{\d\}})?\s*=")
-        return all(map(_agree, *([own.sub("", part) for part in _listed(text)] for text in (given, expected))))
+        ours, theirs = ([own.sub("", part) for part in _listed(text)] for text in (given, expected))
+        return len(ours) == len(theirs) and all(map(_agree, ours, theirs))
     sides = _either_side(expected)
     if sides != {expected}:
         return all(any(_equivalent(each, side) for side in sides) for each in _either_side(given))
@@ -164,7 +171,7 @@ def _aligned(given: str, expected: str) -> tuple[str, str]:
         if [domain.search(text) is None for text in pair].count(True) == 1:
             pair = [domain.sub("", text) for text in pair]
     ours, theirs = (_OF_ONE.match(text) for text in pair)
-    if ours and theirs and ours[1] == theirs[1]:
+    if ours and theirs and ours[1] == theirs[1] and ours[2] not in "ei":
         given_tokens, tokens = TOKEN.findall(pair[0]), TOKEN.findall(pair[1])
         # The argument of a rule, which has it on the right too; `f(a)=5` is not `f(b)=5`.
         if theirs[2] not in given_tokens and tokens.count(theirs[2]) > 1:
@@ -173,10 +180,12 @@ def _aligned(given: str, expected: str) -> tuple[str, str]:
 
 
 def _without_braces(text: str) -> str:
-    """The equations of a system side by side."""
+    """The equations of a system side by side; two for one unknown would be a list of its values."""
     table = _table(text.strip())
-    system = table is not None and table[0] == "cases" and all(len(row) == 1 and "=" in row[0] for row in table[2])
-    return ", ".join(cell for row in table[2] for cell in row) if table and system else text
+    if table is None or table[:2] != ("cases", "") or any(len(row) > 1 or "=" not in row[0] for row in table[2]):
+        return text
+    names = {row[0].partition("=")[0].strip() for row in table[2]}
+    return ", ".join(row[0] for row in table[2]) if len(names) == len(table[2]) else text
 
 
 def _numbered(text: str) -> str:
@@ -225,6 +234,8 @@ def _same_choice(given: str, expected: str) -> bool | None:
 def _agree(given: str, expected: str, *, computed: bool = False) -> bool:
     """Whether two answers agree in structure and in every place; ``computed`` accepts a computation for a number."""
     given, expected = given.strip(), expected.strip()
+    if squeezed(given) == squeezed(expected):
+        return True
     tables = _table(given), _table(expected)
     if tables != (None, None):
         return _same_table(*(table or _column(text) for table, text in zip(tables, (given, expected), strict=True)))
@@ -240,8 +251,9 @@ def _agree(given: str, expected: str, *, computed: bool = False) -> bool:
     if len(our_sides) == len(their_sides) == 2 and squeezed(our_sides[0]) == squeezed(their_sides[0]):
         return _agree(our_sides[1], their_sides[1])
     chains = _chain(given), _chain(expected)
-    if len(chains[0]) == len(chains[1]) > 3:
-        return chains[0][1::2] == chains[1][1::2] and all(map(_agree, chains[0][::2], chains[1][::2]))
+    alike = len(chains[0]) == len(chains[1]) > 3 and chains[0][1::2] == chains[1][1::2]
+    if alike and all(map(_agree, chains[0][::2], chains[1][::2])):
+        return True
     for separator in (r"\cup", r"\setminus"):
         ours, theirs = top_level(given, separator), top_level(expected, separator)
         if len(ours) == len(theirs) > 1:
@@ -395,7 +407,7 @@ def _table(text: str) -> _Table | None:
 def _column(point: str) -> _Table | None:
     """A point as the column that it is written as, too."""
     brackets, *coordinates = _coordinates(point) or [""]
-    return ("matrix", "", [[each] for each in coordinates]) if brackets == "()" else None
+    return ("matrix", "", [[each] for each in coordinates]) if brackets == "()" and "\\infty" not in point else None
 
 
 def _same_table(ours: _Table | None, theirs: _Table | None) -> bool:
@@ -426,15 +438,18 @@ _QUANTITY = re.compile(
     rf"\s*(?:\|[^|]+\||\\(?:lvert|lVert|\|).+\\(?:rvert|rVert|\|)|[PEn]\s*[(\[].+[)\]]|(?:m\s*)?\\(?:angle|triangle)\s*(?:{_FIGURE}|\w)"
     rf"|\\(?:{_NAMED})\s*(?:{GROUP}|\w|[(\[][^=()\[\]]*[)\]]|\s)*|[A-Z]{{2}}{_FIGURE}|\[\s*{_FIGURE}\s*\]"
     rf"|\\text\{{[A-Za-z ]+\}}\s*{_FIGURE}|\\frac\s*\{{\s*d[^}}]*\}}\s*\{{\s*d[^}}]*\}}"
-    rf"|\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{{?2\}}?)?\s*\(?\s*(?:[A-Z]|\d|[-+\s]|\\angle\s*[A-Z]+|{GREEK_LETTER})+\s*\)?"
+    rf"|\\(?:sin|cos|tan|cot|sec|csc)(?:\^\{{?2\}}?)?\s*\(?\s*(?:[-A-Z\d+\s]|\\angle(?![A-Za-z])|{GREEK_LETTER})+\s*\)?"
     rf"|\\vec\s*{GROUP}\s*\\cdot\s*\\vec\s*{GROUP}|S_\{{\\triangle\s*[A-Z]+\}})\s*"
 )
 #: A function of numbers, `f(2)`, `f'(g(2))` or `(f \circ g)(2)`, without its name and brackets.
 _FUNCTION = re.compile(r"[A-Za-z]'*(?:\^\{-1\})?\s*\(|\((?:\s*[a-z]\s*\\circ)+\s*[a-z]\s*\)\s*\(")
 _CONSTANT = re.compile(r"(?<=\+)\s*(?:[CcKk]|\\text\s*\{\s*(?:[Cc]onst(?:ant|\.)?|[Cc])\s*\})\s*$")
 #: Where a function or a number of periods is defined; the argument of a function of one unknown.
-_FOR_ALL = re.compile(r"\s*,?\s*\\text\{\s*,?\s*for\s+(?:all|every|any|each)\b.*$")
-_INTEGER = re.compile(r"\s*,?\s*\(?\s*[kmn]\s*\\in\s*(?:\\mathbb\s*\{?\s*[ZN]\s*\}?|Z|N)\s*\)?\s*$")
+_FOR_ALL = re.compile(
+    r"\s*,?\s*\\text\{\s*,?\s*for\s+(?:all|every|any|each)(?:\s+[a-z]+){0,2}\s*\}\s*[A-Za-z]"
+    r"(?:\s*\\in\s*\\mathbb\s*\{?\s*[A-Z]\s*\}?(?:\s*[_^]\s*(?:\{[^{}]*\}|[+*]))?)?\s*$"
+)
+_INTEGER = re.compile(r"\s*(?:,\s*\(?|\()\s*[kmn]\s*\\in\s*(?:\\mathbb\s*\{?\s*[ZN]\s*\}?|Z|N)\s*\)?\s*$")
 _OF_ONE = re.compile(r"\s*([A-Za-z])\s*\(\s*([a-z])\s*\)\s*=")
 _NUMBERED = re.compile(r"([A-Za-z])_\{(\d)\}\s*=[^=]+")
 _SYMBOL = re.compile(r"\\[A-Za-z]+|[A-Za-z]")

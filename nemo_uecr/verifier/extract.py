@@ -11,9 +11,8 @@ MAX_ANSWER_CHARS = 2_000
 #: What opens or closes a thought: `<think>`, `</thinking>`, `<seed:think>`, `[THINK]`, `◁/think▷`,
 #: `<|begin_of_thought|>`, and gpt-oss's channels.
 _THOUGHT = re.compile(
-    r"<(/?)\s*(?:\w+:)?(?:think(?:ing)?|thoughts?|reasoning|analysis|scratchpad|reflection)\s*>|\[(/?)THINK\]|◁(/?)think▷"
-    r"|<\|(?:begin|(end))_of_thought\|>|<\|channel\|>(?:analysis|commentary|(final))(?:[^<]*<\|message\|>)?",
-    re.IGNORECASE,
+    r"<(/?)(?:\w+:)?(?:think(?:ing)?|thought|reasoning)>|\[(/?)THINK\]|◁(/?)think▷"
+    r"|<\|(?:begin|(end))_of_thought\|>|<\|channel\|>(?:analysis|commentary|(final))(?:[^<]*<\|message\|>)?"
 )
 #: The marker of a box, an escaped character, or a brace. Models over-escape: any number of backslashes may come before
 #: "boxed". The marker is looked for at the start of such a run alone, so that a megabyte of backslashes is read once.

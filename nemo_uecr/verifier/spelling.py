@@ -63,10 +63,9 @@ _MODIFIERS = """or and not nor but are was were than minus plus times over mod m
     ninety mega giga kilo milli micro nano grand halve quarter fourth fifth sixth seventh eighth ninth tenth
     eleventh twelfth hundredth thousandth millionth trillion quadrillion lakh crore score gross fold repeating
     recurring periodic binary octal hex hexadecimal decimal less inverse reciprocal percentage permille
-    above greater smaller higher lower beyond pair thou mil septillion gazillion sixteenth twentieth doubled tripled
-    root ish approx maybe perhaps unsure wrong incorrect invalid rejected extraneous undefined except decade century
-    centuries forward backward false impossible excluded without unless short guess likely circa never none unknown
-    infinity alpha power choose divided halved modulus couple twin thereabouts ths ream googol counting"""
+    above beyond thou mil septillion gazillion googol sixteenth twentieth doubled tripled halved ish approx maybe
+    perhaps unsure incorrect rejected extraneous undefined except impossible excluded without unless likely circa
+    never none infinity alpha choose divided modulus thereabouts counting forward backward"""
 #: After "or" or "and" these words bound a number.
 _BOUNDS = ("more", "fewer", "less", "above", "below", "greater", "higher", "lower", "over", "under")
 MODIFIERS = frozenset(_MODIFIERS.split()) | {f"or{word}" for word in _BOUNDS}
@@ -106,12 +105,13 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"^\s*\$*\s*\{(?!\s*\d{1,3}(?:,\d{3})+\s*\})"
          r"([^{}]*,[^{}]*|\s*[A-Za-z]\s*[|:][^{}]*)\}\s*\$*\s*$", r"\\{\1\\}"),
         (r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![A-Za-z\\])(?:(ln|log|sin|cos|tan)(?=\s*\(|\s+[A-Za-z\d\\]|_)|(pi)(?![A-Za-z]))", r"\\\1\2 "),
+        (r"(?<![A-Za-z\\])(?:(ln|log|sin|cos|tan)(?=\s*\(|\s+(?:[A-Za-z](?![A-Za-z])|\d|\\)|_)|(pi)(?![A-Za-z]))",
+         r"\\\1\2 "),
         (r"^\s*\$(?=\s*[\d.,]*\d\s*$)", r"\\$"),  # dollars, and no mathematics
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*", ""),
         (r"^\s*(?:\\[(\[]|[`$]+)?\s*|\s*(?:\\[)\]]|(?<![^\\]\\)[`$]+)?\s*$", ""),
         (r"√\s*(?:\(([^()]*)\)|(\d+(?:\.\d+)?|[A-Za-z]))", r"\\sqrt{\1\2}"),  # of the whole number after it
-        (r"\{\s*\\(?:rm|bf|it)\s+([^{}]*)\}", r"\\text{\1}"),
+        (r"\{\s*\\rm\s+([A-Za-z]{2,})\s*\}", r"\\text{\1}"),
         (r"[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻]+", r"^{\g<0>}"),
         (r"[₀-₉]+", r"_{\g<0>}"),
         (rf"[{''.join(_SIGNS)}]", lambda match: _SIGNS[match[0]]),
@@ -122,11 +122,11 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"(?<!\\)\\,(?!\d{3}(?!\d))|(?<![\d,}\\])\\[,!]", " "),
         # Words around a value
         (rf"^\s*{_FONT}\s*(?i:(?:the\s+)?{_ADJECTIVE}(?:answer|value|result)\s*(?:is|:|is:))\s*\}}\s*(?=\S)", ""),
-        (r"(\d+)(?:\s|\\text|[\^{])*(st|nd|rd|th)[\s}]*$", _ordinal),
+        (r"^\s*(?:\\text(?:bf)?\s*\{\s*)?(\d+)(?:\s|\\text|[\^{])*(st|nd|rd|th)[\s}]*$", _ordinal),
         (rf"(?i)\b(?:or|and)\s+({'|'.join(_BOUNDS)})\b", r"or\1"),
-        (r"(?<=[A-Za-z]{3})[.!]\s*\}\s*$", "}"),
-        (r"\\text\s*\{\s*(?:an?|An?|[Tt]he)\s+(?!or\b|and\b)(?=[a-z]{3})", r"\\text{"),
-        (r"\\(?:mathbf|textbf)\s*(?=\{\s*[\\(])", ""),
+        (r"(\\text\s*\{[^{}]*[A-Za-z]{3})\.\s*\}\s*$", r"\1}"),
+        (rf"\\(?:mathbf|textbf)\s*\{{\s*(\\frac\s*{GROUP}\s*{GROUP}|\\sqrt\s*{GROUP})\s*\}}", r"\1"),
+        (r"\^\s*\{\s*(T|\\top)\s*\}", r"^\1"),
         (r"^\s*e\s*=(?=[^=e]*\\(?:frac|sqrt)[^=e]*$)", r"\\varepsilon ="),  # an eccentricity
         # Relations and sets
         (r"(?<![=<>])>=", r"\\ge "),

@@ -33,8 +33,9 @@ _WORD = re.compile(r"[A-Za-z\u00b5]+")
 #: Marks that math-verify drops or divides at: rounding, primes, the colons of times and ratios, halves of the day.
 _LITERAL = re.compile(
     r"\\approx|['\u2032\u2033\u2019\"]|\\prime(?![A-Za-z])|(?<!\\):|(?<![A-Za-z\\])[ap]\.?\s*m\.?(?![A-Za-z])"
-    r"|\^\s*\{?\s*(?:T|\\top|\\intercal)(?![A-Za-z])|[A-Za-z]\s*\^\s*\{\s*\(\s*\d\s*\)\s*\}"  # transposes, derivatives
-    r"|^\s*\d+([-/])\d+\1\d+\s*$|(?<![A-Za-z\\])E\s*(?:\[|\(\s*[A-Z])"  # dates, expectations
+    r"|(?:[A-Z]|\([A-Z]{2,}\))\s*\^\s*(?:T|\\top|\\intercal)(?![A-Za-z])"  # transposes
+    r"|[A-Za-z]\s*\^\s*\{\s*\(\s*\d\s*\)\s*\}|(?<![A-Za-z\\])E\s*(?:\[|\(\s*[A-Z]\s*[\^)])"  # derivatives, expectations
+    r"|^\s*(?:\d{4}([-/])\d\d?\1\d\d?|\d\d?([-/])\d\d?\2(?:\d\d)?\d\d)\s*$|\\ldots"  # dates, and what is left out
 )
 #: Names of points and of things with a number: read as LaTeX they are products, and `CBA` would be `ABC`.
 _NAME_OF_POINTS = re.compile(r"[A-Z]{2,}|(?<![A-Za-z\\\d.])[A-Za-z]+\d+")
@@ -47,8 +48,9 @@ _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{[^{}]*\}(?:\{[lcr| ]*\})?")
 _DIVISORS = re.compile(r"\\(?:gcd|lcm)(?![A-Za-z])")
 #: A letter by itself, and brackets that group nothing: they are a floor or a fractional part.
 _LETTER = re.compile(rf"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|{GREEK_LETTER}")
+_PLAIN = r"(?:[^-+,\[\]{}|=<>]|\{[^{}]*\})*"
 _POINTLESS = re.compile(
-    r"(?:^|(?<=[-+=(]))\s*(?:\[(?!\s*[A-J]\s*\])[^,\[\]]*[A-Za-z][^,\[\]]*\]|\\\{[^,{}|=<>]*[A-Za-z][^,{}|=<>]*\\\})\s*(?=$|[-+=)])"
+    rf"(?:^|(?<=[-+=(]))\s*(?:\[(?!\s*[A-J]\s*\])(?=[^\]]*[A-Za-z]){_PLAIN}\]|\\\{{(?=[^}}]*[A-Za-z]){_PLAIN}\\\}})\s*(?=$|[-+=)])"
 )
 #: Two values without an operator; ``\x02`` ends a fraction, a root or a word.
 _SIDE_BY_SIDE = re.compile(r"\d\.?[\s{}]+\.?\d|[)\]}\x02][\s{}]*\.?\d")
@@ -71,7 +73,7 @@ _DEEPEST, _LONGER, _TOWER = 40, 300, re.compile(r"(?:\^\s*(?:\{[^{}]*|\(|\d+)){2
 
 def too_large(given: str, expected: str) -> bool:
     """Whether the answer is a tower of powers, brackets in brackets or a row of signs that its reference is not."""
-    tower = (_TOWER.search(given) is None) != (_TOWER.search(expected) is None)
+    tower = _TOWER.search(given) is not None and _TOWER.search(expected) is None
     tokens = list(nested(given))
     deepest = max((depth for _, depth in tokens), default=0)
     signs = sum(not token.isdigit() for token, _ in tokens)
@@ -379,11 +381,12 @@ _FUNCTIONS = r"\\(?:ln|lg|log|arc(?:sin|cos|tan)|sin|cos|tan|cot|sec|csc)(?![A-Z
 _FUNCTION = re.compile(_FUNCTIONS)
 _RAISED = rf"(?:\s*[_^]\s*(?:{GROUP}|\\?\w))*"
 _ATOM = rf"(?:\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\pi(?![A-Za-z])|{GREEK_LETTER}){_RAISED}"
-#: A function and its argument without brackets: latex2sympy would take in what multiplies the function.
+#: A function and its argument without brackets before an operator: latex2sympy would take in what comes after it.
 _APPLIED = re.compile(
-    rf"({_FUNCTIONS}{_RAISED})\s*((?:{_FUNCTIONS}{_RAISED}\([^()]*\)|\\frac\s*{GROUP}\s*{GROUP}|\\sqrt\s*{GROUP}|{_ATOM})(?:\s*{_ATOM})*)"
+    rf"({_FUNCTIONS}{_RAISED})\s*((?:{_FUNCTIONS}{_RAISED}\([^()]*\)|\\frac\s*{GROUP}\s*{GROUP}|\\sqrt\s*{GROUP}|{_ATOM})"
+    rf"(?:\s*{_ATOM})*)(?=\s*(?:\\cdot(?![A-Za-z])|\\times|[*/(]))"
 )
-_IN_DEGREES = re.compile(rf"{_FUNCTIONS}{_RAISED}\s*\([^()]*\)")
+_DEGREES = re.compile(rf"(\d+(?:\.\d+)?|(?<![A-Za-z\\])[A-Za-z]|{GREEK_LETTER}|\([^()]*\))\s*\^\{{\\circ\}}")
 #: A derivative by name, which latex2sympy would take of a constant.
 _DERIVATIVE = re.compile(
     r"\\frac\s*\{\s*(?:d|\\partial)\s*(?:\^\s*\{?\d\}?\s*)?\\?[A-Za-z]+(?:_\w|_\{\w+\})?\s*\}"
@@ -402,9 +405,10 @@ def parsed(text: str) -> Any:
     from math_verify.grader import should_treat_as_complex
 
     text = _MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
-    for _ in range(2):  # a function of a function
-        text = _APPLIED.sub(r"\1(\2)", text)
-    text = _IN_DEGREES.sub(lambda found: found[0].replace(r"^{\circ}", r"\cdot\frac{\pi}{180}"), text)
+    if _FUNCTION.search(text):
+        text = _DEGREES.sub(r"(\1\\cdot\\frac{\\pi}{180})", text)
+        for _ in range(2):  # a function of a function
+            text = _APPLIED.sub(r"\1(\2)", text)
     text = _DERIVATIVE.sub(lambda found: "D_{" + re.sub(r"[^A-Za-z0-9]|partial", "", found[0]) + "}", text)
     text = re.sub(r"(?<![A-Za-z\\])I(?![A-Za-z])", r"\\Upsilon ", text)  # no imaginary unit
     spelling = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="last")

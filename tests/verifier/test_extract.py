@@ -92,7 +92,6 @@ def test_a_megabyte_is_quick(text: str) -> None:
         (r"[THINK]\boxed{12}", False, None),
         (r"<|begin_of_thought|>\boxed{12}<|end_of_thought|>\boxed{13}", False, "13"),
         (r"<|channel|>analysis<|message|>\boxed{12}<|end|><|channel|>final<|message|>\boxed{13}", False, "13"),
-        (r"<THINK>\boxed{12}", False, None),
         (r"◁think▷\boxed{12}◁/think▷\boxed{13}", False, "13"),
         (r"<reasoning>\boxed{12}</reasoning> <answer>\boxed{13}</answer>", False, "13"),
     ],
