@@ -74,14 +74,17 @@ def compare(given: str, expected: str) -> Verdict:
 
 
 def _equivalent(given: str, expected: str) -> bool:
-    raw, alternatives = (given, expected), _OR.search(f"{given} {expected}") is not None  # the spelling makes commas
+    if _opposed(given, expected):
+        return False
+    alternatives = _OR.search(f"{given} {expected}") is not None  # the spelling makes commas of them
+    crossed = _CROSS.search(expected) is not None
     given, expected = spelled(given), spelled(expected)
     bare = [squeezed(TEXT.sub(r"\1", text)) for text in (given, expected)]
     if squeezed(given) == squeezed(expected) or bare[0] == bare[1]:
-        return not _opposed(*raw)
+        return True
     if all(map(_WORDS.fullmatch, bare)):
         return bare[0].lower() == bare[1].lower()
-    if _CROSS.search(raw[1]) or _opposed(*raw):
+    if crossed:
         return False
     if prose(given) or prose(expected) or too_large(given, expected) or _contradicts_itself(given):
         return False
@@ -91,12 +94,13 @@ def _equivalent(given: str, expected: str) -> bool:
 def _opposed(given: str, expected: str) -> bool:
     """Whether conditions that both hold in one hold one at a time in the other."""
     joined = [[join.search(text) is not None for join in (_OR, _AND)] for text in (given, expected)]
+    for both, other in zip(joined, (expected, given), strict=True):
+        if both == [False, True] and r"\cup" in other:
+            return True
+    if joined[0] == joined[1] or joined[0] != joined[1][::-1]:
+        return False
     named = {part.partition("=")[0].strip() for part in top_level(spelled(expected), ",") if "=" in part}
-    conditions = len(named) > 1 or _CONDITION_SIGN.search(expected) is not None
-    union = any(
-        both == [False, True] and "\\cup" in other for both, other in zip(joined, (expected, given), strict=True)
-    )
-    return union or (conditions and joined[0] != joined[1] and joined[0] == joined[1][::-1])
+    return len(named) > 1 or _CONDITION_SIGN.search(expected) is not None
 
 
 def _same_answer(given: str, expected: str, alternatives: bool) -> bool:

@@ -147,12 +147,8 @@ def _other_structure(answer: str, reference: str) -> bool:
 def _other_case(answer: str, reference: str) -> bool:
     """Whether a letter of one is written large where the other has it small alone."""
     ours, theirs = (set(_LETTER.findall(TEXT.sub(" ", text))) for text in (answer, reference))
-    return any(
-        letter.replace(first, first.swapcase(), 1) in others - own
-        for own, others in ((ours, theirs), (theirs, ours))
-        for letter in own - others
-        for first in letter.lstrip("\\")[0]
-    )
+    turned = {re.sub("[A-Za-z]", lambda first: first[0].swapcase(), letter, count=1) for letter in ours - theirs}
+    return bool(turned & (theirs - ours))
 
 
 def _strange_words(answer: str, reference: str) -> bool:
