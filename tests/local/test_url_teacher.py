@@ -289,8 +289,10 @@ class Served:
 
     def __init__(self, folder: Path) -> None:
         pytest.importorskip("vllm")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.held = socket.socket()  # bound and not listening: nobody is given the port, and vLLM may still bind it
+        self.held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.held.bind(("127.0.0.1", 0))
+        self.port = self.held.getsockname()[1]
         self.url, self.folder = f"http://127.0.0.1:{self.port}", folder
         self.process: subprocess.Popen[bytes] | None = None
         package = folder / "site" / "nemo_uecr-0.dist-info"  # as an installed package announces the plugin
@@ -336,6 +338,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     found.start(model(found.folder / "first", 3, COLUMNS + 28), context=512, tokens=str(COLUMNS))
     yield found
     found.kill()
+    found.held.close()
 
 
 def sequences() -> Sequences:
