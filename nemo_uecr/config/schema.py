@@ -140,7 +140,7 @@ class VerifierReward(Section):
 
 
 class CallReward(Section):
-    """A function of your own, in TRL's style or in verl's."""
+    """A function of your own, in TRL's style or in verl's. `reward: FILE.py:FUNCTION` is an abbreviation."""
 
     call: Annotated[str, Field(pattern=r"^.+\.py:\w+$")]  # `FILE.py:FUNCTION`.
     weight: float = 1.0  # Its weight in the sum.
@@ -169,9 +169,9 @@ def by_key(usual: str, *keys: str) -> Discriminator:
 
 
 def one_or_several(given: object) -> object:
-    """A list of sections from `math`, one section or several."""
+    """A list of sections from `math`, `FILE.py:FUNCTION`, one section or several."""
     listed = given if isinstance(given, list | tuple) else [given]
-    return [{"verifier": each} if isinstance(each, str) else each for each in listed]
+    return [{"call" if ".py:" in each else "verifier": each} if isinstance(each, str) else each for each in listed]
 
 
 def _distinct(rewards: Sequence[Any]) -> Sequence[Any]:
@@ -200,7 +200,8 @@ class EvaluationConfig(Section):
     seed: Seed  # Seed of the decoding, the same at every evaluation.
     max_tokens: Count  # Longest response in tokens.
     stop: Texts = ()  # A response ends after the token that completes one of these strings, finished.
-    benchmarks: dict[Text, Text]  # Name and problems of each benchmark, as in `data.train`; may be empty.
+    # Name and problems of each benchmark, as in `data.train`; `aime24` and other known names too. May be empty.
+    benchmarks: dict[Text, Text]
 
     @model_validator(mode="after")
     def _decoding_is_possible(self) -> Self:

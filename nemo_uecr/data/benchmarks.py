@@ -6,27 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_uecr.data.problems import USUAL, Problem, read_problems
-from nemo_uecr.data.sources import find_source, on_hub
+from nemo_uecr.data.sources import BENCHMARKS, find_source, on_hub
 from nemo_uecr.errors import DataError
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """A public benchmark: its place on the hub, its title in tables, and how many problems it has."""
-
-    repository: str
-    title: str
-    problems: int
-
-
-#: The five of the paper, in the order of its tables.
-BENCHMARKS = {
-    "aime24": Benchmark("HuggingFaceH4/aime_2024", "AIME24", 30),
-    "aime25": Benchmark("MathArena/aime_2025", "AIME25", 30),
-    "amc23": Benchmark("math-ai/amc23", "AMC23", 40),
-    "hmmt_feb25": Benchmark("MathArena/hmmt_feb_2025", "HMMT25 Feb", 30),
-    "hmmt_nov25": Benchmark("MathArena/hmmt_nov_2025", "HMMT25 Nov", 30),
-}
 
 
 @dataclass(frozen=True)
@@ -66,8 +47,4 @@ def check_benchmarks(given: list[str]) -> None:
 def _name_and_source(given: str) -> tuple[str, str]:
     """A benchmark's name in tables, and its path or its name on the hub."""
     name, equals, place = given.partition("=")
-    if equals and "/" not in name:
-        return name, place
-    if given in BENCHMARKS and not Path(given).exists():
-        return given, BENCHMARKS[given].repository
-    return Path(given.partition(":")[0]).stem, given
+    return (name, place) if equals and "/" not in name else (Path(given.partition(":")[0]).stem, given)

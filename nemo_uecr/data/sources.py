@@ -52,6 +52,25 @@ PARQUET_ROWS = 1024
 
 
 @dataclass(frozen=True)
+class Benchmark:
+    """A public benchmark: its place on the hub, its title in tables, and how many problems it has."""
+
+    repository: str
+    title: str
+    problems: int
+
+
+#: The five of the paper, in the order of its tables.
+BENCHMARKS = {
+    "aime24": Benchmark("HuggingFaceH4/aime_2024", "AIME24", 30),
+    "aime25": Benchmark("MathArena/aime_2025", "AIME25", 30),
+    "amc23": Benchmark("math-ai/amc23", "AMC23", 40),
+    "hmmt_feb25": Benchmark("MathArena/hmmt_feb_2025", "HMMT25 Feb", 30),
+    "hmmt_nov25": Benchmark("MathArena/hmmt_nov_2025", "HMMT25 Nov", 30),
+}
+
+
+@dataclass(frozen=True)
 class Source:
     """The files of one split, in order, of a path or hub name; the commit is None for local files."""
 
@@ -64,7 +83,7 @@ def find_source(given: str, role: Role, *, revision: str | None = None) -> Sourc
     """The files of a source that training (``train``) or a benchmark (``test``) reads.
 
     Args:
-        given: file, folder or ``owner/name`` on the hub, each with ``:CHOICE`` or without.
+        given: file, folder, ``owner/name`` on the hub or a name in `BENCHMARKS`, each with ``:CHOICE`` or without.
         role: the split that is taken where there are several and ``given`` chooses none.
         revision: branch, tag or commit on the hub; None is its main branch.
 
@@ -74,6 +93,8 @@ def find_source(given: str, role: Role, *, revision: str | None = None) -> Sourc
     name, choice = given.removeprefix("https://huggingface.co/datasets/"), ""
     if not Path(name).expanduser().exists() and ":" in name:
         name, _, choice = name.rpartition(":")
+    if name in BENCHMARKS and not Path(name).exists():
+        name = BENCHMARKS[name].repository
     hub = on_hub(name)
     path = _snapshot(name, revision) if hub else Path(name).expanduser()
     if path.is_file() and not choice:
@@ -119,7 +140,8 @@ def on_hub(given: str) -> bool:
     """Whether a name is taken for one of the hub's, as no such path exists."""
     path = Path(given).expanduser()
     name = given if path.exists() else given.partition(":")[0]
-    return not path.exists() and has_hub_form(name) and not path.parent.exists() and _kind(Path(name)) is None
+    named = has_hub_form(name) and not path.parent.exists() and _kind(Path(name)) is None
+    return not path.exists() and (named or name in BENCHMARKS)
 
 
 # Splits.

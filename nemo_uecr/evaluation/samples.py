@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.data.benchmarks import BENCHMARKS
 from nemo_uecr.data.problems import checked_lines
+from nemo_uecr.data.sources import BENCHMARKS
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import pass_at_k, score_interval

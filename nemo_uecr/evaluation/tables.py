@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nemo_uecr.config.load import read_written
-from nemo_uecr.data.benchmarks import BENCHMARKS
+from nemo_uecr.data.sources import BENCHMARKS
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import recorded_settings
 from nemo_uecr.evaluation.samples import RESULT

@@ -8,7 +8,7 @@ import pytest
 
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.methods import objective, unused_line
-from nemo_uecr.config.schema import Config
+from nemo_uecr.config.schema import CallReward, Config, VerifierReward
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.methods.baselines import GrpoPlusOpd
 from tests.config.shipped import DEMO, refusal
@@ -34,6 +34,12 @@ WRONG = {
 @pytest.mark.parametrize(("override", "message"), WRONG.items(), ids=WRONG)
 def test_a_wrong_value_is_one_line(override: str, message: str) -> None:
     assert refusal(*BATCH, "train.minibatch_responses=24", "checkpoint.keep_best=true", override).startswith(message)
+
+
+def test_a_reward_in_one_word_is_the_verifier_or_a_function() -> None:
+    rewards = load_config(DEMO, ["reward=[math, rewards/length.py:too_long]"]).config.reward
+    assert [type(each) for each in rewards] == [VerifierReward, CallReward]
+    assert load_config(DEMO, ["reward=rewards/length.py:too_long"]).config.reward == rewards[1:]
 
 
 def test_a_rounded_teacher_asks_for_a_floor_above_the_measured_noise() -> None:

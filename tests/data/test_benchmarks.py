@@ -8,9 +8,9 @@ import huggingface_hub as hub
 import huggingface_hub.constants  # the package loads it only where it is asked for
 import pytest
 
-from nemo_uecr.data.benchmarks import BENCHMARKS, load_benchmark
+from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.data.prepare import ANSWER_TYPES, PrepareSettings, prepare
-from nemo_uecr.data.sources import _snapshot, find_source
+from nemo_uecr.data.sources import BENCHMARKS, _snapshot, find_source
 from nemo_uecr.errors import DataError
 from tests.data.made import COMMIT, cache_data_set, clean_rows
 
@@ -43,6 +43,8 @@ def test_every_benchmark_is_read() -> None:
     firsts = {"aime24": "060", "aime25": "1", "amc23": "0.0", "hmmt_feb25": r"\frac{1}{7}", "hmmt_nov25": r"1\sqrt{3}"}
     assert {name: loaded.problems[0].answer for name, loaded in found.items()} == firsts
     assert {loaded.revision for loaded in found.values()} == {COMMIT}
+    named = load_benchmark("mine=amc23")
+    assert (named.name, named.problems) == ("mine", found["amc23"].problems)
 
 
 def test_a_benchmark_with_other_problems_than_its_own_is_refused(tmp_path: Path) -> None:
