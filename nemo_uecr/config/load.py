@@ -39,11 +39,11 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _CLONED = _PACKAGE.parent / "examples" / "configs"
 #: The shipped configurations: the clone's, or those inside an installed package.
 SHIPPED = _CLONED if (_CLONED / "local" / "base.yaml").is_file() else _PACKAGE / "configs"
-#: Keys that a resumed run may change, because they do not affect what is trained.
-FREE_KEYS = (
-    "train.steps", "telemetry.", "checkpoint.", "run.folder",
-    "offload", "train.activation_checkpointing", "rollout.gpu_memory",
-)  # fmt: skip
+#: Keys that a resumed run may change, because they affect nothing of what is trained but its rounding.
+FREE_KEYS = re.compile(
+    r"train\.(steps|activation_checkpointing|microbatch_responses)|(telemetry|checkpoint|tolerances)\..*|run\.folder"
+    r"|offload.*|threads|rollout\.(gpu_memory|microbatch_responses)|.*\.(url|timeout_s)"
+)
 #: `${` and the backslashes before it, which OmegaConf reads as escapes there and nowhere else.
 INTERPOLATION = re.compile(r"(\\*)\$\{")
 #: `${mul:a,b}`, `${div:a,b}` and `${max:a,b}`, as NeMo-RL has them.
@@ -432,7 +432,7 @@ def written_config(path: Path) -> Config:
     return _validated(Config, read_written(path), {}, str(path))
 
 
-def check_run_folder(folder: Path, config: BaseModel, *, resume: bool) -> None:
+def check_run_folder(folder: Path, config: Config | NemoConfig, *, resume: bool) -> None:
     """Refuse a folder that holds a run, unless the run is resumed with the same configuration.
 
     Checkpoints alone count as a run, because NeMo-RL always continues from the newest one.
@@ -445,14 +445,18 @@ def check_run_folder(folder: Path, config: BaseModel, *, resume: bool) -> None:
         check_same_configuration(written, config, saved.model_dump(mode="json"))
 
 
-def check_same_configuration(where: Path, config: BaseModel, saved: Mapping[str, object]) -> None:
-    """Refuse to resume a run with values other than ``saved``, except for `FREE_KEYS`."""
+def check_same_configuration(where: Path, config: Config | NemoConfig, saved: Mapping[str, object]) -> None:
+    """Refuse to resume a run with values other than ``saved``, except for `FREE_KEYS`.
+
+    A method that reads the run's length does not let it change.
+    """
+    fixed = {"train.steps"} if "total_steps" in METHODS[config.method.name].reads_run else set()
     trees = (config.model_dump(mode="json"), saved)  # of the list of rewards, `reward.0.weight` is a key
     ours, theirs = (
         flattened({key: dict(enumerate(v)) if isinstance(v, list) else v for key, v in tree.items()}) for tree in trees
     )
     for key in sorted(ours.keys() | theirs.keys()):
-        if ours.get(key) != theirs.get(key) and not key.startswith(FREE_KEYS):
+        if ours.get(key) != theirs.get(key) and (key in fixed or not FREE_KEYS.fullmatch(key)):
             before, now = (f"{values[key]!r:.60}" if key in values else "no such key" for values in (theirs, ours))
             raise CheckpointError(
                 f"{where} was written with {key}={before}, this run has {now}; resume with the same configuration or "

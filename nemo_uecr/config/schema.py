@@ -393,7 +393,7 @@ class RolloutConfig(SamplingConfig):
     engine: Literal["transformers", "vllm"] = "transformers"
     gpu_memory: Share = 0.5  # Share of the GPU's memory for vLLM while it samples.
     microbatch_responses: Count  # Responses sampled at once by transformers; bounds memory.
-    # Whether special tokens within a response are removed from the text for the rewards; the end token always is.
+    # Whether special tokens within a response are removed from the text for reward functions; the end token always is.
     skip_special_tokens: bool = True
 
 

@@ -11,7 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -136,7 +136,8 @@ def problems_of(data: DataConfig | NemoDataConfig, given: str | Path, key: str) 
 def read_problems(source: Source, keys: Keys) -> list[Problem]:
     """The problems of a source, in order. Ids are unique.
 
-    Rows without an answer are left out and counted; any other row that cannot be read is refused by its place.
+    Rows without an answer are left out and counted; any other row that cannot be read is refused by its place. A column
+    that only some rows have is None in the others.
     """
     fields, problems, places = fields_of(source, keys), [], dict[str, str]()
     left: Counter[str] = Counter()
@@ -163,7 +164,8 @@ def read_problems(source: Source, keys: Keys) -> list[Problem]:
     check_left_out(source.name, left, unread=left.total(), kept=len(problems))
     if left:
         log.warning("%s: %d rows without an answer are left out: %s", source.name, left.total(), dict(left))
-    return problems
+    every = dict.fromkeys(name for problem in problems for name in problem.columns)  # as in a table
+    return [replace(problem, columns=every | problem.columns) for problem in problems]
 
 
 def check_left_out(name: str, reasons: Mapping[str, int], *, unread: int, kept: int) -> None:

@@ -67,12 +67,14 @@ def check_drawn(responses: Sequence[Response], names: Sequence[str], model: Toke
 def samples_of(step: int, sequences: Sequences, config: Config, tokens: Tokens) -> list[Sample]:
     """What the rewards read of each response."""
     data, skip = config.data, config.rollout.skip_special_tokens
+    whole = [tokens.whole_text(response.token_ids) for response in sequences.responses]
     names = sample_ids(step, [prompt.problem.id for prompt in sequences.prompts])
     return [
         Sample(
             id=name,
             prompt=prompt.problem.turn(data.prompt_template),
-            text=response.text if skip else tokens.whole_text(response.token_ids),
+            text=response.text if skip else text,
+            whole=text,
             token_ids=response.token_ids,
             answer=prompt.problem.answer,
             columns=prompt.problem.columns,
@@ -81,7 +83,7 @@ def samples_of(step: int, sequences: Sequences, config: Config, tokens: Tokens) 
             before=tuple(turns_before(data.system_prompt, prompt.problem.context)),
             skipped=tokens.special_inside(response.token_ids) if skip else (),
         )
-        for name, prompt, response in zip(names, sequences.prompts, sequences.responses, strict=True)
+        for name, prompt, response, text in zip(names, sequences.prompts, sequences.responses, whole, strict=True)
     ]
 
 

@@ -66,6 +66,11 @@ def with_columns(process: Callable[..., Any], datum: Mapping[str, Any], *args: A
     return made
 
 
+def said(role: str, turns: Sequence[Mapping[str, object]]) -> str:
+    """The text of a role's turns."""
+    return "".join(str(turn["content"]) for turn in turns if turn["role"] == role)
+
+
 class RewardEnvironmentImpl:
     """The rewards of the local back end, as an environment of one turn."""
 
@@ -81,18 +86,20 @@ class RewardEnvironmentImpl:
         self, message_log_batch: Sequence[Sequence[Mapping[str, object]]], metadata: Sequence[Mapping[str, Any]]
     ) -> Any:
         """Judge the assistant's turn of each conversation; every conversation ends."""
+        texts = [said("assistant", turns) for turns in message_log_batch]
         samples = [
             Sample(
                 id=f"row {row} of the step's {len(metadata)}, question {about['prompt']!r:.80}",
                 prompt=about["prompt"],
-                text="".join(str(turn["content"]) for turn in turns if turn["role"] == "assistant"),
+                text=text,
+                whole=text,  # NeMo-RL removes special tokens
                 token_ids=None,  # not among what NeMo-RL hands on
                 answer=str(about["ground_truth"]),
                 columns=about["columns"],
                 dataset=self._dataset,
-                thinking=opens_thought("".join(str(turn["content"]) for turn in turns if turn["role"] == "user")),
+                thinking=opens_thought(said("user", turns)),
             )
-            for row, (turns, about) in enumerate(zip(message_log_batch, metadata, strict=True))
+            for row, (turns, about, text) in enumerate(zip(message_log_batch, metadata, texts, strict=True))
         ]
         self._steps += 1
         outcomes = self._rewards.judge(samples, step=self._steps)

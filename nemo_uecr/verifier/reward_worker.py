@@ -12,6 +12,7 @@ import importlib.util
 import inspect
 import json
 import math
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +24,11 @@ from typing import Any
 from nemo_uecr.verifier.process import outlive_requests_to_stop, serve
 
 TRL, VERL = {"prompts", "completions", "completion_ids"}, {"solution_str"}
-#: Parameters of a TRL function that are not columns of the problems.
-GIVEN = TRL | {"trainer_state", "log_extra", "log_metric"}
+#: What a function is given in either style; a TRL function's other parameters are columns of the problems.
+GIVEN = {
+    True: TRL | {"trainer_state", "log_extra", "log_metric"},
+    False: {*VERL, "data_source", "ground_truth", "extra_info"},
+}
 #: Frames and characters of a traceback that are passed on.
 FRAMES, TRACEBACK = 4, 4_000
 Record = Mapping[str, Any]
@@ -40,26 +44,34 @@ class UserReward:
     def __init__(self, call: str, args: Record, messages: bool) -> None:
         """Import ``FILE.py:FUNCTION``; ``messages``: a TRL function gets conversations instead of texts."""
         file, _, name = call.rpartition(":")
-        sys.path.append(str(Path(file).resolve().parent))  # for imports of neighbouring files
-        spec: Any = importlib.util.spec_from_file_location(f"reward_{Path(file).stem}", file)  # None: no Python file
+        sys.path.insert(0, str(Path(file).resolve().parent))  # for imports of neighbouring files, as in any script
+        stem = Path(file).stem  # by its own name the processes that it spawns find it, too
+        spec: Any = importlib.util.spec_from_file_location(f"reward_{stem}" if stem in sys.modules else stem, file)
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        if not callable(function := getattr(module, name, None)):
-            raise UnusableError(f"{file} has no function {name!r}")
+        if not callable(function := getattr(module, name, None)) or inspect.isclass(function):
+            raise UnusableError(f"{file} has no function {name!r}; of a class name an instance")
         self._function: Callable[..., Any] = function
         self._args, self._messages = args, messages
+        self._loop = asyncio.new_event_loop()  # one for all calls: a client or a semaphore belongs to its loop
+        asyncio.set_event_loop(self._loop)
         parameters = inspect.signature(function).parameters
         self._names = set(parameters)
         self.batched = not TRL.isdisjoint(parameters)
         plain = (each for each in parameters.values() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
-        asked = {each.name for each in plain if each.default is each.empty} - args.keys() - GIVEN
+        asked = {each.name for each in plain if each.default is each.empty} - args.keys() - GIVEN[self.batched]
         self.columns = sorted(asked) if self.batched else []  # that the problems must have
+        self.reads_content = (
+            self.batched and re.search(r"""\[["']content["']\]""", Path(file).read_text("utf-8")) is not None
+        )
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         if self.batched == (not VERL.isdisjoint(parameters)):
             raise UnusableError(
                 f"{name}({', '.join(parameters)}) is in no known style; expected TRL's parameter completions, or "
                 "verl's solution_str"
             )
+        if asked and not self.batched:
+            raise UnusableError(f"{name} needs {min(asked)}; expected a default, or a value in args")
         if not self._takes_all and (unknown := sorted(args.keys() - self._names)):
             raise UnusableError(f"{name} has no parameter {unknown[0]} (args); it has {', '.join(parameters)}")
 
@@ -70,18 +82,18 @@ class UserReward:
         given |= self._args
         try:
             found = self._function(**{name: v for name, v in given.items() if self._takes_all or name in self._names})
-            if inspect.iscoroutine(found):
-                found = asyncio.run(found)
+            if inspect.isawaitable(found):
+                found = self._loop.run_until_complete(found)
+            if isinstance(found, Mapping) and "score" not in found:
+                return {"refused": f"returned a dict with {', '.join(map(str, found))}, expected a key score", "row": 0}
+            if not self.batched:
+                found = [found["score"] if isinstance(found, Mapping) else found]
+            values: list[Any] = list(found) if hasattr(found, "__iter__") else [found]
+            numbers = [value.item() if hasattr(value, "item") else value for value in values]  # of NumPy and torch
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything
             return {"failed": _traceback(error)}
-        if isinstance(found, Mapping) and "score" not in found:
-            return {"refused": f"returned a dict with {', '.join(map(str, found))}, expected a key score", "row": 0}
-        if not self.batched:
-            found = [found["score"] if isinstance(found, Mapping) else found]
-        values: list[Any] = list(found) if hasattr(found, "__iter__") else [found]
         if len(values) != len(samples):
             return {"refused": f"returned {len(values)} rewards for {len(samples)} responses", "row": 0}
-        numbers = [value.item() if hasattr(value, "item") else value for value in values]  # of NumPy and torch
         for row, number in enumerate(numbers):
             left = number is None and self.batched  # to the other rewards
             if not left and not (isinstance(number, int | float) and math.isfinite(number)):
@@ -89,8 +101,7 @@ class UserReward:
         return {"values": [None if number is None else float(number) for number in numbers]}
 
     def _batch(self, samples: Sequence[Record], step: int) -> dict[str, Any]:
-        names = dict.fromkeys(name for sample in samples for name in sample["columns"])
-        given: dict[str, Any] = {name: [sample["columns"].get(name) for sample in samples] for name in names}
+        given: dict[str, Any] = {n: [sample["columns"][n] for sample in samples] for n in samples[0]["columns"]}
         prompts, completions = [each["prompt"] for each in samples], [each["text"] for each in samples]
         if self._messages:
             prompts = [[*each["before"], {"role": "user", "content": each["prompt"]}] for each in samples]
@@ -104,14 +115,14 @@ class UserReward:
     def _single(self, sample: Record) -> dict[str, Any]:
         columns = sample["columns"]
         return {
-            "data_source": columns.get("data_source", sample["dataset"]),
+            "data_source": columns.get("data_source") or sample["dataset"],
             "solution_str": sample["text"],
             "ground_truth": sample["answer"],
-            "extra_info": columns.get("extra_info", columns),
+            "extra_info": columns.get("extra_info") or columns,
         }
 
 
-def _traceback(error: Exception) -> str:
+def _traceback(error: BaseException) -> str:
     """The traceback from the user's own line on."""
     first = error.__traceback__
     while first and first.tb_next and first.tb_frame.f_code.co_filename.startswith(("<frozen", __file__)):
@@ -125,11 +136,12 @@ def main(pipe: Connection, settings: Record, orphan_limit: int) -> None:
     outlive_requests_to_stop()
     try:
         reward = UserReward(**settings)
-    except Exception as error:  # noqa: BLE001 - the user's file may raise anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's file may raise anything
         fault = str(error) if isinstance(error, UnusableError) else _traceback(error)
         pipe.send_bytes(json.dumps({"error": fault}).encode())
         return
-    serve(pipe, {"batched": reward.batched, "columns": reward.columns}, reward.judge, seconds=orphan_limit)
+    hello = {"batched": reward.batched, "columns": reward.columns, "reads_content": reward.reads_content}
+    serve(pipe, hello, reward.judge, seconds=orphan_limit)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Largest share of a step's responses on which a function may fail.
-MOST_FAILED = 0.05
+#: Largest share of a step's responses on which a function may fail, and most in a row that it may leave unanswered.
+MOST_FAILED, MOST_SILENT = 0.05, 5
 #: What a function prints goes where the run's own messages go.
 STDERR = 2
 #: Seconds beyond its time limit after which a worker whose parent is gone ends itself.
@@ -35,6 +35,7 @@ class Sample:
     id: str  # names the response in messages
     prompt: str  # the user's turn
     text: str  # the response without its end token; special tokens inside it are there where the run asks for them
+    whole: str  # the same with the special tokens, which may be the marks of thoughts: what the verifier judges
     token_ids: tuple[int, ...] | None  # None where the back end does not hand them on
     answer: str  # the reference answer
     columns: Mapping[str, object]  # the problem's whole row
@@ -83,6 +84,7 @@ class FunctionReward(ChildProcess):
             raise ConfigError(f"reward.call: {settings.call} cannot be used:\n{hello['error']}")
         self._batched: bool = hello["batched"]
         self.columns: list[str] = hello["columns"]
+        self.misses_messages: bool = hello["reads_content"] and not settings.messages
 
     def judge(self, samples: Sequence[Sample], *, step: int) -> list[float | Failure | None]:
         """The function's rewards, in order.
@@ -92,30 +94,33 @@ class FunctionReward(ChildProcess):
         Raises:
             RewardError: It failed on too many of the responses, or returned something that is not a reward.
         """
-        whole = self._values(samples, step) if self._batched else None
-        if whole is not None and not isinstance(whole, Failure):
-            return list(whole)
+        if self._batched:
+            whole = self._values(samples, step)
+            if not isinstance(whole, Failure):
+                return list(whole)
+            together = "reward %s failed on %d responses together, and judges them one by one: %s"
+            log.warning(together, self._label, len(samples), whole.reason.splitlines()[-1])
         rewards: list[float | Failure | None] = []
         reasons: dict[str, str] = {}
+        silent = 0
         for sample in samples:
             found = self._values([sample], step)
             if isinstance(found, Failure):
                 reasons[sample.id] = found.reason
             rewards += [found] if isinstance(found, Failure) else found
-            if len(reasons) > MOST_FAILED * len(samples):  # the step is lost: do not wait for the rest
+            silent = silent + 1 if isinstance(found, Failure) and found.verdict is Verdict.TIMEOUT else 0
+            if len(reasons) > MOST_FAILED * len(samples) or silent == MOST_SILENT:  # do not wait for the rest
+                limit = f"{silent} in a row" if silent == MOST_SILENT else f"over {MOST_FAILED:.0%}"
                 first, reason = next(iter(reasons.items()))
                 raise RewardError(
-                    f"reward {self._label} failed on at least {len(reasons)} of {len(samples)} responses, "
-                    f"over {MOST_FAILED:.0%}; the first ({first}):\n{reason}"
+                    f"reward {self._label} failed on at least {len(reasons)} of {len(samples)} responses, {limit}; "
+                    f"the first ({first}):\n{reason}"
                 )
-        if whole is not None and not reasons:
-            together = "reward %s failed on %d responses together, but on none alone: %s"
-            log.warning(together, self._label, len(samples), whole.reason.splitlines()[-1])
         return rewards
 
     def _values(self, samples: Sequence[Sample], step: int) -> Sequence[float | None] | Failure:
         try:
-            answer = self.ask({"step": step, "samples": [asdict(sample) for sample in samples]})
+            answer = self.ask({"step": step, "samples": [asdict(replace(sample, whole="")) for sample in samples]})
         except TimeoutError as error:
             return Failure(Verdict.TIMEOUT, str(error))
         except EOFError:
@@ -155,7 +160,7 @@ class Rewards:
             if each.label in self._functions:
                 found[each.label] = self._functions[each.label].judge(samples, step=step)
             else:
-                texts, answers = [sample.text for sample in samples], [sample.answer for sample in samples]
+                texts, answers = [sample.whole for sample in samples], [sample.answer for sample in samples]
                 within = [sample.thinking for sample in samples]
                 checked = check_responses(texts, answers, self._pool, thinking=within)
                 found[each.label], verdicts = [c.reward for c in checked], [c.verdict for c in checked]
@@ -168,11 +173,13 @@ class Rewards:
     def _hint(self, samples: Sequence[Sample], found: Mapping[str, Sequence[float | Failure | None]]) -> None:
         """Name, once per reward, what in the texts may be the cause of 0 for a whole step."""
         skipped = ", ".join(sorted({repr(token) for sample in samples for token in sample.skipped}))
-        for label in sorted(found.keys() - self._hinted):
+        for label in sorted(self._functions.keys() - self._hinted):
             if any(value != 0 for value in found[label]):
                 continue
             cause = skipped and f"the texts lack the special tokens {skipped}; set rollout.skip_special_tokens=false"
-            if label in self._functions and all(sample.thinking for sample in samples):
+            if self._functions[label].misses_messages:
+                cause = "it reads the ['content'] of messages and gets texts; set messages: true"
+            elif all(sample.thinking for sample in samples):
                 cause = "the prompts open <think>, so no response has it; look for </think> alone"
             if cause:
                 self._hinted.add(label)

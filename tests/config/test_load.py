@@ -176,6 +176,13 @@ def resumed(saved: list[str], now: list[str]) -> None:
 def test_what_a_resumed_run_may_change() -> None:
     """What is written, and how long it trains; of what is trained, the first difference is named."""
     resumed([], ["train.steps=9", "run.folder=elsewhere", "checkpoint.every=3", "telemetry.save_batch_every=7"])
+    resumed([], ["tolerances.budget=1e-5", "threads=1", "train.microbatch_responses=1"])
+    served = ["teacher={url: 'http://node17:8000', model_name: served, tokenizer: tokens, entropy: plugin}"]
+    resumed(
+        [*served, "reward=[{call: a.py:f, timeout_s: 5}]"], [served[0].replace("17", "23"), "reward=[{call: a.py:f}]"]
+    )
+    with pytest.raises(CheckpointError, match=r"train\.steps"):  # its coefficient is annealed over the run
+        resumed(["method.name=saf_opd", "train.steps=4"], ["method.name=saf_opd", "train.steps=8"])
     with pytest.raises(CheckpointError, match=r"^runs/one was written with loss\.clip_low=0\.11, this run has 0\.2"):
         resumed(["run.seed=77", "loss.clip_low=0.11"], [])
     with pytest.raises(CheckpointError, match=r"with reward\.1\.weight=0\.5, this run has 0\.25"):

@@ -103,6 +103,8 @@ def test_rows_in_file_order(tmp_path: Path) -> None:
     path.write_text(f"{first}\n\n   \n{second}\r\n")
     assert load(path) == [Problem("a", "1+1?", "2"), Problem("b", "2+2?", "4")]
     assert load(path)[1].columns == {"id": "b", "question": "2+2?", "answer": 4}
+    path.write_text(f"{first}\n" + second.replace('"id"', '"tests": [], "id"'))
+    assert [problem.columns["tests"] for problem in load(path)] == [None, []]  # as in a table
     unnamed = Keys(("question",), ("answer",), (), ("number",))  # no such field: the rows are numbered
     assert [problem.id for problem in load(path, unnamed)] == ["1", "2"]
 

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def judged(reward: CallReward, *texts: str, answer: str = "", **columns: object) -> list[Outcome]:
-    given = [Sample(f"row {n}", "", text, (1,), answer, columns, "data") for n, text in enumerate(texts)]
+    given = [Sample(f"row {n}", "", text, text, (1,), answer, columns, "data") for n, text in enumerate(texts)]
     with closing(Rewards([VerifierReward(), reward], correct_at=0.5, pool=SHARED)) as rewards:
         return rewards.judge(given, step=1)
 
@@ -39,7 +39,7 @@ def judged(reward: CallReward, *texts: str, answer: str = "", **columns: object)
 def test_code_with_unit_tests(folder: Path) -> None:
     bodies = ["return x * x", "return x * 3", "while True: pass", "raise SystemExit(0)"]
     texts = [*(SQUARE.format(body=body) for body in bodies), "no code"]
-    outcomes = judged(CallReward(call=f"{folder}/code.py:passes"), *texts, tests=TESTS)
+    outcomes = judged(CallReward(call=f"{folder}/unit_tests.py:passes"), *texts, tests=TESTS)
     assert [outcome.parts["passes"] for outcome in outcomes] == [1.0, 0.5, 0.0, 0.0, 0.0]
 
 

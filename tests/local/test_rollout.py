@@ -82,6 +82,7 @@ def test_special_tokens_inside_a_response_reach_the_rewards_where_they_are_asked
         config = tiny.configured(tmp_path, f"rollout.skip_special_tokens={skip}").config
         found = samples_of(1, sequences, config, student.tokens)
         texts[skip] = [(each.text, each.skipped) for each in found]
+        assert [each.whole for each in found] == ["a<|im_start|>a", ""]  # for the verifier
     assert texts["true"] == [("aa", ("<|im_start|>",)), ("", ())]
     assert texts["false"] == [("a<|im_start|>a", ()), ("", ())]
 

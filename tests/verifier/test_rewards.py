@@ -18,7 +18,7 @@ from nemo_uecr.verifier.pool import SHARED
 from nemo_uecr.verifier.rewards import Outcome, Rewards, Sample, component_metrics
 
 SOURCE = """
-import asyncio, os, subprocess, time
+import asyncio, multiprocessing, os, subprocess, time
 
 def trl(prompts, completions, completion_ids, hint, trainer_state, log_metric, scale=1, **columns):
     log_metric("seen", len(completions))
@@ -28,9 +28,30 @@ def trl(prompts, completions, completion_ids, hint, trainer_state, log_metric, s
 def messages(prompts, completions):
     return [len(p) * (c[0]["content"] == "yes" and p[-1]["role"] == "user") for p, c in zip(prompts, completions)]
 
+slots = asyncio.Semaphore(1)
+
 async def waits(completions, **columns):
-    await asyncio.sleep(0.01)
-    return [float(len(c)) for c in completions]
+    async def length(c):
+        async with slots:
+            await asyncio.sleep(0.01)
+            return float(len(c))
+    return await asyncio.gather(*map(length, completions))
+
+def gathers(completions):
+    return asyncio.gather(*(asyncio.sleep(0.01, float(len(c))) for c in completions))
+
+def swallows(completions, task):
+    try:
+        return [float(c[0]["content"] == "yes") for c in completions]
+    except TypeError:
+        return [float(c == "yes") for c in completions]
+
+def spawns(completions):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.map(half, completions)
+
+def half(completion):
+    return len(completion) / 2
 
 def only_code(completions, task, **columns):
     return [1.0 if t == "code" else None for t in task]
@@ -74,6 +95,14 @@ def no_score(solution_str, **given):
 def a_text(solution_str, **given):
     return "1.0"
 
+def no_batch(completions):
+    import numpy
+    return numpy.ones(())
+
+def two_each(completions):
+    import numpy
+    return numpy.ones((len(completions), 2))
+
 def unknown(text):
     return 1.0
 """
@@ -92,6 +121,7 @@ def samples(*texts: str, **columns: Sequence[Any]) -> list[Sample]:
             id=f"row {row}",
             prompt="Question?",
             text=text,
+            whole=text,
             token_ids=tuple(range(row + 1)),
             answer=r"\boxed{5}" if "boxed" in text else "yes",
             columns={"task": "code", "level": 3, **{name: values[row] for name, values in columns.items()}},
@@ -126,7 +156,30 @@ def test_trls_style_gets_the_batch_with_its_columns(judge: Judge) -> None:
     given = samples("a", "b", hint=[0.5, None])
     assert rewards(judge(given, "trl")) == [8.5, 9.0]
     assert rewards(judge(given, "trl", args={"scale": 2}, weight=0.5)) == [8.5, 9.0]
-    assert rewards(judge(samples("yes", "no"), "waits")) == [3.0, 2.0]
+    assert rewards(judge(samples("yes", "no"), "gathers")) == [3.0, 2.0]
+    assert rewards(judge(samples("yes", "no"), "spawns")) == [1.5, 1.0]
+
+
+def test_what_waits_in_one_call_serves_the_next(file: Path) -> None:
+    with closing(Rewards([CallReward(call=f"{file}:waits")], correct_at=0.5, pool=SHARED)) as judges:
+        for step in (1, 2):
+            outcomes = judges.judge(samples("yes", "no"), step=step)
+            assert rewards(outcomes) == [3.0, 2.0]
+
+
+def test_a_file_imports_the_one_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder, value in (("rewards", 1.0), (".", 0.25)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "helpers.py").write_text(f"VALUE = {value}")
+    (tmp_path / "rewards/r.py").write_text("from helpers import VALUE\ndef f(completions): return [VALUE]")
+    monkeypatch.chdir(tmp_path)
+    with closing(Rewards([CallReward(call="rewards/r.py:f")], correct_at=0.5, pool=SHARED)) as judges:
+        assert rewards(judges.judge(samples("a"), step=1)) == [1.0]
+
+
+def test_special_tokens_that_mark_a_thought_reach_the_verifier(judge: Judge) -> None:
+    (given,) = samples(r" \boxed{5} hm")
+    assert rewards(judge([replace(given, whole=r"[THINK] \boxed{5} hm")], None)) == [0.0]
 
 
 def test_a_conversation_has_the_turns_before_the_users(judge: Judge) -> None:
@@ -140,8 +193,8 @@ def test_a_conversation_has_the_turns_before_the_users(judge: Judge) -> None:
     [
         ({"thinking": True}, "verl", "</think>"),
         ({"skipped": ("=",)}, "verl", "rollout.skip_special_tokens=false"),
-        ({"skipped": ("=",)}, None, "rollout.skip_special_tokens=false"),
-        ({"thinking": True}, None, None),  # the verifier knows
+        ({"skipped": ("=",), "thinking": True}, None, None),  # the verifier reads the whole text, and knows
+        ({}, "swallows", "messages: true"),
         ({}, "verl", None),
     ],
 )
@@ -209,7 +262,7 @@ def test_a_function_that_fails_only_on_a_batch_is_reported(judge: Judge, caplog:
 @pytest.mark.parametrize(
     ("name", "key"),
     [("too_few", "1 .* 2"), ("not_a_number", "row 1"), ("a_text", "row 0"), ("one_for_all", "1 .* 2"),
-     ("no_score", "score")],
+     ("no_score", "score"), ("no_batch", "0-d"), ("two_each", "size 1")],
 )  # fmt: skip
 def test_what_is_no_reward_ends_the_run(judge: Judge, name: str, key: str) -> None:
     with pytest.raises(RewardError, match=key):
@@ -222,6 +275,14 @@ def test_a_function_that_cannot_be_used_is_refused_at_once(judge: Judge, tmp_pat
             judge(samples("a"), name)
     with pytest.raises(ConfigError, match="bonsu"):
         judge(samples("a"), "verl", args={"bonsu": 1})
+    for source, key in (
+        ("import sys; sys.exit('no API key')", "no API key"),
+        ("class f:\n    def __call__(self, completions): return [1.0]", "instance"),
+        ("def f(solution_str, tokenizer): return 1.0", "tokenizer"),
+    ):
+        (tmp_path / "odd.py").write_text(source)
+        with pytest.raises(ConfigError, match=key):
+            Rewards([CallReward(call=f"{tmp_path}/odd.py:f")], correct_at=0.5, pool=SHARED)
     with pytest.raises(ConfigError, match=r"none\.py"):
         Rewards([CallReward(call=f"{tmp_path}/none.py:f")], correct_at=0.5, pool=SHARED)
 
