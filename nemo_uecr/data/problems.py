@@ -157,7 +157,7 @@ def read_problems(source: Source, keys: Keys) -> list[Problem]:
         if problem.id in places:
             raise DataError(
                 f"{where}: duplicate id {problem.id!r}, also at {places[problem.id]}; expected unique ids in "
-                f"{fields.id!r} (data.id_key=null numbers the rows)"
+                f"{fields.id!r}; leave the field out, or in a run set data.id_key=null"
             )
         places[problem.id] = where
         problems.append(problem)

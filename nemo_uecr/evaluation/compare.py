@@ -35,6 +35,9 @@ def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
     for path, record, own in zip(places, records, rewards, strict=True):
         if "benchmarks" in record:
             check_complete(path, record, own)
+    if rewards[0].keys() != rewards[1].keys():
+        ours, theirs = (", ".join(sorted(each)) for each in rewards)
+        raise DataError(f"{first} has the benchmarks {ours}, {second} {theirs}; expected the same")
     problems = [Counter((x.benchmark, x.problem, x.question, x.answer) for x in each) for each in samples]
     if problems[0] != problems[1]:
         (name, problem, *_), _ = min(problems[0].items() ^ problems[1].items())
