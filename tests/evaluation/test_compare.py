@@ -59,5 +59,5 @@ def test_other_problems_or_numbers_of_samples_are_refused(tmp_path: Path, rows: 
     with pytest.raises(DataError, match=r"differ in problem 'p\d' of x"):
         compare(first, other, seed=0)
     other.write_text(other.read_text().replace('"x"', '"y"'))
-    with pytest.raises(DataError, match="benchmarks x, .* y;"):
+    with pytest.raises(DataError, match=r"benchmarks x, .* y;"):
         compare(first, other, seed=0)
