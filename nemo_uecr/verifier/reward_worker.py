@@ -29,6 +29,8 @@ GIVEN = {
     True: TRL | {"trainer_state", "log_extra", "log_metric"},
     False: {*VERL, "data_source", "ground_truth", "extra_info"},
 }
+#: How a function reads messages.
+CONTENT = re.compile(r"""\[["']content["']\]""")
 #: Frames and characters of a traceback that are passed on.
 FRAMES, TRACEBACK = 4, 4_000
 Record = Mapping[str, Any]
@@ -44,6 +46,8 @@ class UserReward:
     def __init__(self, call: str, args: Record, messages: bool) -> None:
         """Import ``FILE.py:FUNCTION``; ``messages``: a TRL function gets conversations instead of texts."""
         file, _, name = call.rpartition(":")
+        self._loop = asyncio.new_event_loop()  # one for all calls: a client or a semaphore belongs to its loop
+        asyncio.set_event_loop(self._loop)
         sys.path.insert(0, str(Path(file).resolve().parent))  # for imports of neighbouring files, as in any script
         stem = Path(file).stem  # by its own name the processes that it spawns find it, too
         spec: Any = importlib.util.spec_from_file_location(f"reward_{stem}" if stem in sys.modules else stem, file)
@@ -53,17 +57,13 @@ class UserReward:
             raise UnusableError(f"{file} has no function {name!r}; of a class name an instance")
         self._function: Callable[..., Any] = function
         self._args, self._messages = args, messages
-        self._loop = asyncio.new_event_loop()  # one for all calls: a client or a semaphore belongs to its loop
-        asyncio.set_event_loop(self._loop)
         parameters = inspect.signature(function).parameters
         self._names = set(parameters)
         self.batched = not TRL.isdisjoint(parameters)
         plain = (each for each in parameters.values() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
         asked = {each.name for each in plain if each.default is each.empty} - args.keys() - GIVEN[self.batched]
         self.columns = sorted(asked) if self.batched else []  # that the problems must have
-        self.reads_content = (
-            self.batched and re.search(r"""\[["']content["']\]""", Path(file).read_text("utf-8")) is not None
-        )
+        self.reads_content = self.batched and CONTENT.search(inspect.getsource(module)) is not None
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         if self.batched == (not VERL.isdisjoint(parameters)):
             raise UnusableError(
