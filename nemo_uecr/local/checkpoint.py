@@ -66,7 +66,8 @@ class Checkpoints:
                     torch.save(optimizer.state_dict(), file)
                 state = {"position": asdict(position), "config": self._config.model_dump(mode="json")}
                 (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-                hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
+                files = sorted(path for path in aside.rglob("*") if path.is_file())
+                hashes = {path.relative_to(aside).as_posix(): file_sha256(path) for path in files}
                 (aside / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
             self.prune(position)
         except OSError as error:

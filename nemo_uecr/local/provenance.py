@@ -255,7 +255,7 @@ def _compare_files(folder: Path) -> Iterator[Finding]:
         yield ("changed", f"{name}: {fault}") if fault else ("same", name)
         if name in checkpoints and not fault:
             for file, damage in compare_manifest((folder / name).parent):
-                path = (folder / name).with_name(file).relative_to(folder)
+                path = Path(name).parent / file
                 yield ("changed", f"{path}: {damage}") if damage else ("same", file)
     present = (folder.glob(pattern) for pattern in ("batches/*", "evaluations/*", f"checkpoints/*/{MANIFEST}"))
     for path in sorted(chain.from_iterable(present)):
