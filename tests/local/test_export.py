@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -23,9 +25,9 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(folder, *every(), "student.lora_rank=4", "train.learning_rate=0.03", "checkpoint.keep_best=true")
 
 
-def logits(folder: Path) -> torch.Tensor:
+def logits(folder: Path, kind: Any = AutoModelForCausalLM) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
+        found: torch.Tensor = kind.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
     return found
 
 
@@ -38,6 +40,7 @@ def test_an_adapter_is_merged_into_a_model_that_needs_nothing_of_ours(
     trained, _ = load_causal_lm(str(source), local_files_only=True, dtype=torch.float32)
     with torch.no_grad():
         torch.testing.assert_close(logits(tmp_path / "out"), trained(IDS).logits, rtol=0, atol=2e-5)
+    torch.testing.assert_close(logits(source, AutoPeftModelForCausalLM), trained(IDS).logits, rtol=0, atol=2e-5)
     assert not (tmp_path / "out" / "adapter_config.json").exists()
     assert entry_point(["export", str(source), "--merged", str(tmp_path / "low"), "--dtype", "bfloat16"]) == 0
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "low").dtype == torch.bfloat16
