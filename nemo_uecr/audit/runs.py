@@ -119,7 +119,8 @@ def batch_audit(run: Path, train: Path) -> Audit:
         ("faults", str(len(faults))),
         *((f"fault at step {step}", text) for step, text in faults),
     ]
-    return Audit("batch", "Batch facts", BATCH_NOTE, numbers, ("fact", "value"), rows)
+    made_of = f", after step {steps[-1]['step']}"
+    return Audit("batch", "Batch facts", BATCH_NOTE, numbers, ("fact", "value"), rows, made_of=made_of)
 
 
 def _sequence_faults(numbers: Sequence[int], last_step: int) -> Iterator[tuple[int, str]]:
@@ -233,7 +234,8 @@ def efficiency_audit(runs: Sequence[RunFolder], baseline: str | None) -> Audit:
             "per_step": cost["training_s"] / cost["steps"] / (base["training_s"] / base["steps"]) - 1.0,
         }
     numbers: Numbers = {"baseline": baseline, "runs": costs}
-    return Audit("efficiency", "Efficiency", COST_NOTE, numbers, COST_COLUMNS, _cost_rows(costs))
+    made_of = f", after step {runs[0].last_step}"
+    return Audit("efficiency", "Efficiency", COST_NOTE, numbers, COST_COLUMNS, _cost_rows(costs), made_of=made_of)
 
 
 def _costs(run: RunFolder) -> Numbers:

@@ -22,6 +22,7 @@ from nemo_uecr.evaluation.samples import SAMPLES, Sample, read_samples
 from nemo_uecr.files import read_object
 from nemo_uecr.generation.engines import ChatSettings, Tokens
 from nemo_uecr.generation.models import fitting_prompts
+from nemo_uecr.generation.trained import check_trained
 from nemo_uecr.verifier.pool import check_response
 
 #: Token ids of a prompt, given a tokenizer.
@@ -100,6 +101,7 @@ def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source
                 f"{path} was not kept (checkpoint.keep_last={config.checkpoint.keep_last}), so the responses of this "
                 "policy cannot be scored; choose other --steps, or keep more checkpoints in the next run"
             )
+        check_trained(path)
         return str(path)
 
     teacher = config.teacher.model_name if isinstance(config.teacher, TeacherConfig) else None

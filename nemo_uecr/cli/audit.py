@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
@@ -23,7 +24,8 @@ app = family("audit", "The paper's audits of scores or of a run.")
 ScoresFolder = Annotated[Path, Parameter(help="Folder that `nemo-uecr score` wrote.")]
 Run = Annotated[Path, Parameter(help="Run folder.")]
 Out = Annotated[
-    Path | None, Parameter(name="--out", help="Output folder (default: audits/NAME beside SCORES or in RUN).")
+    Path | None,
+    Parameter(name="--out", help="Output folder (default: RUN/audits/NAME, or audits/NAME-SCORES beside SCORES)."),
 ]
 Replicates = Annotated[AtLeastOne, Parameter(help="Bootstrap replicates.")]
 BootstrapSeed = Annotated[Seed, Parameter(help="Seed of the bootstrap.")]
@@ -303,7 +305,10 @@ def _finish(audit: Audit, out: Path | None, source: Path) -> None:
     from nemo_uecr.audit.output import text_table, write_audit
     from nemo_uecr.audit.store import PLAN
 
-    beside = source.resolve().parent if (source / PLAN).is_file() else source
-    folder = beside / "audits" / audit.name if out is None else out
+    beside, name = source, audit.name
+    if (source / PLAN).is_file():  # a run may have several folders of scores
+        beside, scores = source.resolve().parent, source.resolve().name
+        audit, name = replace(audit, made_of=f", {scores}"), f"{name}-{scores}"
+    folder = beside / "audits" / name if out is None else out
     write_audit(folder, audit)
     say(audit.title, text_table(audit.columns, audit.rows), f"audit: {folder}")

@@ -114,7 +114,7 @@ def evaluate(
 
 def label_of(text: str) -> tuple[str, str]:
     """Label (by default the last part of the name) and model of ``[LABEL=]MODEL``; of a run its checkpoint, printed."""
-    from nemo_uecr.conversion.export import trained_model
+    from nemo_uecr.generation.trained import check_trained, trained_model
 
     label, sign, model = text.partition("=")
     if not sign:
@@ -128,6 +128,7 @@ def label_of(text: str) -> tuple[str, str]:
         path, newest = trained_model(path), max((path / "checkpoints").glob("step-*"), default=path)
         best = f"the best on the run's own benchmarks (checkpoint.keep_best); its newest is {newest.name}"
         say(f"{label}: {path}, {'the newest of the run' if path == newest else best}")
+    check_trained(path)
     return label, model if path == Path(model) else str(path)
 
 

@@ -220,7 +220,7 @@ def convert(
     if dry_run:
         if job is None:
             read_record(ckpt)
-        settings = {"ckpt": ckpt} | ({} if job is None else {"out": job.out, **how})
+        settings = {"ckpt": ckpt} | ({} if job is None else {"weights": job.weights.folder, "out": job.out, **how})
         return say("# dry run: nothing is written", *(f"{name}: {value}" for name, value in settings.items()))
     require_extra("convert")
     require_bridge()

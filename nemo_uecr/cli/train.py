@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from nemo_uecr.cli.common import ConfigFile, Numbers, Override, say
-from nemo_uecr.errors import InvariantError, UecrError, require_extra
+from nemo_uecr.errors import InvariantError, RunFolderError, UecrError, require_extra
 from nemo_uecr.stopping import StopRequest, listening
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def _train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Pa
     from nemo_uecr.nemo.launcher import train as launch
 
     loaded = load_as(NemoConfig, config, overrides)
+    _check_place(config, loaded, resume)
     _try_method(loaded)
     logger.info(objective(loaded.config))
     with locked(Path(loaded.config.run.folder)):
@@ -66,6 +67,7 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
     from nemo_uecr.config.load import load_config
 
     loaded = load_config(config, overrides)
+    _check_place(config, loaded, resume)
     _try_method(loaded)
     require_extra("local")
     from nemo_uecr.local.run import train as run
@@ -84,6 +86,14 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
             hint = f"to continue from {saved[-1].name}" if saved else "no checkpoint yet; to begin again"
             sys.stderr.write(f"{hint}: {command}\n")
         raise
+
+
+def _check_place(config: str, loaded: Loaded[Any], resume: bool) -> None:
+    """Refuse to resume a renamed or copied run by its own config.yaml, which names the old folder."""
+    run, named = Path(config).parent, loaded.config.run.folder
+    of_run = Path(config).name == "config.yaml" and (run / "origins.json").is_file()
+    if resume and of_run and loaded.origins["run.folder"] != "override" and run.resolve() != Path(named).resolve():
+        raise RunFolderError(f"{config} names run.folder={named}; to continue the run beside it, add run.folder={run}")
 
 
 def _try_method(loaded: Loaded[Any]) -> None:

@@ -18,7 +18,7 @@ from nemo_uecr.conversion.on_cpu import megatron_on_cpu
 from nemo_uecr.conversion.proof import Agreement, Scores, Sequences
 from nemo_uecr.errors import CheckpointError, first_line
 from nemo_uecr.files import check_writable, existing, file_sha256, new_folder, read_object
-from nemo_uecr.generation.models import GENERATION, TOKENIZER, check_objects
+from nemo_uecr.generation.models import GENERATION, TEMPLATES, TOKENIZER, check_objects
 from nemo_uecr.reproducible import installed
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def convert(job: Conversion) -> Agreement:
 def _to_huggingface(job: Conversion, folder: Path) -> tuple[Sequences, Scores, Scores]:
     """Write the model; return sequences with their scores by Megatron and by what transformers loads."""
     _write_assets(job, folder)
-    sequences = proof.fixed_sequences(folder, job.model.vocabulary)
+    sequences = proof.fixed_sequences(folder, job.model.vocabulary, job.tokenizer)
     with megatron_on_cpu(), names_alone(job.config / "config.json", job.model) as names:
         bridge = Bridge(names, job.model)
         model = bridge.from_megatron(job.weights.folder)
@@ -164,6 +164,8 @@ def _write_assets(job: Conversion, folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for file in job.assets:
         shutil.copyfile(file, folder / file.name)
+    if (job.tokenizer / TEMPLATES).is_dir():
+        shutil.copytree(job.tokenizer / TEMPLATES, folder / TEMPLATES)
     config = {name: value for name, value in read_object(folder / "config.json").items() if name != "dtype"}
     content = json.dumps({**config, "torch_dtype": job.weights.dtype}, indent=2)
     (folder / "config.json").write_text(content, encoding="utf-8")

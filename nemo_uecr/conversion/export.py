@@ -12,21 +12,7 @@ from nemo_uecr.files import check_writable, new_folder, read_object
 from nemo_uecr.generation.adapter import base_of, load_causal_lm
 from nemo_uecr.generation.engines import STATE
 from nemo_uecr.generation.models import load_tokenizer, only_here, save_pretrained
-
-
-def trained_model(run: Path) -> Path:
-    """The best checkpoint of a run folder if it kept one, else its newest; a checkpoint is returned as it is."""
-    inside = sorted((run / "checkpoints").glob("step-*"))
-    if not inside:
-        if (run / "config.json").is_file():
-            return run
-        raise CheckpointError(
-            f"{run}: no checkpoints/step-* and no config.json; expected a local run's folder or checkpoint. For a "
-            "checkpoint of NeMo-RL, use `nemo-uecr convert`"
-        )
-    state = read_object(inside[-1] / STATE)
-    best = state["position"]["best_step"] if state["config"]["checkpoint"]["keep_best"] else None
-    return inside[-1] if best is None else inside[0].with_name(f"step-{best:06d}")
+from nemo_uecr.generation.trained import check_trained, trained_model
 
 
 def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path, Agreement]:
@@ -39,6 +25,7 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --merged")
     check_writable(out)
+    check_trained(source)
     sizes = read_object(source / "config.json")
     sequences = fixed_sequences(source, sizes.get("text_config", sizes)["vocab_size"])
     with new_folder(out) as folder:

@@ -40,8 +40,8 @@ class Agreement:
     tokens: int
 
 
-def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
-    """Token ids of two texts, and sequences of random tokens from the whole vocabulary."""
+def fixed_sequences(tokenizer: Path, vocabulary: int, source: Path | None = None) -> Sequences:
+    """Token ids of two texts, and sequences of random tokens from the whole vocabulary; messages name the source."""
     import torch
 
     loaded = load_tokenizer(str(tokenizer), local_files_only=True)
@@ -49,7 +49,8 @@ def fixed_sequences(tokenizer: Path, vocabulary: int) -> Sequences:
     largest = max((token for text in texts for token in text), default=0)
     if max(largest, len(loaded) - 1) >= vocabulary:
         raise CheckpointError(
-            f"{tokenizer}: {len(loaded)} tokens; the model has {vocabulary}. Name the model's own: --tokenizer FOLDER"
+            f"{source or tokenizer}: {len(loaded)} tokens; the model has {vocabulary}. Name the model's own: "
+            "--tokenizer FOLDER"
         )
     generator = torch.Generator().manual_seed(SEED)
     drawn: Sequences = torch.randint(0, vocabulary, (RANDOM, LENGTH), generator=generator).tolist()

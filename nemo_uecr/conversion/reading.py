@@ -56,7 +56,7 @@ def find_source(ckpt: Path) -> Source:
     """Recognise a checkpoint; refuse an incomplete one."""
     if not ckpt.is_dir():
         raise CheckpointError(f"{ckpt}: no such folder; expected a checkpoint")
-    name = ckpt.resolve().name
+    name = "" if (ckpt / "config.json").is_file() else ckpt.resolve().name  # a Hugging Face model may have any name
     if STEP.fullmatch(name) or (ckpt / "policy").is_dir():
         return _nemo_rl_step(ckpt)
     if (ckpt / "metadata.json").is_file() or (ckpt / ".metadata").is_file() or ITERATION.fullmatch(name):
@@ -76,7 +76,12 @@ def newest_iteration(folder: Path) -> Path:
     tracker = folder / TRACKER
     if tracker.is_file():
         text = tracker.read_text(encoding="utf-8").strip()  # a number, or a word such as "release"
-        return folder / (f"iter_{int(text):07d}" if text.isdecimal() else text)
+        newest = folder / (f"iter_{int(text):07d}" if text.isdecimal() else text)
+        if not text or not newest.is_dir():
+            raise CheckpointError(
+                f"{tracker}: got {text!r}; expected the number of an iteration that is here. Convert a folder iter_N"
+            )
+        return newest
     numbered = {int(match[1]): path for path in folder.iterdir() if (match := ITERATION.fullmatch(path.name))}
     if not numbered:
         raise CheckpointError(f"{folder}: no iter_ folder in it; the checkpoint is incomplete")

@@ -24,6 +24,7 @@ from nemo_uecr.evaluation import samples
 from nemo_uecr.evaluation.samples import SAMPLES, Key, Sample
 from nemo_uecr.files import append_whole, file_sha256, locked, read_object, replace_file
 from nemo_uecr.generation import engines
+from nemo_uecr.generation.adapter import base_of
 from nemo_uecr.reproducible import derive, installed
 from nemo_uecr.stopping import note_progress
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses, comparison_pool
@@ -208,7 +209,7 @@ def setting_differences(first: dict[str, Any], second: dict[str, Any]) -> list[t
 
 
 def model_digest(model: str) -> str | None:
-    """Digest of the names and contents of a model folder; None for a hub name."""
+    """Digest of the names and contents of a model folder, and of an adapter's base; None for a hub name."""
     folder = Path(model)
     if not folder.is_dir():
         return None
@@ -216,4 +217,6 @@ def model_digest(model: str) -> str | None:
     for file in sorted(folder.iterdir()):
         if file.suffix in (".safetensors", ".json", ".jinja", ".txt") and file.name != engines.STATE:
             whole.update(f"{file.name}:{file_sha256(file)}\n".encode())
+    if (base := base_of(folder)) is not None:
+        whole.update(f"base:{model_digest(base)}\n".encode())
     return whole.hexdigest()

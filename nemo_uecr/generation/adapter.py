@@ -13,7 +13,7 @@ from typing import Any
 
 from nemo_uecr.errors import DataError, require_extra
 from nemo_uecr.files import read_object
-from nemo_uecr.generation.models import load_pretrained, one_line, only_here
+from nemo_uecr.generation.models import has_hub_form, load_pretrained, one_line, only_here
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -21,7 +21,12 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 def base_of(folder: str | Path) -> str | None:
     """Folder or hub name of the base model that a saved adapter belongs to; None for what is no adapter."""
     path = Path(folder).expanduser() / CONFIG
-    return str(read_object(path)["base_model_name_or_path"]) if path.is_file() else None
+    if not path.is_file():
+        return None
+    base = str(read_object(path)["base_model_name_or_path"])
+    if not Path(base).exists() and not has_hub_form(base):
+        raise DataError(f"{path}: the adapter's base is not at {base}; correct base_model_name_or_path there")
+    return base
 
 
 def add_adapter(module: Any, *, rank: int, alpha: float, seed: int) -> None:
@@ -32,7 +37,8 @@ def add_adapter(module: Any, *, rank: int, alpha: float, seed: int) -> None:
 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        module.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear"))
+        shape = {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": "all-linear"}
+        module.add_adapter(LoraConfig(**shape, task_type="CAUSAL_LM"))  # peft's own loader asks for the task
     _in_float32(module)
     config = module.peft_config["default"]
     if Path(config.base_model_name_or_path).exists():  # the adapter's folder may be read from elsewhere

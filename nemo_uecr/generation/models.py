@@ -33,9 +33,10 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 #: The files of a model folder beyond configuration and weights: its end tokens, and its tokenizer with chat template.
 GENERATION = "generation_config.json"
+TEMPLATES = "additional_chat_templates"  # a folder, where there are several
 TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
-    "added_tokens.json", "chat_template.jinja",
+    "added_tokens.json", "chat_template.jinja", f"{TEMPLATES}/*",
 )  # fmt: skip
 #: Those that hold one JSON object, where they are there.
 OBJECTS = ("config.json", GENERATION, "tokenizer.json", "tokenizer_config.json")

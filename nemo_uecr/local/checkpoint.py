@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,16 @@ import torch
 
 from nemo_uecr.config.load import check_same_configuration
 from nemo_uecr.config.schema import Config
-from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
+from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.files import file_sha256, new_folder, read_object
 from nemo_uecr.generation.engines import STATE
 from nemo_uecr.generation.models import save_pretrained
+from nemo_uecr.generation.trained import MANIFEST, OPTIMIZER, check_manifest
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.stopping import interrupt_waits
 
-MANIFEST = "manifest.json"
-OPTIMIZER = "optimizer.pt"
+log = logging.getLogger(__name__)
+
 _STEP = re.compile(r"step-(\d{6,})")
 
 
@@ -66,7 +68,8 @@ class Checkpoints:
                     torch.save(optimizer.state_dict(), file)
                 state = {"position": asdict(position), "config": self._config.model_dump(mode="json")}
                 (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-                hashes = {path.name: file_sha256(path) for path in sorted(aside.iterdir())}
+                files = sorted(path for path in aside.rglob("*") if path.is_file())
+                hashes = {path.relative_to(aside).as_posix(): file_sha256(path) for path in files}
                 (aside / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
             self.prune(position)
         except OSError as error:
@@ -80,15 +83,7 @@ class Checkpoints:
     def load(self, step: int) -> Position:
         """The position of a checkpoint that is whole and of this configuration."""
         folder = self.path(step)
-        try:
-            faults = [f"{folder / name}: {fault}" for name, fault in compare_manifest(folder) if fault]
-        except DataError as error:
-            faults = [str(error)]
-        if faults:
-            raise CheckpointError(
-                f"{faults[0]}; the checkpoint is corrupt. Delete {folder} and run again with --resume to use an "
-                "earlier one"
-            )
+        check_manifest(folder)
         state = read_object(folder / STATE)
         written = Config.model_validate(state["config"])  # what was written before a key existed has its default
         check_same_configuration(folder, self._config, written.model_dump(mode="json"))
@@ -96,7 +91,12 @@ class Checkpoints:
             raise CheckpointError(
                 f"train.steps={self._config.train.steps}, but {folder} is later: raise it or choose another run.folder"
             )
-        return Position(**state["position"])
+        position = Position(**state["position"])
+        best = position.best_step
+        if self._config.checkpoint.keep_best and best is not None and best not in self.steps():
+            log.warning("%s, the best, is gone: the best of later steps will be kept", self.path(best))
+            position = replace(position, best_step=None, best_average=None)
+        return position
 
     def optimizer_state(self, step: int) -> dict[str, Any]:
         """The optimizer's state in a checkpoint."""
@@ -116,15 +116,3 @@ class Checkpoints:
                 doomed = self._folder / f".step-{step:06d}.tmp"
                 self.path(step).rename(doomed)
                 shutil.rmtree(doomed)
-
-
-def compare_manifest(folder: Path) -> list[tuple[str, str | None]]:
-    """Each file that a checkpoint's manifest lists, and what is wrong with it."""
-    return [(name, file_fault(folder / name, sha256)) for name, sha256 in read_object(folder / MANIFEST).items()]
-
-
-def file_fault(path: Path, sha256: str) -> str | None:
-    """What is wrong with a file whose hash is on record."""
-    if not path.is_file():
-        return "missing"
-    return None if file_sha256(path) == sha256 else "content changed"

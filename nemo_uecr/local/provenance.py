@@ -16,9 +16,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
 import nemo_uecr
 from nemo_uecr.config.load import dump_config, flattened, written_config
 from nemo_uecr.config.schema import CallReward, Config, teacher_models, url_teachers
@@ -28,8 +25,7 @@ from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
 from nemo_uecr.data.sources import Role, find_source
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import file_sha256, read_object, replace_file
-from nemo_uecr.generation.adapter import base_of
-from nemo_uecr.local.checkpoint import MANIFEST, compare_manifest, file_fault
+from nemo_uecr.generation.trained import MANIFEST, PROVENANCE, compare_manifest, file_fault, model_files
 from nemo_uecr.paths import locate_path
 from nemo_uecr.reproducible import installed
 from nemo_uecr.steps.draws import run_provenance
@@ -38,7 +34,7 @@ from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, append_record, read_re
 
 log = logging.getLogger(__name__)
 
-PROVENANCE, DIFF, ARTIFACTS = "provenance.json", "source.diff", "artifacts.jsonl"
+DIFF, ARTIFACTS = "source.diff", "artifacts.jsonl"
 PACKAGE = Path(nemo_uecr.__file__).resolve().parent
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "omegaconf", "pydantic", "math-verify")
 #: What the difference to the commit is taken over.
@@ -120,9 +116,9 @@ def input_hashes(config: Config) -> dict[str, str]:
     files |= {f"reward {each.label}": Path(each.path) for each in config.reward if isinstance(each, CallReward)}
     models = {"student": config.student.model_name} | teacher_models(config)
     for role, model in models.items():
-        files |= _model_files(role, locate_path(model))
+        files |= model_files(role, locate_path(model))
     for role, teacher in url_teachers(config).items():  # its server has the weights, whatever lies beside the tokenizer
-        beside = _model_files(f"{role} tokenizer", locate_path(teacher.tokenizer))
+        beside = model_files(f"{role} tokenizer", locate_path(teacher.tokenizer))
         files |= {name: path for name, path in beside.items() if "token" in path.name}
     return {name: file_sha256(path) for name, path in files.items() if path.is_file()}
 
@@ -134,18 +130,6 @@ def _source_files(name: str, given: str, role: Role) -> dict[str, Path]:
     except DataError:
         return {}
     return {name: files[0]} if len(files) == 1 else {f"{name}/{n}-{file.name}": file for n, file in enumerate(files)}
-
-
-def _model_files(role: str, name: str) -> dict[str, Path]:
-    """Files of a model's folder, or of the hub's copy in the cache, and of an adapter's base; none without a folder."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        try:
-            folder = Path(snapshot_download(name, local_files_only=True))
-        except (LocalEntryNotFoundError, HFValidationError):
-            return {}
-    files, base = {f"{role}/{path.name}": path for path in sorted(folder.iterdir())}, base_of(folder)
-    return files if base is None else files | _model_files(f"{role}/base", base)
 
 
 def compare_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Finding]:
@@ -255,7 +239,7 @@ def _compare_files(folder: Path) -> Iterator[Finding]:
         yield ("changed", f"{name}: {fault}") if fault else ("same", name)
         if name in checkpoints and not fault:
             for file, damage in compare_manifest((folder / name).parent):
-                path = (folder / name).with_name(file).relative_to(folder)
+                path = Path(name).parent / file
                 yield ("changed", f"{path}: {damage}") if damage else ("same", file)
     present = (folder.glob(pattern) for pattern in ("batches/*", "evaluations/*", f"checkpoints/*/{MANIFEST}"))
     for path in sorted(chain.from_iterable(present)):

@@ -22,8 +22,9 @@ from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.evaluation.runner import judge_generations, pending_samples
 from nemo_uecr.evaluation.samples import SAMPLES, sample_lines, write_samples
 from nemo_uecr.generation.engines import Decoding
+from nemo_uecr.generation.trained import MANIFEST
 from nemo_uecr.hosted_teacher.client import TeacherServerError
-from nemo_uecr.local.checkpoint import MANIFEST, Checkpoints, Position
+from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
 from nemo_uecr.local.probes import Comparison

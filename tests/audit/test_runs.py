@@ -116,6 +116,13 @@ def test_problems_in_another_order(copy: Path) -> None:
     ]
 
 
+def test_a_report_says_after_which_step_an_audit_was_made(copy: Path) -> None:
+    for name in ("batch", "efficiency"):
+        assert entry_point(["audit", name, str(copy)]) == 0
+        section = json.loads((copy / "audits" / name / "section.json").read_text())
+        assert section["title"].endswith(", after step 3")
+
+
 def test_an_incomplete_last_line_is_a_fault(copy: Path) -> None:
     path = copy / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-50])

@@ -22,7 +22,7 @@ SETTINGS = ("--set", "alpha=1", "rho=.5", "tau_delta=1", "tau_entropy=1")
 def numbers_of(name: str, scores: Path, *words: object) -> dict[str, Any]:
     """What an audit writes beside the scores."""
     assert entry_point(["audit", name, str(scores), *map(str, words)]) == 0
-    out = scores.parent / "audits" / name
+    out = scores.parent / "audits" / f"{name}-{scores.name}"  # other scores beside it have audits of their own
     assert sorted(path.name for path in out.iterdir()) == ["figure.png", "figure.svg", "numbers.json", "section.json"]
     return json.loads((out / "numbers.json").read_text())["numbers"]
 
@@ -37,6 +37,7 @@ def test_audits_of_scores_and_the_report_with_them(tmp_path: Path) -> None:
     assert entry_point(["report", str(run)]) == 0
     page = (run / "report.html").read_text()
     assert '<section id="audits"><h2>Audits</h2>' in page
+    assert ", scores</h3>" in page
     assert page.count("data:image/svg+xml;base64,") >= 4
 
 

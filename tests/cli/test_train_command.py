@@ -40,6 +40,13 @@ def test_train_report_then_resume(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert entry_point([*call, "--resume", "train.steps=3"]) == 0
     assert steps_in(folder) == [1, 2, 3]
 
+    moved = folder.rename(tmp_path / "renamed")
+    again = ("train", moved / "config.yaml", "train.steps=4", "--resume")
+    assert f"add run.folder={moved}" in refused(capsys, *again)
+    assert entry_point([*map(str, again), f"run.folder={moved}"]) == 0
+    assert steps_in(moved) == [1, 2, 3, 4]
+    assert not folder.exists()
+
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_the_command_that_continues(tmp_path: Path) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from nemo_uecr.conversion.convert import Conversion, prepare
-from nemo_uecr.conversion.reading import read_qwen3
+from nemo_uecr.cli.main import entry_point
+from nemo_uecr.conversion.convert import Conversion, convert, prepare
+from nemo_uecr.conversion.reading import TRACKER, read_qwen3
 from nemo_uecr.errors import CheckpointError, DataError, UecrError
 from tests.conversion.folders import megatron_weights, model_folder, nemo_rl_step
+from tests.local.tiny import STUDENT
 from tests.nemo.tiny_qwen3 import LAYERS, ROPE, hf_config
 
 
@@ -59,6 +62,31 @@ def test_what_is_whole_is_accepted(tmp_path: Path, model: Path, weights: Path, h
     job = prepared(step, tmp_path / "out")
     assert (job.config, job.tokenizer) == (model, step / "policy" / "tokenizer")
     assert prepared(huggingface, tmp_path / "out").weights.kind == "huggingface"
+
+
+def test_what_a_checkpoint_is_says_its_content_not_its_name(tmp_path: Path, huggingface: Path) -> None:
+    for name in ("step_100", "tmp_step_1", "iter_0000005"):
+        huggingface = huggingface.rename(tmp_path / name)
+        assert prepared(huggingface, tmp_path / "out").weights.kind == "huggingface"
+
+
+def test_the_iteration_that_is_taken(
+    tmp_path: Path, model: Path, weights: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dry run names it; a tracker that names none is named itself."""
+    words = ["convert", weights.parent, "--to", tmp_path / "out", "--hf", model, "--dry-run"]
+    assert entry_point([*map(str, words)]) == 0
+    assert f"weights: {weights}\n" in capsys.readouterr().out
+    tracker = weights.parent / TRACKER
+    for text in ("", "7"):
+        tracker.write_text(text)
+        assert f"{tracker}: got {text!r}" in refusal(weights.parent, tmp_path / "out", model)
+
+
+def test_another_tokenizer_is_named_by_its_own_folder(tmp_path: Path, model: Path, weights: Path) -> None:
+    job = replace(prepared(weights, tmp_path / "out", model), tokenizer=STUDENT, assets=(*STUDENT.iterdir(),))
+    with pytest.raises(CheckpointError, match=rf"^{STUDENT}: \d+ tokens; the model has 48"):
+        convert(job)
 
 
 @pytest.mark.parametrize("lost", [None, 1])

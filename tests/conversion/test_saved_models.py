@@ -55,17 +55,20 @@ def test_a_step_of_nemo_rl_with_a_padded_vocabulary(padded: dict[bool, Saved], t
     """The whole of what is delivered: weights without padding, configuration, tokenizer, template, evidence."""
     model = model_folder(tmp_path / "model", tied=False)
     step = nemo_rl_step(tmp_path, padded[False].folder / "iter_0000001", model)
-    out = tmp_path / "out"
+    out, templates = tmp_path / "out", step / "policy" / "tokenizer" / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "tool_use.jinja").write_text("1")
     converted(step, "--to", out)
     assert tensors(out)["lm_head.weight"].shape[0] == VOCABULARY
     # Megatron's softmax included the padding's columns unless they are masked, as the scores here are.
     torch.testing.assert_close(transformers_logp(out), padded[False].logp, atol=1e-5, rtol=0)
     from transformers import AutoTokenizer, GenerationConfig
 
-    assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
+    assert AutoTokenizer.from_pretrained(out).chat_template == {"default": TEMPLATE, "tool_use": "1"}
     assert GenerationConfig.from_pretrained(out).temperature == 0.7
     record = json.loads((out / "conversion.json").read_text())
     assert record["verification"]["agreement"]["largest"] <= 1e-5
     assert set(record["source_sha256"]) >= {"metadata.json", ".metadata", "common.pt", "__0_0.distcp", "__1_0.distcp"}
-    assert set(record["sha256"]) == {file.name for file in out.iterdir()} - {"conversion.json"}
+    files = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
+    assert set(record["sha256"]) == files - {"conversion.json"}
     assert record["versions"]["megatron-bridge"] != "not installed as a package"

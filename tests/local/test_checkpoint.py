@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from nemo_uecr.audit.sources import run_source
 from nemo_uecr.errors import CheckpointError
+from nemo_uecr.generation.models import load_tokenizer
+from nemo_uecr.local.provenance import verify_run
 from tests.local import tiny
-from tests.local.tiny import every, in_child, outcome, same
+from tests.local.tiny import evaluation, every, in_child, outcome, same
+from tests.reliability.commands import refused
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +32,30 @@ def folder(trained: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
-def test_flipped_byte_is_found(folder: Path, name: str) -> None:
+def test_flipped_byte_is_found(folder: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = folder / "checkpoints" / "step-000002" / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"{name}.*the checkpoint is corrupt.*--resume to use an earlier"):
+    with pytest.raises(CheckpointError, match=rf"{name}.*the checkpoint is corrupt.*--resume\) to use an earlier"):
         tiny.run(folder, *every(), resume=True)
+    for words in (("export", path.parent, "--merged", tmp_path / "out"), evaluation(path.parent, tmp_path / "out")):
+        assert f"{path}: content changed; the checkpoint is corrupt" in refused(capsys, *words)
+    with pytest.raises(CheckpointError, match=f"{name}: content changed"):
+        run_source(folder, take="evaluations", steps=None).student_of(2)
+
+
+def test_a_tokenizer_with_several_templates(tmp_path: Path) -> None:
+    """transformers writes all but the first into a folder of their own, which belongs to the checkpoint."""
+    student, words = tmp_path / "student", load_tokenizer(str(tiny.STUDENT), local_files_only=True)
+    words.chat_template = {"default": words.chat_template, "tool_use": "{{ tools }}"}
+    words.save_pretrained(shutil.copytree(tiny.STUDENT, student))
+    folder = tiny.run(tmp_path / "run", *every(), f"student.model_name={student}")
+    tiny.run(folder, *every(), f"student.model_name={student}", "train.steps=3", resume=True)
+    assert verify_run(folder)["changed"] == []
+    (named,) = (folder / "checkpoints" / "step-000003").rglob("tool_use.jinja")
+    named.unlink()
+    assert verify_run(folder)["changed"] == [f"{named.relative_to(folder)}: missing"]
 
 
 def test_advice_of_the_message_works(folder: Path, trained: Path) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.generation.adapter import WEIGHTS, base_of, load_causal_lm
+from nemo_uecr.evaluation.runner import model_digest
+from nemo_uecr.generation.adapter import CONFIG, WEIGHTS, base_of, load_causal_lm
 from nemo_uecr.generation.models import load_tokenizer, save_pretrained
-from tests.local.tiny import every, run
+from tests.local.tiny import assets, evaluation, every, run
+from tests.reliability.commands import refused
 
 IDS = torch.arange(12).unsqueeze(0)
 
@@ -23,9 +28,9 @@ def lora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run(folder, *every(), "student.lora_rank=4", "train.learning_rate=0.03", "checkpoint.keep_best=true")
 
 
-def logits(folder: Path) -> torch.Tensor:
+def logits(folder: Path, kind: Any = AutoModelForCausalLM) -> torch.Tensor:
     with torch.no_grad():
-        found: torch.Tensor = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
+        found: torch.Tensor = kind.from_pretrained(folder, dtype=torch.float32).eval()(IDS).logits
     return found
 
 
@@ -38,6 +43,7 @@ def test_an_adapter_is_merged_into_a_model_that_needs_nothing_of_ours(
     trained, _ = load_causal_lm(str(source), local_files_only=True, dtype=torch.float32)
     with torch.no_grad():
         torch.testing.assert_close(logits(tmp_path / "out"), trained(IDS).logits, rtol=0, atol=2e-5)
+    torch.testing.assert_close(logits(source, AutoPeftModelForCausalLM), trained(IDS).logits, rtol=0, atol=2e-5)
     assert not (tmp_path / "out" / "adapter_config.json").exists()
     assert entry_point(["export", str(source), "--merged", str(tmp_path / "low"), "--dtype", "bfloat16"]) == 0
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "low").dtype == torch.bfloat16
@@ -54,6 +60,25 @@ def test_saving_an_adapter_asks_no_hub(lora: Path, tmp_path: Path, monkeypatch: 
     saved, before = (load_file(folder / WEIGHTS) for folder in (tmp_path, source))
     assert saved.keys() == before.keys()
     assert all(torch.equal(saved[name], before[name]) for name in before)
+
+
+def test_an_adapter_needs_the_base_it_was_trained_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = shutil.copytree(assets().student, tmp_path / "base")
+    folder = run(tmp_path / "run", *every(), f"student.model_name={base}", "student.lora_rank=2")
+    source, weights = folder / "checkpoints" / "step-000002", base / "model.safetensors"
+    commands = (("export", folder, "--merged", tmp_path / "out"), evaluation(folder, tmp_path / "evaluated"))
+    before, digest = weights.read_bytes(), model_digest(str(source))
+    weights.write_bytes(before[:-1] + b"\0")
+    for words in commands:
+        assert f"{weights} changed since {source} was trained on it" in refused(capsys, *words)
+    assert model_digest(str(source)) != digest
+    weights.write_bytes(before)
+    base.rename(tmp_path / "moved")
+    for words in commands:
+        assert f"base is not at {base}; correct base_model_name_or_path there" in refused(capsys, *words)
+    (source / CONFIG).write_text((source / CONFIG).read_text().replace(str(base), str(tmp_path / "moved")))
+    for words in commands:
+        assert entry_point([*map(str, words)]) == 0
 
 
 def test_a_run_without_an_adapter_is_copied(trained: Path, tmp_path: Path) -> None:

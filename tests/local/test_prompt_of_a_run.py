@@ -12,7 +12,7 @@ from nemo_uecr.cli.evaluate import _prompt as prompt_of
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.generation.engines import load_tokens
 from tests.data.made import write_jsonl
-from tests.local.tiny import assets, every, records, run
+from tests.local.tiny import assets, evaluation, every, records, run
 from tests.reliability.commands import refused
 
 CHAT = {"template": "Q {question}", "system": "Be brief.", "thinking": True}
@@ -27,8 +27,8 @@ def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words(out: Path, *given: object) -> list[str]:
     """`evaluate` as the runs evaluate themselves, of the models and options given; a later option counts."""
-    sets = ("--benchmarks", f"a={assets().problems}", "--samples", 2, "--max-tokens", 6, "--engine", "transformers")
-    return ["evaluate", *map(str, (*given, *sets, "--out", out))]
+    command, model, *sets = evaluation(given[0], out)
+    return [*map(str, (command, model, *given[1:], *sets))]
 
 
 def chat_of(folder: Path) -> object:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.errors import CheckpointError, RunFolderError
+from nemo_uecr.generation.trained import trained_model
 from nemo_uecr.local.trainer import Trainer
 from nemo_uecr.stopping import RunStopped, StopRequest
 from tests.local import tiny
 from tests.local.tiny import every, outcome, same
+from tests.reliability.commands import refused
 
 
 def test_same_run_twice_is_the_same(tmp_path: Path, trained: Path) -> None:
@@ -62,9 +64,14 @@ def test_resume_says_where_no_run_is(tmp_path: Path, caplog: pytest.LogCaptureFi
         assert any(message.startswith("already complete after step 2 of 2: ") for message in caplog.messages)
 
 
-def test_keep_last_and_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best step's checkpoint stays although it is older than the newest kept ones."""
-    averages = iter((0.1, 0.9, 0.3, 0.9, 0.2))
+def test_keep_last_and_best(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The best step's checkpoint stays although it is older than the newest kept ones; if it is gone, a later one."""
+    averages = iter((0.1, 0.9, 0.3, 0.9, 0.2, 0.4, 0.3))
     monkeypatch.setattr(Trainer, "_evaluate", lambda self, step: next(averages))
     saved = ("checkpoint.keep_last=2", "checkpoint.keep_best=true", "train.steps=5")
     folder = tiny.run(tmp_path / "run", *every(), *saved)
@@ -72,6 +79,13 @@ def test_keep_last_and_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert kept == ["step-000002", "step-000004", "step-000005"]
     state = json.loads((folder / "checkpoints" / "step-000005" / "state.json").read_text())
     assert (state["position"]["best_step"], state["position"]["best_average"]) == (2, 0.9)
+    shutil.rmtree(folder / "checkpoints" / "step-000002")
+    for words in (("export", folder, "--merged", tmp_path / "out"), tiny.evaluation(folder, tmp_path / "out")):
+        gone = "step-000002, the best of the run, is gone; name one that is there: step-000004, step-000005"
+        assert gone in refused(capsys, *words)
+    tiny.run(folder, *every(), "checkpoint.keep_last=1", "checkpoint.keep_best=true", "train.steps=7", resume=True)
+    assert caplog.text.count("step-000002, the best, is gone") == 1
+    assert trained_model(folder) == folder / "checkpoints" / "step-000006"
 
 
 def test_changed_data_under_the_same_name_is_refused(tmp_path: Path) -> None:

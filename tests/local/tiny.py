@@ -179,6 +179,12 @@ def train_words(assets: Assets, folder: Path, *overrides: str) -> list[str]:
     return ["train", str(assets.config), *SMALL, f"run.folder={folder}", *overrides]
 
 
+def evaluation(model: object, out: Path) -> tuple[object, ...]:
+    """Words that evaluate a model as runs evaluate themselves."""
+    sets = ("--benchmarks", f"a={assets().problems}", "--samples", 2, "--max-tokens", 6, "--engine", "transformers")
+    return ("evaluate", model, *sets, "--out", out)
+
+
 def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
