@@ -18,14 +18,14 @@ if TYPE_CHECKING:
         unified_advantage,
     )
     from nemo_uecr.core.loss import PolicyLoss, policy_loss
-    from nemo_uecr.core.methods import Advantages
+    from nemo_uecr.core.methods import Advantages, RunState
     from nemo_uecr.core.methods.uecr import UnifiedAdvantage
     from nemo_uecr.core.record import ScoredBatch
     from nemo_uecr.scoring.dense import token_logp, token_scores
     from nemo_uecr.scoring.records import TokenScores
 
 __all__ = [
-    "Advantages", "PolicyLoss", "ScoredBatch", "TokenScores", "UnifiedAdvantage", "__version__", "ecr_residual",
+    "Advantages", "PolicyLoss", "RunState", "ScoredBatch", "TokenScores", "UnifiedAdvantage", "__version__", "ecr_residual",
     "method_advantage", "policy_loss", "teacher_reward", "token_logp", "token_scores", "uecr_advantage",
     "unified_advantage",
 ]  # fmt: skip
@@ -33,7 +33,7 @@ __all__ = [
 __version__ = "0.3.0"
 
 _HOMES = {
-    "Advantages": "core.methods", "PolicyLoss": "core.loss", "policy_loss": "core.loss",
+    "Advantages": "core.methods", "RunState": "core.methods", "PolicyLoss": "core.loss", "policy_loss": "core.loss",
     "ScoredBatch": "core.record", "UnifiedAdvantage": "core.methods.uecr", "TokenScores": "scoring.records",
     "token_logp": "scoring.dense", "token_scores": "scoring.dense",
 }  # fmt: skip

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORDS = {
     "integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false", "null": "null",
 }  # fmt: skip
-JSON_TYPES = {float: "number", bool: "boolean", str: "string", NoneType: "null"}
+JSON_TYPES = {float: "number", int: "integer", bool: "boolean", str: "string", NoneType: "null"}
 SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 #: A key of a section in the source, with the comment above it and the one behind it.
 KEY = re.compile(r"((?:^    # .*\n)*)^    (\w+): [^#\n]*(?:# (.*))?$", re.M)

@@ -33,7 +33,7 @@ def objective(config: AnyConfig) -> str:
         if each.name in re.findall(r"\w+", equation) or getattr(method, each.name) != each.default
     }
     settings = ", ".join(
-        f"{key} = {value!r}" if isinstance(value, str) else f"{key} = {value:g}" for key, value in shown.items()
+        f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value!r}" for key, value in shown.items()
     )
     return "; ".join(part for part in (f"loss = PG(A; {clip}){second}{reference}", advantage, settings) if part)
 

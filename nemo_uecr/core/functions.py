@@ -220,8 +220,8 @@ def method_advantage(
         detail: also return direction, confidence, residual and weight as [B, T] tensors.
         unusable: "error" refuses an empty response and a group of one; with "zero" an empty response takes no part in
             its group, and it and a response that is left alone get advantage 0. For padded batches.
-        settings: the method's settings by name, those of other methods ignored, and of `RunState` what it reads, in
-            place of ``batch.run``.
+        settings: the method's settings by name, those of other methods ignored, and of `RunState` what it reads, unless
+            ``batch.run`` has it.
 
     Raises:
         ConfigError: If there is no such method, or a setting is missing or out of range.
@@ -236,7 +236,8 @@ def method_advantage(
         raise ConfigError(
             "turn_separator needs the tokens' text, which a batch does not have; give it segments_BT, each token's turn"
         )
-    if missing := [key for key in method.reads_run if key not in given and key != "state"]:
+    unset = batch.run == RunState()
+    if missing := [key for key in method.reads_run if unset and key not in given and key != "state"]:
         raise ConfigError(f"method {name} needs {', '.join(missing)}, which it was not given")
     batch = replace(batch, run=replace(batch.run, **given))
     usable_B = _usable(batch, method) if unusable == "zero" else batch.mask_BT.new_ones(batch.responses)

@@ -141,7 +141,10 @@ def smoke_test(method: Method, tolerances: Mapping[str, float]) -> None:
     mask_BT[1, 9:] = mask_BT[2, 1:] = False  # a shorter response, and one of a single token
     try:
         batch = ScoredBatch((torch.arange(16) % 2).double(), group_B, mask_BT, old_BT, **made)
-        check_identities(method, batch, compute(method, batch), tolerances)
+        check_identities(method, batch, found := compute(method, batch), tolerances)
+        for name, value in (found.state or {}).items():
+            if not isinstance(value, float | int):
+                raise InvariantError(f"state[{name!r}] is a {type(value).__name__}; expected a float")
     except (ScoreError, InvariantError, RuntimeError) as error:  # torch's own for shapes that do not fit
         home = type(method).__module__.replace(".", "/")
         raise ConfigError(f"method {method.name} on a synthetic batch: {error} (see {home}.py)") from error

@@ -282,6 +282,8 @@ def group_ids(group: Tensor | Sequence[Hashable], device: torch.device) -> Tenso
         return group.reshape(-1)
     numbers: dict[Hashable, int] = {}
     keys = [each.item() if isinstance(each, Tensor) else each for each in group]
+    if None in keys:
+        raise ScoreError(f"response {keys.index(None)} has the group None; expected its prompt's own")
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.long, device=device)
 
 

@@ -133,11 +133,11 @@ def naming_file(path: Path) -> Iterator[None]:
 
 def scored_batch(saved: SavedBatch, path: Path) -> ScoredBatch:
     """The record that the methods read, from a saved batch."""
-    from nemo_uecr.core.record import ScoredBatch
+    from nemo_uecr.core.record import ScoredBatch, as_bool
 
     found = {field: saved.tensors.get(name) for name, field in (REQUIRED | OPTIONAL).items()}
     with naming_file(path):
-        return ScoredBatch(**found | {"mask_BT": saved.tensors["mask"].bool()}, run=saved.run)  # type: ignore[arg-type]  # the required ones are there
+        return ScoredBatch(**found | {"mask_BT": as_bool(saved.tensors["mask"].long())}, run=saved.run)  # type: ignore[arg-type]  # the required ones are there
 
 
 def turn_labels(ids: Tensor, mask: Tensor, method: Method, tokenizer: Any) -> Tensor | None:

@@ -147,7 +147,7 @@ def _placed(value: Tensor, tokens: Tensor, place_N: Tensor | None) -> Tensor:
     """`[..., N]`, at the places of the chosen tokens, else 0."""
     if place_N is not None:
         value = value.new_zeros((*value.shape[:-1], tokens.numel())).index_copy(-1, place_N, value)
-    return value.reshape(*value.shape[:-1], *tokens.shape)
+    return value.reshape(value.shape[:-1] + tokens.shape)
 
 
 def _scores(

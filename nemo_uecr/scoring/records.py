@@ -100,7 +100,12 @@ class StatisticsLayout:
 
 
 def check_tokens(logits: Tensor, tokens: Tensor) -> None:
-    """Check shapes and dtypes of logits and targets."""
+    """Check types, shapes and dtypes of logits and targets."""
+    if hasattr(logits, "to_local"):  # the kernels would read the local memory as if it were the whole
+        raise ScoreError(
+            "logits are a DTensor; expected a plain tensor: logits.to_local(), with shard=VocabShard(...) where its "
+            "vocabulary is split"
+        )
     if (
         logits.shape[:-1] != tokens.shape
         or logits.dtype not in (torch.float32, torch.bfloat16, torch.float16)

@@ -126,7 +126,7 @@ def method_metrics(
         metrics["teacher/gap_clip_share"] = _share(tokens["teacher/gap"].abs() > GAP_CLIP)
     unified_B, task_B = advantages.advantage_unified_B, advantages.advantage_task_B
     if unified_B is not None and task_B is not None and not bool(flat_B.all()):
-        metrics["advantage/sign_flip_share"] = _share((unified_B.sign() != task_B.sign())[~flat_B])
+        metrics["advantage/sign_flip_share"] = _share((unified_B * task_B < 0)[~flat_B])
     metrics |= group_metrics(batch, advantages, method, correct_B)
     metrics |= split_metrics(batch, advantages, correct_B)
     return metrics | {identity_name(identity): value for identity, value in residuals.items()}

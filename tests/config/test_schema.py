@@ -36,6 +36,11 @@ def test_a_wrong_value_is_one_line(override: str, message: str) -> None:
     assert refusal(*BATCH, "train.minibatch_responses=24", "checkpoint.keep_best=true", override).startswith(message)
 
 
+def test_a_setting_that_is_off_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METHODS["atod"], "__doc__", "A = A^GRPO with turn_separator.")
+    assert "turn_separator = None" in objective(load_config(DEMO, ["method.name=atod"]).config)
+
+
 def test_a_reward_in_one_word_is_the_verifier_or_a_function() -> None:
     rewards = load_config(DEMO, ["reward=[math, rewards/length.py:too_long]"]).config.reward
     assert [type(each) for each in rewards] == [VerifierReward, CallReward]

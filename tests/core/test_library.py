@@ -6,7 +6,9 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -109,6 +111,8 @@ def test_the_first_state_may_be_none() -> None:
     )
     for step in range(2):
         found = nemo_uecr.method_advantage("saf_opd", record, step=step, total_steps=2, state=state)
+        of_batch = replace(record, run=nemo_uecr.RunState(step=step, total_steps=2, state=state or {}))
+        assert found.advantage_BT.equal(nemo_uecr.method_advantage("saf_opd", of_batch).advantage_BT)
         state = found.state
     assert state is not None
     assert "first_kl" in state
@@ -134,6 +138,7 @@ def test_what_cannot_be_used_is_an_error_or_zero() -> None:
     found = nemo_uecr.method_advantage("grpo_plus_opd", nobody, unusable="zero")
     assert found.advantage_opd_BT is not None
     assert not found.advantage_opd_BT.any()
+    assert not nemo_uecr.method_advantage("saf_opd", nobody, unusable="zero", step=0, total_steps=9).advantage_BT.any()
     with pytest.raises(ScoreError, match="each of the 12 responses is alone in its group"):
         uecr(data, torch.arange(P * G), unusable="zero")
 
@@ -207,6 +212,10 @@ REFUSED: dict[str, Callable[[], Any]] = {
     r"logp has dtype torch\.bfloat16; .* bf16 scores lose the gap": lambda: loss(logp=LOGP.bfloat16()),
     r"ref_logp has dtype torch\.float64; expected torch\.float32": lambda: loss(ref_logp=LOGP.double(), kl_coef=1.0),
     r"clip is \(-0\.2, 0\.2\); expected distances from 1": lambda: loss(clip=(-0.2, 0.2)),
+    r"response 3 has the group None; expected": lambda: nemo_uecr.unified_advantage(
+        REWARD, REWARD, ["a", "a", "a", None], alpha=1.0
+    ),
+    r"logits are a DTensor": lambda: nemo_uecr.token_scores(Mock(to_local=id), torch.zeros(3, 3).long()),
     r"a row of logits for each token": lambda: nemo_uecr.token_scores(torch.zeros(3, 4, 9), torch.zeros(3, 3).long()),
     r"mask has dtype torch.float32; expected bool": lambda: nemo_uecr.token_logp(
         torch.zeros(4, 3, 9), torch.zeros(4, 3).long(), ADDITIVE

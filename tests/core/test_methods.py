@@ -99,6 +99,15 @@ def test_a_slip_in_a_declaration_is_seen_before_the_run(
         smoke_test(Rlsd(), TOLERANCES)
 
 
+def test_a_state_that_no_checkpoint_can_hold_is_seen_before_the_run() -> None:
+    class Counting(Grpo):
+        def __call__(self, batch: ScoredBatch) -> Advantages:
+            return replace(super().__call__(batch), state={"seen": batch.token_count_B.sum()})
+
+    with pytest.raises(ConfigError, match=r"state\['seen'\] is a Tensor; expected a float"):
+        smoke_test(Counting(), TOLERANCES)
+
+
 def test_an_identity_without_its_tolerance_is_named() -> None:
     with pytest.raises(ConfigError, match="'decomposition'"):
         smoke_test(configured("uecr", SETTINGS), {})

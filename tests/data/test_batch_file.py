@@ -22,7 +22,7 @@ from nemo_uecr.data.batch_file import (
     save_batch,
     scored_batch,
 )
-from nemo_uecr.errors import DataError
+from nemo_uecr.errors import DataError, ScoreError
 
 PADDED = ScoredBatch(
     task_reward_B=torch.tensor([1.0, 0.0]),
@@ -56,6 +56,9 @@ def test_every_tensor_comes_back(path: Path) -> None:
 def test_a_mask_of_numbers_is_a_mask() -> None:
     read = scored_batch(SavedBatch(TENSORS | {"mask": PADDED.mask_BT.float()}, {}), Path("b.safetensors"))
     assert torch.equal(read.mask_BT, PADDED.mask_BT)
+    additive = PADDED.mask_BT.float().log().clamp(min=-1e9)
+    with pytest.raises(ScoreError, match=r"b\.safetensors: mask has values from -1000000000 to 0"):
+        scored_batch(SavedBatch(TENSORS | {"mask": additive}, {}), Path("b.safetensors"))
 
 
 def test_a_file_cut_short_is_one_line(path: Path) -> None:

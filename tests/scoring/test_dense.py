@@ -31,6 +31,7 @@ def test_hand_values() -> None:
     scores = token_scores(logits, torch.tensor([1]), temperatures=(0.5, 1.0), entropy=True)
     torch.testing.assert_close(scores.logp, torch.tensor([[-2.0149030], [-1.3862944]]), rtol=0, atol=2e-7)
     torch.testing.assert_close(scores.entropy, torch.tensor([0.9002561]), rtol=0, atol=2e-7)
+    assert token_scores(logits[0], torch.tensor(1), entropy=True).entropy.equal(scores.entropy[0])
 
 
 @pytest.mark.usefixtures("reduction")

@@ -120,6 +120,8 @@ def test_sign_flips_are_those_of_mixed_groups(batch: ScoredBatch, advantages: Ad
     """One of the two mixed responses is pushed against the verifier; degenerate groups do not count."""
     flipped = replace(advantages, advantage_unified_B=torch.tensor([-0.1, -1, 3, 3, 3, 3]))
     assert step(batch, flipped, Puu(alpha=1.0))["advantage/sign_flip_share"] == 0.5
+    between = replace(flipped, advantage_task_B=torch.tensor([0.0, 1, 0, 0, 0, 0]))  # 0 is opposite to nothing
+    assert step(batch, between, Puu(alpha=1.0))["advantage/sign_flip_share"] == 0.5
     tied = replace(batch, task_reward_B=torch.ones(6))
     assert "advantage/sign_flip_share" not in step(tied, advantages, Puu(alpha=1.0))
 

@@ -63,6 +63,6 @@ def coefficient(now: int, ended: float | None, *, warmup: float, total_steps: in
 def smallest_kept(batch: ScoredBatch, keep: float) -> Tensor:
     """[B, 1] the quantile 1 - keep of each response's ``|delta|``, interpolated linearly."""
     ascending_BT = batch.gap_BT.abs().masked_fill(~batch.mask_BT, math.inf).sort(1).values
-    place_B1 = (1.0 - keep) * (batch.token_count_B.unsqueeze(1) - 1.0)
+    place_B1 = ((1.0 - keep) * (batch.token_count_B.unsqueeze(1) - 1.0)).clamp(min=0.0)  # an empty response has none
     low_B1, high_B1 = (ascending_BT.gather(1, at_B1.long()) for at_B1 in (place_B1.floor(), place_B1.ceil()))
     return low_B1 + (place_B1 - place_B1.floor()).to(low_B1.dtype) * (high_B1 - low_B1)
