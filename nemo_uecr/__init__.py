@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from nemo_uecr.scoring.records import TokenScores
 
 __all__ = [
-    "Advantages", "PolicyLoss", "RunState", "ScoredBatch", "TokenScores", "UnifiedAdvantage", "__version__", "ecr_residual",
-    "method_advantage", "policy_loss", "teacher_reward", "token_logp", "token_scores", "uecr_advantage",
+    "Advantages", "PolicyLoss", "RunState", "ScoredBatch", "TokenScores", "UnifiedAdvantage", "__version__",
+    "ecr_residual", "method_advantage", "policy_loss", "teacher_reward", "token_logp", "token_scores", "uecr_advantage",
     "unified_advantage",
 ]  # fmt: skip
 

@@ -161,7 +161,14 @@ def test_verl_computes_the_advantages_of_the_method(monkeypatch: pytest.MonkeyPa
     fields = {name: nested(values) for name, values in columns.items()} | {"uid": uid}
     keys = [f"{name}_{row}_0" for row, name in enumerate(uid)]
     trainer = object.__new__(PPOTrainerSync)
-    algorithm = {"adv_estimator": "uecr", "gamma": 1.0, "lam": 1.0, "use_kl_in_reward": False, "std_floor": 0, **SETTINGS}
+    algorithm = {
+        "adv_estimator": "uecr",
+        "gamma": 1.0,
+        "lam": 1.0,
+        "use_kl_in_reward": False,
+        "std_floor": 0,
+        **SETTINGS,
+    }
     trainer.config = OmegaConf.create({"algorithm": algorithm, "actor_rollout_ref": {"rollout": {"n": 3}}})
     ray.init(num_cpus=4, include_dashboard=False)
     try:
