@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
+from types import NoneType
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
@@ -109,8 +110,12 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
     for key, command in (("arms", "study"), ("backend", "train")):
         if key in base.values and key not in schema.model_fields:
             raise ConfigError(f"{shown} has the key {key}, so it is a file for another command: nemo-uecr {command}")
+    if {"policy", "grpo"} <= base.values.keys():
+        raise ConfigError(f"{shown} is a configuration of NeMo-RL itself; expected one that inherits nemo_rl_base.yaml")
     layer = _merged_layers([base, *(override_layer(text, schema) for text in overrides)])
-    config = _validated(schema, _resolved(layer, shown), layer.origins, shown)
+    if isinstance(name := layer.values.get("method"), str):
+        raise ConfigError(f"method: got {name!r}, expected a section; write method.name={name}")
+    config = _validated(schema, _with_paths(_resolved(layer, shown)), layer.origins, shown)
     beside = Path(shown).with_name("origins.json")
     written = read_object(beside) if beside.is_file() else {}
     stated = {key: at for key, at in layer.origins.items() if at != shown or written.get(key) != DEFAULT}
@@ -141,8 +146,20 @@ def _resolved(layer: Layer, path: str) -> dict[str, object]:
     try:
         return _without_missing(OmegaConf.to_container(OmegaConf.create(layer.values), resolve=True))
     except OmegaConfBaseException as error:
-        key = str(getattr(error, "full_key", None) or "a value")
-        raise ConfigError(f"{key}: {str(error).splitlines()[0]} ({_set_where(key, layer.origins, path)})") from error
+        key, said = str(getattr(error, "full_key", None) or "a value"), str(error).splitlines()[0]
+        hint = "; an environment variable is ${oc.env:NAME}" if re.search("key '[A-Z_]+' not found", said) else ""
+        raise ConfigError(f"{key}: {said}{hint} ({_set_where(key, layer.origins, path)})") from error
+
+
+def _with_paths(value: Any, key: str = "") -> Any:
+    """The values with the home folder for ``~/``; a shell's variable, which nothing would replace, is refused."""
+    if isinstance(value, dict):
+        return {name: _with_paths(inner, f"{key}.{name}".lstrip(".")) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_paths(inner, key) for inner in value]
+    if isinstance(value, str) and (named := re.match(r"\$(\w+)/", value)):
+        raise ConfigError(f"{key}: got {value!r}; expected ${{oc.env:{named[1]}}} for an environment variable")
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
 def _without_missing(tree: Mapping[str, object]) -> dict[str, object]:
@@ -217,7 +234,7 @@ def read_chain(path: str, above: tuple[str, ...] = ()) -> Layer:
     """
     if os.path.realpath(path) in map(os.path.realpath, above):
         raise ConfigError(f"{above[-1]}: 'defaults' leads back to {path}; a file cannot inherit itself")
-    tree = _read_mapping(path)
+    tree = _read_mapping(path, above)
     defaults = tree.pop("defaults", [])
     names = [defaults] if isinstance(defaults, str) else defaults
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -232,14 +249,17 @@ def _parent(path: str, name: str) -> str:
     return beside if os.path.exists(beside) or not (SHIPPED / name).is_file() else str(SHIPPED / name)
 
 
-def _read_mapping(path: str) -> dict[str, object]:
+def _read_mapping(path: str, above: tuple[str, ...]) -> dict[str, object]:
     try:
         tree: object = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
         reason = "it contains a list"
     except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as error:
         tree, reason = None, getattr(error, "strerror", None) or " ".join(str(error).split())
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: cannot be read: {reason}; expected YAML as in examples/configs, or RUN/config.yaml")
+        heir = f" ({above[-1]} inherits it)" if above else ""
+        raise ConfigError(
+            f"{path}{heir}: cannot be read: {reason}; expected YAML as in examples/configs, or RUN/config.yaml"
+        )
     return tree
 
 
@@ -256,6 +276,8 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     parts, annotation = key_of(name, schema)
     if annotation is None:
         raise ConfigError(_unknown(name, schema, {name: OVERRIDE}, ""))
+    if NoneType in get_args(annotation) and written.lower() in ("false", "true", "none", "off", "no"):
+        raise ConfigError(f"{name}: got {written!r}, expected a value, or null for none")
     value = _override_value(text, written, annotation)
     if isinstance(value, Mapping) and (get_origin(annotation) is dict or len(sections_of(annotation)) > 1):
         value = {**value, REPLACE_MARKER: True}
@@ -353,6 +375,9 @@ def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[s
 
 
 def _unknown(name: str, schema: type[BaseModel], origins: Mapping[str, str], path: str) -> str:
+    if name in known_keys(schema):
+        section, _, key = name.rpartition(".")
+        return f"unknown key {name!r} ({_set_where(name, origins, path)}); in a file, write {section}: {{{key}: ...}}"
     nearest = nearest_name(name, known_keys(schema))
     return f"unknown key {name} ({_set_where(name, origins, path)}); the nearest known key is {nearest}"
 

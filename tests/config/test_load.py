@@ -73,7 +73,10 @@ def test_a_shipped_configuration_is_found_from_anywhere_but_not_before_ones_own(
         ("run:\n\tseed: 1\n", "line 2"),
         ("defaults: study/few.yaml\nfolder: x\n", "it is a file for another command: nemo-uecr study"),
         ("a: !!python/object:os.system x\n", "could not determine a constructor for the tag"),
-        ("defaults: nowhere.yaml\n", "nowhere.yaml: cannot be read: No such file or directory"),
+        ("defaults: nowhere.yaml\n", "config.yaml inherits it): cannot be read: No such file or directory"),
+        ("policy: {}\ngrpo: {}\n", "is a configuration of NeMo-RL itself"),
+        (f"defaults: {DEMO}\ntrain.steps: 3\n", "in a file, write train: {steps: ...}"),
+        (f"defaults: {DEMO}\nrun: {{folder: '${{RUNS}}/a'}}\n", "an environment variable is ${oc.env:NAME} (set in"),
         ("defaults: config.yaml\n", "a file cannot inherit itself"),
         ("defaults: [{model: small}]\n", "expected a file name or a list of file names"),
         (f"defaults: {DEMO}\ntrain: {{learning_rat: 1.0}}\n", "the nearest known key is train.learning_rate"),
@@ -95,6 +98,7 @@ def test_a_faulty_file_is_named(tmp_path: Path, text: str, fault: str) -> None:
         (["method.sample_std=true"], "method.sample_std", True),  # a key that no file has
         (["run.folder=on"], "run.folder", "on"),  # text is taken as written
         (["run.folder=a=b"], "run.folder", "a=b"),
+        (["run.folder=~/a"], "run.folder", str(Path.home() / "a")),
         (["data.system_prompt='null'"], "data.system_prompt", "null"),
         (["threads=null"], "threads", None),
         (["telemetry.tensorboard=off"], "telemetry.tensorboard", "off"),  # a word there, no boolean
@@ -126,6 +130,9 @@ def test_an_override_leaves_the_rest_of_its_section() -> None:
         ("method.bnd=1", "the nearest known key is method.bound"),
         ("method.tau=1", "the nearest known key is method.tau_delta"),
         ("alpha=1", "the nearest known key is method.alpha"),
+        ("run.folder=$RUNS/a", "expected ${oc.env:RUNS} for an environment variable"),
+        ("data.system_prompt=None", "got 'None', expected a value, or null for none"),
+        ("method=grpo", "expected a section; write method.name=grpo"),
     ],
 )
 def test_what_is_no_override(text: str, end: str) -> None:
