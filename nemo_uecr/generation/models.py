@@ -234,6 +234,7 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
         else:
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        let_older_read(folder)
         let_others_read(folder)
     except Exception as error:
         if found := SYSTEM_ERROR.search(str(error)):
@@ -245,6 +246,28 @@ def let_others_read(folder: Path) -> None:
     """Give weight files the folder's permissions: safetensors writes them for their owner alone."""
     for path in folder.glob("*.safetensors"):
         path.chmod(folder.stat().st_mode & 0o666)
+
+
+def let_older_read(folder: Path) -> None:
+    """Let transformers 4, in vLLM or lm-eval, read the same model: state RoPE and tokenizer as it does, too.
+
+    It ignores `rope_parameters` and takes defaults in silence. Those of several kinds of layers have no place there.
+    """
+    places = (folder / "config.json", folder / "tokenizer_config.json")
+    config, tokenizer = (read_object(place) if place.is_file() else {} for place in places)
+    for part in (config, config.get("text_config") or {}):
+        rope = part.get("rope_parameters") or {}
+        flat = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if rope.get(key, 1.0) != 1.0}
+        scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+        if flat:
+            part.update(flat if scaling == {"rope_type": "default"} else flat | {"rope_scaling": scaling})
+    if tokenizer.get("tokenizer_class") == "TokenizersBackend":
+        tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(tokenizer.get("extra_special_tokens"), list):
+        tokenizer["additional_special_tokens"] = tokenizer.pop("extra_special_tokens")
+    for place, values in zip(places, (config, tokenizer), strict=True):
+        if values:
+            place.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def save_adapter(model: Any, folder: Path) -> None:
