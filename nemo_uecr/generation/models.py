@@ -50,6 +50,8 @@ KERNEL = re.compile(r'"\w*_implementation": (?:\{[^}]*)?"[^"]*/[^"]*"')
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 #: The fault of a folder without tokenizer files.
 NO_TOKENIZER = "has no tokenizer that can be read; expected tokenizer.json next to its weights"
+#: A turn's text in place of one that a chat template drops or edits.
+PROBE = "Is this text kept?"
 #: Seconds in which the hub must answer one question before its models are looked for on this machine alone.
 HUB_SECONDS = 10.0
 
@@ -382,18 +384,40 @@ def prompt_ids(tokenizer: Any, question: str, *, thinking: bool, before: Sequenc
             f"a {before[0]['role']} turn comes before the question, but the model's tokenizer has no chat template "
             "that could place it; write it into the prompt template"
         )
-    return list(tokenizer(question, verbose=False)["input_ids"])
+    begun = bool(tokenizer.bos_token) and question.startswith(tokenizer.bos_token)  # by the prompt template
+    ids = list(tokenizer(question, add_special_tokens=not begun, verbose=False)["input_ids"])
+    # A tokenizer with `add_eos_token` would end the response before it begins.
+    ended = ids[-1:] == [tokenizer.eos_token_id] and not question.endswith(tokenizer.eos_token)
+    return ids[:-1] if ended else ids
 
 
 def rendered(tokenizer: Any, question: str, *, thinking: bool, before: Sequence[Mapping[str, str]] = ()) -> str:
-    """A prompt as text, by the model's own chat template, up to the start of the response."""
+    """A prompt as text, by the model's own chat template, up to the start of the response.
+
+    A template that drops a turn is refused. It may edit one, as SmolLM3's takes `/no_think` out, and past answers.
+    """
     turns = [*before, {"role": "user", "content": question}]
+    options = {"add_generation_prompt": True, "enable_thinking": thinking}
+    text = apply_template(tokenizer, turns, **options)
+    for place, turn in enumerate(turns):
+        if turn["role"] in ("system", "user") and turn["content"].strip() not in text:
+            tried = [*turns[:place], {**turn, "content": PROBE}, *turns[place + 1 :]]
+            if PROBE not in apply_template(tokenizer, tried, **options):
+                what = "leave the system prompt out" if turn["role"] == "system" else "take the model's own release"
+                raise DataError(
+                    f"the model's chat template drops the {turn['role']} turn {turn['content'][:60]!r}: {what}, or "
+                    "correct its chat_template.jinja"
+                )
+    return text
+
+
+def apply_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], **options: bool) -> str:
+    """The text that the model's chat template makes of turns."""
     try:
-        return str(
-            tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=thinking)
-        )
+        return str(tokenizer.apply_chat_template(list(turns), tokenize=False, **options))
     except Exception as error:  # a template is a program of the model's author and may raise anything
+        system = "; some templates accept no system turn: leave the system prompt out"
         raise DataError(
-            f"the model's chat template refuses the prompt: {one_line(error)}; some templates accept no system turn: "
-            "leave the system prompt out"
+            f"the model's chat template refuses the prompt: {one_line(error)}"
+            f"{system if any(turn['role'] == 'system' for turn in turns) else ''}"
         ) from error

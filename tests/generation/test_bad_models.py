@@ -49,6 +49,11 @@ def no_end_token(model: Path) -> None:
         (model / name).write_text(json.dumps({key: None if "eos" in key else value for key, value in there.items()}))
 
 
+def template_that_takes_parts(model: Path) -> None:
+    template = "{% for part in messages[-1]['content'] %}{{ part['text'] }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+
+
 def no_template(model: Path) -> None:
     (model / "chat_template.jinja").unlink()
 

@@ -23,6 +23,7 @@ from nemo_uecr.generation.models import (
     load_pretrained,
     load_tokenizer,
     only_here,
+    prompt_ids,
     read_header,
     save_pretrained,
     weight_names,
@@ -174,6 +175,44 @@ def test_transformers_4_knows_the_class_of_a_saved_tokenizer(tmp_path: Path) -> 
     again = load_tokenizer(str(tmp_path), local_files_only=True)
     assert (type(again), again.all_special_tokens) == (type(tokenizer), tokenizer.all_special_tokens)
     assert again("1 + 2<|im_end|>")["input_ids"] == tokenizer("1 + 2<|im_end|>")["input_ids"]
+
+
+ONLY_ANSWERS = "{% for m in messages if m['role'] != 'system' %}{{ m['content'] }}{% endfor %}"
+IN_PARTS = "{% for m in messages %}{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endfor %}"
+EDITED = "{% for m in messages %}{{ m['content'].replace('/no_think', '') | trim }}{% endfor %}"
+
+
+def test_a_template_that_drops_a_turn_is_refused_and_one_that_edits_it_is_not() -> None:
+    tokenizer = tiny.tokenizer()
+
+    def prompt(template: str, system: str) -> str:
+        tokenizer.chat_template = template
+        before = [{"role": "system", "content": system}, {"role": "assistant", "content": "Yes."}]
+        return str(tokenizer.decode(prompt_ids(tokenizer, " 1 + 2 /no_think\n", thinking=False, before=before)))
+
+    with pytest.raises(DataError, match=r"drops the system turn 'Be brief\.': leave the system prompt out"):
+        prompt(ONLY_ANSWERS, "Be brief.")
+    with pytest.raises(DataError, match=r"drops the user turn ' 1 \+ 2"):
+        prompt(IN_PARTS.replace("m in messages", "m in messages[2:]") + "{{ messages[0]['content'] }}", "Be brief.")
+    assert prompt(EDITED, "/no_think") == "Yes.1 + 2"
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    with pytest.raises(DataError, match=r"refuses the prompt: [^;]*$"):  # nothing of a system turn, where there is none
+        prompt_ids(tokenizer, "1", thinking=False)
+
+
+def test_a_plain_prompt_begins_once_and_does_not_end() -> None:
+    """Without a chat template, by a tokenizer that puts tokens around every text."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template, tokenizer.bos_token = None, "<|im_start|>"
+    around = [("<|im_start|>", 1), ("<|im_end|>", 2)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=around
+    )
+    plain = tokenizer("1+2", add_special_tokens=False)["input_ids"]
+    for text, ids in (("1+2", [1, *plain]), ("<|im_start|>1+2", [1, *plain]), ("1+2<|im_end|>", [1, *plain, 2, 2])):
+        assert prompt_ids(tokenizer, text, thinking=False) == ids
 
 
 def test_a_kernel_of_the_hub_is_refused(tmp_path: Path) -> None:
