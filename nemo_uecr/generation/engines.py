@@ -247,13 +247,14 @@ class TransformersEngine:
             )
         self._module: Any = module.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         check_cache(self._module)
-        self._tokens = tokens
+        self._tokens, self._columns = tokens, int(module.config.get_text_config().vocab_size)
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
         """One generation per request, in order."""
         from nemo_uecr.generation.decode import NOT_FINITE, decode
 
         prompts, seeds = [request.prompt_ids for request in requests], [request.seed for request in requests]
+        models.check_ids(prompts, self._columns, self._tokens.tokenizer, "the model")
         rows = decode(self._module, self._tokens, prompts, seeds, decoding)
         if any(ids[-1] == NOT_FINITE for ids in rows):
             raise DataError("the model gives logits that are not finite; its weights or its config.json are damaged")

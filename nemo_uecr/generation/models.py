@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -195,6 +195,15 @@ def check_same_tokenizer(student: Any, teacher: Any, columns: tuple[int, int]) -
         raise DataError(
             f"the student has {columns[0]} output columns and the teacher {columns[1]}, but token id {max(ours)} is "
             f"{ours[max(ours)]!r}; expected every id below {min(columns)}: the models may differ by padding alone"
+        )
+
+
+def check_ids(prompts: Iterable[Sequence[int]], columns: int, tokenizer: Any, whose: str) -> None:
+    """Refuse a prompt with a token id that a model does not have: on a GPU, it would end in a device-side assert."""
+    if (largest := max(map(max, prompts))) >= columns:
+        raise DataError(
+            f"a prompt has token id {largest}, {tokenizer.convert_ids_to_tokens(largest)!r}, but {whose} has ids below "
+            f"{columns} (vocab_size in its config.json); resize its embedding or take the tokenizer made for it"
         )
 
 

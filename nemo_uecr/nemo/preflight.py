@@ -79,6 +79,7 @@ def encoded_prompts(config: NemoConfig, problems: Sequence[Problem], tokenizer: 
     """Token ids of the prompts by place; too long ones are refused unless they are to be dropped."""
     prompts = models.fitting_prompts(tokenizer, problems, config.data)
     _check_enough(config, len(prompts))
+    models.check_ids(prompts.values(), config.student.vocabulary, tokenizer, "the student")
     return prompts
 
 

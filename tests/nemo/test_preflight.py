@@ -148,6 +148,7 @@ def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     rows = [{"id": f"p{place}", "question": text, "final_answer": "2", "difficulty": 6} for place, text in sums.items()]
     tokenizer = build_tokenizer()
     changes = [*world(tmp_path), "data.prompt_template={question}", "data.max_prompt_tokens=100"]
+    changes += ["student.vocabulary=300"]
     write_jsonl(tmp_path / "p.jsonl", rows)
 
     def encoded(config: NemoConfig) -> dict[int, list[int]]:
