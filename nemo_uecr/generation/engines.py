@@ -182,7 +182,8 @@ def check_model_place(model: str) -> None:
     """Refuse a mistyped path before it is taken for a name on the hub; a tokenizer alone is enough."""
     folder = Path(model)
     if folder.exists():
-        if not any((folder / name).is_file() for name in ("config.json", "tokenizer.json", "tokenizer_config.json")):
+        files = ("config.json", "tokenizer.json", "tokenizer_config.json", adapter.CONFIG)
+        if not any((folder / name).is_file() for name in files):
             raise DataError(
                 f"model {model!r} has no config.json; expected a model folder (of a run: RUN/checkpoints/step-NNNNNN)"
             )
@@ -199,13 +200,13 @@ def check_model(model: str) -> None:
     folder = Path(model)
     if not folder.is_dir():
         return
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{model} has no config.json; expected a model folder")
     base = adapter.base_of(folder)
     if base is not None:
         check_model(base)
         models.read_header(folder / adapter.WEIGHTS)
         return
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{model} has no config.json; expected a model folder")
     shards = models.weight_names(folder)
     if not any((folder / shard).is_file() for shard in shards):
         raise DataError(

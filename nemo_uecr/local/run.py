@@ -146,7 +146,10 @@ def _student(config: Config, checkpoint: Path | None, device: torch.device) -> T
     asked, training = config.student, config.train
     initial = resolve_path(asked.model_name)
     if base_of(initial) is not None:
-        raise DataError(f"student.model_name {initial!r} is an adapter; merge it into its base first: nemo-uecr export")
+        raise DataError(
+            f"student.model_name {initial!r} is an adapter; merge it into its base first: nemo-uecr export {initial} "
+            "--merged FOLDER"
+        )
     weights = initial if checkpoint is None or asked.lora_rank else str(checkpoint)
     master = not asked.lora_rank and training.optimizer != "adamw8bit_sr"
     student = load_model(weights, role="student", dtype=asked.dtype, device=device, master_weights=master)

@@ -367,10 +367,10 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
         message = f"{name} is {'' if here else 'not '}in the hub's cache of this machine"
         remedy = f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder"
         return ok_if(here, check, message, remedy, "warn")
-    if "model_type" not in read_object(folder / "config.json"):
-        raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
     if (base := adapter.base_of(folder)) is not None:
         return model_finding(run, role, base)
+    if "model_type" not in read_object(folder / "config.json"):
+        raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
     models.refuse_kernels(str(folder))
     own = [file for file in CODE if (folder / file).is_file() and "auto_map" in read_object(folder / file)]
     if own and isinstance(run, NemoConfig):
@@ -412,7 +412,8 @@ def _tokenizer(name: str) -> Any:
 
 def _same_tokenizer_finding(own: str, student: Any, key: str, name: str, sized: str) -> Finding:
     teacher = _tokenizer(name)
-    ours, theirs = (models.output_columns(str(Path(m).expanduser()), local_files_only=True) for m in (own, sized))
+    places = (adapter.config_place(str(Path(model).expanduser())) for model in (own, sized))
+    ours, theirs = (models.output_columns(place, local_files_only=True) for place in places)
     models.check_same_tokenizer(student, teacher, (ours, theirs))
     padded = "" if ours == theirs else f"; {abs(theirs - ours)} columns of padding apart"
     return ok(f"{key} tokenizer", f"the same {len(student)} ids as the student's{padded}")
