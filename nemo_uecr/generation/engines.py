@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,8 +159,31 @@ def end_ids(model: str, tokenizer: Any, *, local: bool) -> frozenset[int]:
 
 def difference_of_ends(tokenizer: Any, student: frozenset[int], teacher: frozenset[int]) -> str:
     """How the two end their responses, in words; empty where they end alike."""
-    ours, theirs = (", ".join(repr(tokenizer.decode([each])) for each in sorted(ids)) for ids in (student, teacher))
+    ours, theirs = (_named(tokenizer, ids) for ids in (student, teacher))
     return "" if student == teacher else f"the student ends a response with {ours}, the teacher with {theirs}"
+
+
+def unended_turn(tokenizer: Any, ends: frozenset[int], stop: Sequence[str]) -> str:
+    """In words: the special token that ends a turn of the chat template but no response; empty where there is none."""
+    answer = "It is seven."
+    turns = [{"role": "user", "content": "What is 3 + 4?"}, {"role": "assistant", "content": answer}]
+    try:
+        text = "" if tokenizer.chat_template is None else models.apply_template(tokenizer, turns)
+    except DataError:  # it takes no answers, and need not
+        return ""
+    after = tokenizer(text.partition(answer)[2].lstrip(), add_special_tokens=False, verbose=False)["input_ids"]
+    special = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    last = list(takewhile(special.__contains__, after))  # some models close the answer, then the turn
+    if not last or ends.intersection(last) or any(each in special[last[0]] for each in stop):
+        return ""
+    return (
+        f"the chat template ends a turn with {special[last[0]]!r}, but a response ends with {_named(tokenizer, ends)}: "
+        f"it may go on with turns of its own; add id {last[0]} to eos_token_id in the model's generation_config.json"
+    )
+
+
+def _named(tokenizer: Any, ids: frozenset[int]) -> str:
+    return ", ".join(repr(tokenizer.decode([each])) for each in sorted(ids))
 
 
 def _configured_ends(model: str, *, local: bool) -> list[int]:

@@ -20,7 +20,7 @@ from nemo_uecr.errors import DataError, RunFolderError, require_extra
 from nemo_uecr.files import locked
 from nemo_uecr.generation.adapter import add_adapter, base_of, load_adapter
 from nemo_uecr.generation.decode import check_cache
-from nemo_uecr.generation.engines import check_engine
+from nemo_uecr.generation.engines import check_engine, unended_turn
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.failure import FAILURE
 from nemo_uecr.local.memory import Placement, checkpointed_layers, is_offloaded, state_of
@@ -137,6 +137,8 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
         copy.module.requires_grad_(False)
         return copy
 
+    if fault := unended_turn(student.tokenizer, student.tokens.end_ids, config.rollout.stop):
+        log.warning("student: %s", fault)
     teachers = load_teachers(config, student, initial, device)
     read = config.loss.reference_kl > 0 or "initial_logp" in config.method.reads
     return Models(student, teachers, initial() if read else None)
