@@ -242,7 +242,7 @@ def export(
         nemo-uecr export runs/lora --merged models/trained
 
     Args:
-        run: Run folder, or one of its checkpoints.
+        run: Run folder, one of its checkpoints, or an adapter that peft saved.
         merged: Folder to create.
         dtype: Format of the weights; bfloat16 halves the size and rounds once more.
         tolerance: Largest allowed difference of two log-probabilities in float32, nats.

@@ -18,7 +18,7 @@ from nemo_uecr.conversion.on_cpu import megatron_on_cpu
 from nemo_uecr.conversion.proof import Agreement, Scores, Sequences
 from nemo_uecr.errors import CheckpointError, first_line
 from nemo_uecr.files import check_writable, existing, file_sha256, new_folder, read_object
-from nemo_uecr.generation.models import GENERATION, TEMPLATES, TOKENIZER, check_objects
+from nemo_uecr.generation.models import GENERATION, TEMPLATES, TOKENIZER, check_objects, let_older_read
 from nemo_uecr.reproducible import installed
 
 logger = logging.getLogger(__name__)
@@ -169,6 +169,7 @@ def _write_assets(job: Conversion, folder: Path) -> None:
     config = {name: value for name, value in read_object(folder / "config.json").items() if name != "dtype"}
     content = json.dumps({**config, "torch_dtype": job.weights.dtype}, indent=2)
     (folder / "config.json").write_text(content, encoding="utf-8")
+    let_older_read(folder)
     settings = folder / "tokenizer_config.json"
     inside = settings.is_file() and read_object(settings).get("chat_template")
     if not inside and not (folder / "chat_template.jinja").is_file():

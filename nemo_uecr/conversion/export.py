@@ -8,10 +8,10 @@ from pathlib import Path
 
 from nemo_uecr.conversion.proof import Agreement, compare, fixed_sequences, huggingface_scores
 from nemo_uecr.errors import CheckpointError, require_extra
-from nemo_uecr.files import check_writable, new_folder, read_object
-from nemo_uecr.generation.adapter import base_of, load_causal_lm
+from nemo_uecr.files import check_writable, new_folder
+from nemo_uecr.generation.adapter import base_of, config_place, load_causal_lm
 from nemo_uecr.generation.engines import STATE
-from nemo_uecr.generation.models import load_tokenizer, only_here, save_pretrained
+from nemo_uecr.generation.models import load_tokenizer, only_here, output_columns, save_pretrained
 from nemo_uecr.generation.trained import check_trained, trained_model
 
 
@@ -26,8 +26,8 @@ def export(run: Path, out: Path, *, dtype: str, tolerance: float) -> tuple[Path,
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --merged")
     check_writable(out)
     check_trained(source)
-    sizes = read_object(source / "config.json")
-    sequences = fixed_sequences(source, sizes.get("text_config", sizes)["vocab_size"])
+    place = config_place(str(source))
+    sequences = fixed_sequences(source, output_columns(place, local_files_only=only_here(place)))
     with new_folder(out) as folder:
         _write(source, folder, dtype)
         if (source / STATE).is_file():  # for the prompt of `evaluate`

@@ -87,6 +87,8 @@ def evaluate(
             )
         done = {sample.key for sample in there}
         tokens = engines.load_tokens(model)
+        if fault := engines.unended_turn(tokens.tokenizer, tokens.end_ids, settings.decoding.stop):
+            log.warning("%s: %s", label, fault)
         encoded = {name: tokens.prompts(each.problems, settings.chat) for name, each in benchmarks.items()}
         every = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
         pending = [each for each in every if each.key not in done]

@@ -4,6 +4,7 @@ The base weights never change: with the adapter off the model *is* the base, bit
 place, because a merge in bfloat16 that is undone leaves other weights. A and B are float32, whatever the base.
 
 A saved adapter is a folder with peft's two files, and the base's config.json, generation_config.json and tokenizer.
+Of one that others saved, with a tokenizer alone, the base's own serve.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ def base_of(folder: str | Path) -> str | None:
     if not Path(base).exists() and not has_hub_form(base):
         raise DataError(f"{path}: the adapter's base is not at {base}; correct base_model_name_or_path there")
     return base
+
+
+def config_place(name: str) -> str:
+    """Where the config.json of a folder or hub name is: an adapter of peft's own has none, and its base's serves."""
+    base = None if (Path(name).expanduser() / "config.json").is_file() else base_of(name)
+    return name if base is None else base
 
 
 def add_adapter(module: Any, *, rank: int, alpha: float, seed: int) -> None:
@@ -53,6 +60,11 @@ def load_adapter(module: Any, folder: Path) -> None:
 
     if "default" not in getattr(module, "peft_config", {}):
         config = LoraConfig.from_pretrained(str(folder))
+        if config.modules_to_save:
+            raise DataError(
+                f"{folder} has whole modules beside its adapter (modules_to_save), which are not read; merge it into "
+                "its base first: merge_and_unload() of peft"
+            )
         config.inference_mode = False  # it would freeze what may be trained on
         module.add_adapter(config)
         _in_float32(module)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,8 +159,31 @@ def end_ids(model: str, tokenizer: Any, *, local: bool) -> frozenset[int]:
 
 def difference_of_ends(tokenizer: Any, student: frozenset[int], teacher: frozenset[int]) -> str:
     """How the two end their responses, in words; empty where they end alike."""
-    ours, theirs = (", ".join(repr(tokenizer.decode([each])) for each in sorted(ids)) for ids in (student, teacher))
+    ours, theirs = (_named(tokenizer, ids) for ids in (student, teacher))
     return "" if student == teacher else f"the student ends a response with {ours}, the teacher with {theirs}"
+
+
+def unended_turn(tokenizer: Any, ends: frozenset[int], stop: Sequence[str]) -> str:
+    """In words: the special token that ends a turn of the chat template but no response; empty where there is none."""
+    answer = "It is seven."
+    turns = [{"role": "user", "content": "What is 3 + 4?"}, {"role": "assistant", "content": answer}]
+    try:
+        text = "" if tokenizer.chat_template is None else models.apply_template(tokenizer, turns)
+    except DataError:  # it takes no answers, and need not
+        return ""
+    after = tokenizer(text.partition(answer)[2].lstrip(), add_special_tokens=False, verbose=False)["input_ids"]
+    special = {index: str(token) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    last = list(takewhile(special.__contains__, after))  # some models close the answer, then the turn
+    if not last or ends.intersection(last) or any(each in special[last[0]] for each in stop):
+        return ""
+    return (
+        f"the chat template ends a turn with {special[last[0]]!r}, but a response ends with {_named(tokenizer, ends)}: "
+        f"it may go on with turns of its own; add id {last[0]} to eos_token_id in the model's generation_config.json"
+    )
+
+
+def _named(tokenizer: Any, ids: frozenset[int]) -> str:
+    return ", ".join(repr(tokenizer.decode([each])) for each in sorted(ids))
 
 
 def _configured_ends(model: str, *, local: bool) -> list[int]:
@@ -182,7 +206,8 @@ def check_model_place(model: str) -> None:
     """Refuse a mistyped path before it is taken for a name on the hub; a tokenizer alone is enough."""
     folder = Path(model)
     if folder.exists():
-        if not any((folder / name).is_file() for name in ("config.json", "tokenizer.json", "tokenizer_config.json")):
+        files = ("config.json", "tokenizer.json", "tokenizer_config.json", adapter.CONFIG)
+        if not any((folder / name).is_file() for name in files):
             raise DataError(
                 f"model {model!r} has no config.json; expected a model folder (of a run: RUN/checkpoints/step-NNNNNN)"
             )
@@ -199,13 +224,13 @@ def check_model(model: str) -> None:
     folder = Path(model)
     if not folder.is_dir():
         return
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{model} has no config.json; expected a model folder")
     base = adapter.base_of(folder)
     if base is not None:
         check_model(base)
         models.read_header(folder / adapter.WEIGHTS)
         return
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{model} has no config.json; expected a model folder")
     shards = models.weight_names(folder)
     if not any((folder / shard).is_file() for shard in shards):
         raise DataError(
@@ -247,13 +272,14 @@ class TransformersEngine:
             )
         self._module: Any = module.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         check_cache(self._module)
-        self._tokens = tokens
+        self._tokens, self._columns = tokens, int(module.config.get_text_config().vocab_size)
 
     def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
         """One generation per request, in order."""
         from nemo_uecr.generation.decode import NOT_FINITE, decode
 
         prompts, seeds = [request.prompt_ids for request in requests], [request.seed for request in requests]
+        models.check_ids(prompts, self._columns, self._tokens.tokenizer, "the model")
         rows = decode(self._module, self._tokens, prompts, seeds, decoding)
         if any(ids[-1] == NOT_FINITE for ids in rows):
             raise DataError("the model gives logits that are not finite; its weights or its config.json are damaged")

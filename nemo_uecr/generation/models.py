@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -51,6 +51,8 @@ KERNEL = re.compile(r'"\w*_implementation": (?:\{[^}]*)?"[^"]*/[^"]*"')
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 #: The fault of a folder without tokenizer files.
 NO_TOKENIZER = "has no tokenizer that can be read; expected tokenizer.json next to its weights"
+#: A turn's text in place of one that a chat template drops or edits.
+PROBE = "Is this text kept?"
 #: Seconds in which the hub must answer one question before its models are looked for on this machine alone.
 HUB_SECONDS = 10.0
 
@@ -197,6 +199,15 @@ def check_same_tokenizer(student: Any, teacher: Any, columns: tuple[int, int]) -
         )
 
 
+def check_ids(prompts: Iterable[Sequence[int]], columns: int, tokenizer: Any, whose: str) -> None:
+    """Refuse a prompt with a token id that a model does not have: on a GPU, it would end in a device-side assert."""
+    if (largest := max(map(max, prompts))) >= columns:
+        raise DataError(
+            f"a prompt has token id {largest}, {tokenizer.convert_ids_to_tokens(largest)!r}, but {whose} has ids below "
+            f"{columns} (vocab_size in its config.json); resize its embedding or take the tokenizer made for it"
+        )
+
+
 def check_sampled(ids_BT: Tensor, mask_BT: Tensor, tokenizer: Any) -> None:
     """Refuse sampled ids that the tokenizer does not have, where output columns differ and one model lacks them."""
     known = max(tokenizer.get_vocab().values()) + 1
@@ -235,6 +246,7 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
         else:
             model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        let_older_read(folder)
         let_others_read(folder)
     except Exception as error:
         if found := SYSTEM_ERROR.search(str(error)):
@@ -246,6 +258,28 @@ def let_others_read(folder: Path) -> None:
     """Give weight files the folder's permissions: safetensors writes them for their owner alone."""
     for path in folder.glob("*.safetensors"):
         path.chmod(folder.stat().st_mode & 0o666)
+
+
+def let_older_read(folder: Path) -> None:
+    """Let transformers 4, in vLLM or lm-eval, read the same model: state RoPE and tokenizer as it does, too.
+
+    It ignores `rope_parameters` and takes defaults in silence. Those of several kinds of layers have no place there.
+    """
+    places = (folder / "config.json", folder / "tokenizer_config.json")
+    config, tokenizer = (read_object(place) if place.is_file() else {} for place in places)
+    for part in (config, config.get("text_config") or {}):
+        rope = part.get("rope_parameters") or {}
+        flat = {key: rope[key] for key in ("rope_theta", "partial_rotary_factor") if rope.get(key, 1.0) != 1.0}
+        scaling = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+        if flat:
+            part.update(flat if scaling == {"rope_type": "default"} else flat | {"rope_scaling": scaling})
+    if tokenizer.get("tokenizer_class") == "TokenizersBackend":
+        tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(tokenizer.get("extra_special_tokens"), list):
+        tokenizer["additional_special_tokens"] = tokenizer.pop("extra_special_tokens")
+    for place, values in zip(places, (config, tokenizer), strict=True):
+        if values:
+            place.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def save_adapter(model: Any, folder: Path) -> None:
@@ -360,18 +394,40 @@ def prompt_ids(tokenizer: Any, question: str, *, thinking: bool, before: Sequenc
             f"a {before[0]['role']} turn comes before the question, but the model's tokenizer has no chat template "
             "that could place it; write it into the prompt template"
         )
-    return list(tokenizer(question, verbose=False)["input_ids"])
+    begun = bool(tokenizer.bos_token) and question.startswith(tokenizer.bos_token)  # by the prompt template
+    ids = list(tokenizer(question, add_special_tokens=not begun, verbose=False)["input_ids"])
+    # A tokenizer with `add_eos_token` would end the response before it begins.
+    ended = ids[-1:] == [tokenizer.eos_token_id] and not question.endswith(tokenizer.eos_token)
+    return ids[:-1] if ended else ids
 
 
 def rendered(tokenizer: Any, question: str, *, thinking: bool, before: Sequence[Mapping[str, str]] = ()) -> str:
-    """A prompt as text, by the model's own chat template, up to the start of the response."""
+    """A prompt as text, by the model's own chat template, up to the start of the response.
+
+    A template that drops a turn is refused. It may edit one, as SmolLM3's takes `/no_think` out, and past answers.
+    """
     turns = [*before, {"role": "user", "content": question}]
+    options = {"add_generation_prompt": True, "enable_thinking": thinking}
+    text = apply_template(tokenizer, turns, **options)
+    for place, turn in enumerate(turns):
+        if turn["role"] in ("system", "user") and turn["content"].strip() not in text:
+            tried = [*turns[:place], {**turn, "content": PROBE}, *turns[place + 1 :]]
+            if PROBE not in apply_template(tokenizer, tried, **options):
+                what = "leave the system prompt out" if turn["role"] == "system" else "take the model's own release"
+                raise DataError(
+                    f"the model's chat template drops the {turn['role']} turn {turn['content'][:60]!r}: {what}, or "
+                    "correct its chat_template.jinja"
+                )
+    return text
+
+
+def apply_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], **options: bool) -> str:
+    """The text that the model's chat template makes of turns."""
     try:
-        return str(
-            tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False, enable_thinking=thinking)
-        )
+        return str(tokenizer.apply_chat_template(list(turns), tokenize=False, **options))
     except Exception as error:  # a template is a program of the model's author and may raise anything
+        system = "; some templates accept no system turn: leave the system prompt out"
         raise DataError(
-            f"the model's chat template refuses the prompt: {one_line(error)}; some templates accept no system turn: "
-            "leave the system prompt out"
+            f"the model's chat template refuses the prompt: {one_line(error)}"
+            f"{system if any(turn['role'] == 'system' for turn in turns) else ''}"
         ) from error

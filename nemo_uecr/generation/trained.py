@@ -17,7 +17,7 @@ def trained_model(run: Path) -> Path:
     """The best checkpoint of a run folder if it kept one, else its newest; a checkpoint is returned as it is."""
     inside = sorted((run / "checkpoints").glob("step-*"))
     if not inside:
-        if (run / "config.json").is_file():
+        if any((run / name).is_file() for name in ("config.json", CONFIG)):
             return run
         raise CheckpointError(
             f"{run}: no checkpoints/step-* and no config.json; expected a local run's folder or checkpoint. For a "

@@ -20,7 +20,7 @@ from nemo_uecr.errors import DataError, RunFolderError, require_extra
 from nemo_uecr.files import locked
 from nemo_uecr.generation.adapter import add_adapter, base_of, load_adapter
 from nemo_uecr.generation.decode import check_cache
-from nemo_uecr.generation.engines import check_engine
+from nemo_uecr.generation.engines import check_engine, unended_turn
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.failure import FAILURE
 from nemo_uecr.local.memory import Placement, checkpointed_layers, is_offloaded, state_of
@@ -137,6 +137,8 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
         copy.module.requires_grad_(False)
         return copy
 
+    if fault := unended_turn(student.tokenizer, student.tokens.end_ids, config.rollout.stop):
+        log.warning("student: %s", fault)
     teachers = load_teachers(config, student, initial, device)
     read = config.loss.reference_kl > 0 or "initial_logp" in config.method.reads
     return Models(student, teachers, initial() if read else None)
@@ -146,7 +148,10 @@ def _student(config: Config, checkpoint: Path | None, device: torch.device) -> T
     asked, training = config.student, config.train
     initial = resolve_path(asked.model_name)
     if base_of(initial) is not None:
-        raise DataError(f"student.model_name {initial!r} is an adapter; merge it into its base first: nemo-uecr export")
+        raise DataError(
+            f"student.model_name {initial!r} is an adapter; merge it into its base first: nemo-uecr export {initial} "
+            "--merged FOLDER"
+        )
     weights = initial if checkpoint is None or asked.lora_rank else str(checkpoint)
     master = not asked.lora_rank and training.optimizer != "adamw8bit_sr"
     student = load_model(weights, role="student", dtype=asked.dtype, device=device, master_weights=master)

@@ -19,7 +19,7 @@ from nemo_uecr.config.schema import DataConfig
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.engines import Generation
-from nemo_uecr.generation.models import fitting_prompts
+from nemo_uecr.generation.models import check_ids, fitting_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,7 +52,11 @@ def encode_prompts(
 
 
 def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, response: int) -> None:
-    """Refuse sequences longer than the context of the model that reads them; ``key`` limits the ``response``."""
+    """Refuse token ids that the model does not have, and sequences longer than its context.
+
+    ``key`` limits the ``response``.
+    """
+    check_ids((prompt.token_ids for prompt in prompts), model.vocabulary, model.tokenizer, f"the {model.name}")
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
     length = len(longest.token_ids)
     if model.context is not None and length + response > model.context:

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoDataConfig, NemoStudentConfig, NemoTeacherConfig
-from nemo_uecr.config.schema import CallReward, teacher_models
+from nemo_uecr.config.schema import CallReward, VerifierReward, teacher_models
 from nemo_uecr.data.manifest import check_answers, training_problems
 from nemo_uecr.data.problems import Problem, check_routing, kind_of, level_of, problems_of, teacher_name, value_at
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.generation import models
-from nemo_uecr.generation.engines import check_model_place
+from nemo_uecr.generation.engines import check_model_place, end_ids, unended_turn
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.step import Routes
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse, teacher_alone_faults
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
+from nemo_uecr.verifier.extract import opens_thought
 from nemo_uecr.verifier.rewards import FunctionReward
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ def encoded_prompts(config: NemoConfig, problems: Sequence[Problem], tokenizer: 
     """Token ids of the prompts by place; too long ones are refused unless they are to be dropped."""
     prompts = models.fitting_prompts(tokenizer, problems, config.data)
     _check_enough(config, len(prompts))
+    models.check_ids(prompts.values(), config.student.vocabulary, tokenizer, "the student")
     return prompts
 
 
@@ -133,7 +135,25 @@ def check_models(config: NemoConfig) -> Any:
     """Everything about the models that is known before a worker starts; returns the student's tokenizer."""
     teachers = {key: _shape(config, section, key) for key, section in config.active_teachers.items()}
     _refuse_models(config, _shape(config, config.student, "student"), teachers)
-    return _tokenizer(config)
+    tokenizer = _tokenizer(config)
+    ends = end_ids(config.student.model_name, tokenizer, local=models.only_here(config.student.model_name))
+    for fault in (hidden_marks(config, tokenizer), unended_turn(tokenizer, ends, config.rollout.stop)):
+        if fault:
+            log.warning("student: %s", fault)
+    return tokenizer
+
+
+def hidden_marks(config: NemoConfig, tokenizer: Any) -> str:
+    """In words: a mark of thoughts that NeMo-RL hides from the built-in verifier; empty where there is none."""
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    marks = [mark for mark in special if opens_thought(mark) or opens_thought(f"{mark}analysis")]  # gpt-oss's channels
+    if not marks or not any(isinstance(each, VerifierReward) for each in config.reward):
+        return ""
+    return (
+        f"{marks[0]!r} is a special token, and NeMo-RL removes those before it asks for a reward: the built-in "
+        "verifier cannot tell a thought from the answer, and pays for boxes in thoughts; take a reward of your own "
+        "(reward=FILE.py:FUNCTION) or backend: local"
+    )
 
 
 def _refuse_models(config: NemoConfig, student: ModelShape | None, teachers: Mapping[str, ModelShape | None]) -> None:

@@ -28,7 +28,7 @@ from nemo_uecr.data.problems import filled, problems_of, teacher_name
 from nemo_uecr.errors import DataError, UecrError, require_extra
 from nemo_uecr.files import check_writable, existing, read_object
 from nemo_uecr.generation import adapter, models
-from nemo_uecr.generation.engines import check_engine, check_model, difference_of_ends, end_ids
+from nemo_uecr.generation.engines import check_engine, check_model, difference_of_ends, end_ids, unended_turn
 from nemo_uecr.hosted_teacher.client import TeacherServer
 from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.nemo import preflight, upstream
@@ -367,10 +367,10 @@ def model_finding(run: AnyConfig, role: str, name: str) -> Finding:
         message = f"{name} is {'' if here else 'not '}in the hub's cache of this machine"
         remedy = f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder"
         return ok_if(here, check, message, remedy, "warn")
-    if "model_type" not in read_object(folder / "config.json"):
-        raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
     if (base := adapter.base_of(folder)) is not None:
         return model_finding(run, role, base)
+    if "model_type" not in read_object(folder / "config.json"):
+        raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
     models.refuse_kernels(str(folder))
     own = [file for file in CODE if (folder / file).is_file() and "auto_map" in read_object(folder / file)]
     if own and isinstance(run, NemoConfig):
@@ -385,6 +385,8 @@ def tokenizer_findings(run: AnyConfig) -> Iterator[Finding]:
     student, teachers = _tokenizer(run.student.model_name), teacher_folders(run)
     yield ok("student tokenizer", f"{len(student)} tokens")
     checks: list[Check] = [("chat template", lambda: chat_finding(student, run))]
+    if student.chat_template is not None:
+        checks.append(("end of turn", lambda: _turn_finding(student, run)))
     if Path(run.data.train).exists():
         checks.append(("prompt length", lambda: _prompts_finding(student, run)))
     own = run.student.model_name
@@ -412,7 +414,8 @@ def _tokenizer(name: str) -> Any:
 
 def _same_tokenizer_finding(own: str, student: Any, key: str, name: str, sized: str) -> Finding:
     teacher = _tokenizer(name)
-    ours, theirs = (models.output_columns(str(Path(m).expanduser()), local_files_only=True) for m in (own, sized))
+    places = (adapter.config_place(str(Path(model).expanduser())) for model in (own, sized))
+    ours, theirs = (models.output_columns(place, local_files_only=True) for place in places)
     models.check_same_tokenizer(student, teacher, (ours, theirs))
     padded = "" if ours == theirs else f"; {abs(theirs - ours)} columns of padding apart"
     return ok(f"{key} tokenizer", f"the same {len(student)} ids as the student's{padded}")
@@ -430,19 +433,26 @@ def _end_tokens_finding(run: AnyConfig, student: Any, key: str, name: str) -> Fi
 
 
 def chat_finding(tokenizer: Any, run: AnyConfig) -> Finding:
-    """Whether the chat template keeps the user's text and has the requested thinking mode."""
+    """Whether the chat template keeps the user's text, and has the requested thinking mode and marks that are seen."""
     check, release = "chat template", "take tokenizer_config.json or chat_template.jinja of the model's own release"
     if tokenizer.chat_template is None:  # the local back end takes plain prompts
         bad: Literal["warn", "fail"] = "fail" if isinstance(run, NemoConfig) else "warn"
         return Finding(check, bad, "the student's tokenizer has none", release)
     thinking, plain = (models.rendered(tokenizer, QUESTION, thinking=mode) for mode in (True, False))
-    if QUESTION not in plain:
-        return Finding(check, "fail", "it drops the user's text", release)
+    if isinstance(run, NemoConfig) and (hidden := preflight.hidden_marks(run, tokenizer)):
+        return Finding(check, "warn", hidden, "")
     mode, chosen = ("thinking", thinking) if run.data.enable_thinking else ("non-thinking", plain)
     if thinking == plain:
         remedy = f"fine for a model that never thinks; else {release}"
         return Finding(check, "warn", f"it has no {mode} mode: enable_thinking changes nothing", remedy)
     return ok(check, f"{mode} mode, a response begins after {chosen[-24:]!r}")
+
+
+def _turn_finding(tokenizer: Any, run: AnyConfig) -> Finding:
+    """Whether a response ends with the token that ends a turn in the chat template."""
+    ends = end_ids(str(Path(run.student.model_name).expanduser()), tokenizer, local=True)
+    fault = unended_turn(tokenizer, ends, run.rollout.stop)
+    return ok_if(not fault, "end of turn", fault or "a response ends as a turn of the chat template does", "", "warn")
 
 
 def _prompts_finding(tokenizer: Any, run: AnyConfig) -> Finding:

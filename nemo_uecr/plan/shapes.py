@@ -16,6 +16,7 @@ from typing import Any
 from nemo_uecr.config.nemo_schema import ParallelConfig
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object
+from nemo_uecr.generation.adapter import config_place
 from nemo_uecr.generation.models import DecoderSizes, cached, decoder_sizes, has_hub_form
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # dense decoders whose parameters the formulas below count
@@ -53,6 +54,7 @@ KNOWN = {
 
 def shape_of(name: str, *, role: str) -> ModelShape:
     """Sizes of the model of section ``role``: a folder, one of `KNOWN`, or a model in the hub's cache."""
+    name = config_place(name)
     file, known = Path(name).expanduser() / "config.json", KNOWN.get(name.removesuffix("-Base"))
     if not file.is_file() and known is not None:
         return replace(known, positions=32_768) if name.endswith("-Base") else known

@@ -49,6 +49,19 @@ def no_end_token(model: Path) -> None:
         (model / name).write_text(json.dumps({key: None if "eos" in key else value for key, value in there.items()}))
 
 
+def template_that_takes_parts(model: Path) -> None:
+    template = "{% for part in messages[-1]['content'] %}{{ part['text'] }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+
+
+def more_tokens_than_rows(model: Path) -> None:
+    weights, config = model / "model.safetensors", json.loads((model / "config.json").read_text())
+    tensors = load_file(weights)
+    cut = {name: value[:100].clone() if value.shape[0] == 292 else value for name, value in tensors.items()}
+    save_file(cut, weights, metadata={"format": "pt"})
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": 100}))
+
+
 def no_template(model: Path) -> None:
     (model / "chat_template.jinja").unlink()
 
@@ -56,6 +69,8 @@ def no_template(model: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no template to place a system prompt": (no_template, "no chat template"),
     "a template that refuses": (refusing_template, "no system"),
+    "a template that takes parts": (template_that_takes_parts, "drops the system turn 'Be brief.'"),
+    "more tokens than rows": (more_tokens_than_rows, "a prompt has token id 291, "),
     "half the weights": (half_the_weights, "SafetensorError"),
     "weights that diverged": (weights_that_diverged, "not finite"),
     "no end token": (no_end_token, "because a response ends with it"),

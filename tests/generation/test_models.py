@@ -19,13 +19,17 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.generation.engines import load_tokens
 from nemo_uecr.generation.models import (
     decoder_sizes,
+    let_older_read,
     load_pretrained,
     load_tokenizer,
     only_here,
+    prompt_ids,
     read_header,
+    save_pretrained,
     weight_names,
 )
 from tests.evaluation.tiny import save_tokenizer
+from tests.local import tiny
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -131,6 +135,84 @@ def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
         (folder / name).unlink()
         with pytest.raises(DataError, match=r"/model.* expected tokenizer"):
             load_tokenizer(str(folder), local_files_only=True)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope", "stated"),
+    [
+        ("qwen3", {"rope_type": "default", "rope_theta": 1e6}, {"rope_theta": 1e6}),
+        ("qwen3", {**YARN, "rope_theta": 1e6}, {"rope_theta": 1e6, "rope_scaling": YARN}),
+        ("glm4", {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}, {"rope_theta": 1e6}),
+        ("gemma3_text", None, {}),  # one dictionary for each kind of layer
+    ],
+)
+def test_transformers_4_finds_the_rope_of_what_is_saved_and_5_reads_it_unchanged(
+    kind: str, rope: dict[str, object] | None, stated: dict[str, object], tmp_path: Path
+) -> None:
+    """It ignores `rope_parameters`, and would compute another model in silence."""
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(kind, **{} if rope is None else {"rope_parameters": rope}).save_pretrained(tmp_path)
+    before = AutoConfig.from_pretrained(tmp_path).to_dict()
+    let_older_read(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert {key: written[key] for key in ("rope_theta", "rope_scaling") if key in written} == stated
+    assert written.get("partial_rotary_factor") == (rope or {}).get("partial_rotary_factor")
+    assert AutoConfig.from_pretrained(tmp_path).to_dict() == before
+
+
+def test_transformers_4_knows_the_class_of_a_saved_tokenizer(tmp_path: Path) -> None:
+    tokenizer = tiny.tokenizer()
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>"]})
+    save_pretrained(tiny.new_model(tokenizer, seed=0), tokenizer, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["rope_theta"] == 10_000
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert written["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert (written["additional_special_tokens"], "extra_special_tokens" in written) == (["<|im_start|>"], False)
+    again = load_tokenizer(str(tmp_path), local_files_only=True)
+    assert (type(again), again.all_special_tokens) == (type(tokenizer), tokenizer.all_special_tokens)
+    assert again("1 + 2<|im_end|>")["input_ids"] == tokenizer("1 + 2<|im_end|>")["input_ids"]
+
+
+ONLY_ANSWERS = "{% for m in messages if m['role'] != 'system' %}{{ m['content'] }}{% endfor %}"
+IN_PARTS = "{% for m in messages %}{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endfor %}"
+EDITED = "{% for m in messages %}{{ m['content'].replace('/no_think', '') | trim }}{% endfor %}"
+
+
+def test_a_template_that_drops_a_turn_is_refused_and_one_that_edits_it_is_not() -> None:
+    tokenizer = tiny.tokenizer()
+
+    def prompt(template: str, system: str) -> str:
+        tokenizer.chat_template = template
+        before = [{"role": "system", "content": system}, {"role": "assistant", "content": "Yes."}]
+        return str(tokenizer.decode(prompt_ids(tokenizer, " 1 + 2 /no_think\n", thinking=False, before=before)))
+
+    with pytest.raises(DataError, match=r"drops the system turn 'Be brief\.': leave the system prompt out"):
+        prompt(ONLY_ANSWERS, "Be brief.")
+    with pytest.raises(DataError, match=r"drops the user turn ' 1 \+ 2"):
+        prompt(IN_PARTS.replace("m in messages", "m in messages[2:]") + "{{ messages[0]['content'] }}", "Be brief.")
+    assert prompt(EDITED, "/no_think") == "Yes.1 + 2"
+    tokenizer.chat_template = "{{ raise_exception('no') }}"
+    with pytest.raises(DataError, match=r"refuses the prompt: [^;]*$"):  # nothing of a system turn, where there is none
+        prompt_ids(tokenizer, "1", thinking=False)
+
+
+def test_a_plain_prompt_begins_once_and_does_not_end() -> None:
+    """Without a chat template, by a tokenizer that puts tokens around every text."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template, tokenizer.bos_token = None, "<|im_start|>"
+    around = [("<|im_start|>", 1), ("<|im_end|>", 2)]
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=around
+    )
+    plain = tokenizer("1+2", add_special_tokens=False)["input_ids"]
+    for text, ids in (("1+2", [1, *plain]), ("<|im_start|>1+2", [1, *plain]), ("1+2<|im_end|>", [1, *plain, 2, 2])):
+        assert prompt_ids(tokenizer, text, thinking=False) == ids
 
 
 def test_a_kernel_of_the_hub_is_refused(tmp_path: Path) -> None:

@@ -188,6 +188,37 @@ def test_the_doctor_and_advise_say_that_they_end_otherwise(
     assert "set teacher.end_token" in json.dumps(section)
 
 
+@pytest.mark.parametrize(
+    ("template", "stop", "said"),
+    [
+        ("", [], "'<|im_end|>', but a response ends with '<|endoftext|>'"),
+        ("", ["<|im_end|>"], None),
+        ("{% for m in messages %}{{ m['content'] }} <|im_end|><|endoftext|>{% endfor %}", [], None),
+        ("{% for m in messages %}<|im_start|>{{ m['content'] }}{% endfor %}", [], None),
+        ("{% for m in messages %}{{ raise_exception('no') if loop.last and not loop.first else m['content'] }}"
+         "{% endfor %}", [], None),
+    ],
+)  # fmt: skip
+def test_a_turn_that_ends_otherwise_than_a_response_is_named_once(
+    template: str, stop: list[str], said: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Qwen2.5's base models have ChatML's template and end with another token; the student would go on for both."""
+    folder = ending(tmp_path / "student", None, {"eos_token_id": 0}, "<|endoftext|>")
+    if template:
+        (folder / "chat_template.jinja").write_text(template)
+    run = tiny.run(tmp_path / "run", f"student.model_name={folder}", f"rollout.stop={stop}", "train.steps=1")
+    begun = [each for each in caplog.messages if "ends a turn" in each]
+    assert len(begun) == (said is not None)
+    assert (said or "") in "".join(begun)
+    found = run_checks([("t", partial(tokenizer_findings, tiny.configured(run, *tiny.every()).config))])
+    assert [each.status for each in found if each.check == "end of turn"] == ["ok"]
+    caplog.clear()
+    words = ["evaluate", str(folder), "--benchmarks", f"a={tiny.assets().problems}", "--engine", "transformers"]
+    words += ["--samples", "1", "--max-tokens", "2", *(word for each in stop for word in ("--stop", each))]
+    assert entry_point([*words, "--out", str(tmp_path / "e")]) == 0
+    assert len([each for each in caplog.messages if "ends a turn" in each]) == (said is not None)
+
+
 def test_a_server_does_not_score_its_own_end_tokens(tmp_path: Path) -> None:
     served = "teacher={url: 'http://localhost:1', model_name: m, tokenizer: t, entropy: plugin, end_token: own}"
     with pytest.raises(UecrError, match=r"end_token.*left_out"):

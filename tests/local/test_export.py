@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import model_digest
 from nemo_uecr.generation.adapter import CONFIG, WEIGHTS, base_of, load_causal_lm
 from nemo_uecr.generation.models import load_tokenizer, save_pretrained
-from tests.local.tiny import assets, evaluation, every, run
+from nemo_uecr.plan import doctor
+from nemo_uecr.plan.shapes import shape_of
+from tests.local.tiny import assets, configured, evaluation, every, run
 from tests.reliability.commands import refused
 
 IDS = torch.arange(12).unsqueeze(0)
@@ -47,6 +51,26 @@ def test_an_adapter_is_merged_into_a_model_that_needs_nothing_of_ours(
     assert not (tmp_path / "out" / "adapter_config.json").exists()
     assert entry_point(["export", str(source), "--merged", str(tmp_path / "low"), "--dtype", "bfloat16"]) == 0
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "low").dtype == torch.bfloat16
+
+
+def test_an_adapter_that_peft_saved_is_a_teacher_and_is_merged(lora: Path, tmp_path: Path) -> None:
+    """Without its base's config.json and end tokens; whole modules beside the adapter are not read."""
+    foreign = Path(shutil.copytree(min(lora.glob("checkpoints/step-*")), tmp_path / "adapter"))
+    for path in foreign.iterdir():
+        if not path.name.startswith(("adapter_", "tokenizer", "chat_template")):
+            path.unlink()
+    asked = ("train.steps=1", f"teacher.model_name={foreign}")
+    run(tmp_path / "run", *asked)
+    config = configured(tmp_path / "other", *asked).config
+    sizes = doctor.model_finding(config, "teacher", str(foreign)), shape_of(str(foreign), role="teacher").layers
+    assert (sizes[0].status, sizes[1]) == ("ok", 2)
+    found = doctor.run_checks([("tokenizers", lambda: doctor.tokenizer_findings(config))])
+    assert {each.status for each in found if each.check.startswith("teacher")} == {"ok"}
+    assert entry_point(["export", str(foreign), "--merged", str(tmp_path / "out")]) == 0
+    changed = json.loads((foreign / CONFIG).read_text()) | {"modules_to_save": ["lm_head"]}
+    (foreign / CONFIG).write_text(json.dumps(changed))
+    with pytest.raises(DataError, match=r"teacher\.model_name: .* \(modules_to_save\).* merge_and_unload"):
+        run(tmp_path / "whole", *asked)
 
 
 def test_saving_an_adapter_asks_no_hub(lora: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,16 @@ def test_sequences_beyond_the_models_context_are_refused_before_the_run(teacher:
     tiny.run(tmp_path / "fits", *changes)
 
 
+def test_a_token_that_the_model_lacks_is_refused_before_the_run(tmp_path: Path) -> None:
+    """Tokens were added to the tokenizer alone, and one comes in every prompt."""
+    tokenizer = tiny.tokenizer()
+    model = tiny.new_model(tokenizer, seed=0, vocab_size=len(tokenizer) - 2)
+    folder = tiny.save_model(model, tokenizer, tmp_path / "short")
+    with pytest.raises(DataError, match=r"token id 290, '</think>', but the student .* has ids below 290"):
+        tiny.run(tmp_path / "run", f"student.model_name={folder}", "method.name=grpo")
+    assert not (tmp_path / "run" / "config.yaml").exists()
+
+
 def test_a_student_without_a_key_value_cache_is_refused_before_the_run(tmp_path: Path) -> None:
     tokenizer = tiny.tokenizer()
     sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}

@@ -27,6 +27,7 @@ from nemo_uecr.nemo.preflight import (
     routes,
 )
 from nemo_uecr.nemo.step import Routes
+from nemo_uecr.plan.doctor import chat_finding
 from tests.config.shipped import GRPO
 from tests.data.made import write_jsonl
 from tests.nemo.inside.launched import make_benchmarks, make_tokenizer
@@ -148,6 +149,7 @@ def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     rows = [{"id": f"p{place}", "question": text, "final_answer": "2", "difficulty": 6} for place, text in sums.items()]
     tokenizer = build_tokenizer()
     changes = [*world(tmp_path), "data.prompt_template={question}", "data.max_prompt_tokens=100"]
+    changes += ["student.vocabulary=300"]
     write_jsonl(tmp_path / "p.jsonl", rows)
 
     def encoded(config: NemoConfig) -> dict[int, list[int]]:
@@ -160,6 +162,23 @@ def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "p.jsonl", rows[:127])
     with pytest.raises(DataError, match="125 problems are left to train on"):
         encoded(dropping)
+
+
+@pytest.mark.parametrize("mark", ["[THINK]", "<|channel|>"])
+def test_marks_that_nemo_rl_hides_from_the_verifier_are_named(
+    mark: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the start and by the doctor; a reward of one's own may do without them."""
+    given = world(tmp_path)
+    make_tokenizer(tmp_path / "student", special=[mark])
+    make_tokenizer(tmp_path / "teacher", special=[mark])
+    (tmp_path / "r.py").write_text("def right(samples): ...")
+    for reward, named in ((), [True]), ((f"reward={tmp_path}/r.py:right",), []):
+        caplog.clear()
+        config = load_nemo_config(BASE, [*given, *reward])
+        tokenizer = check_models(config)
+        assert [f"student: {mark!r} is a special token" in each for each in caplog.messages] == named
+        assert ("pays for boxes" in chat_finding(tokenizer, config).message) == bool(named)
 
 
 def test_a_long_prompt_of_a_benchmark_is_refused(tmp_path: Path) -> None:

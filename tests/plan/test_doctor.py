@@ -208,6 +208,7 @@ def test_a_benchmark_with_a_long_prompt_fails(tmp_path: Path) -> None:
         (None, ["fail", "warn"], "has none"),
         ("{{ messages[0]['content'] }}", ["warn", "warn"], "enable_thinking changes nothing"),
         ("{{ raise_exception('no') }}", ["fail", "fail"], "refuses"),
+        ("{{ messages[0]['content'][0]['text'] }}", ["fail", "fail"], "drops the user turn"),
     ],
 )
 def test_templates(template: str | None, statuses: list[str], fault: str, tmp_path: Path) -> None:

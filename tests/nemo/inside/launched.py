@@ -12,16 +12,17 @@ from nemo_uecr.generation.engines import Decoding, Generation, Request
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
 
 
-def make_tokenizer(folder: Path) -> int:
-    """A tokenizer of single characters with a chat template; returns its vocabulary."""
+def make_tokenizer(folder: Path, special: Sequence[str] = ()) -> int:
+    """A tokenizer of single characters and some tokens more, with a chat template; returns its vocabulary."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    names = ["<pad>", "<eos>", *CHARACTERS]
+    names = ["<pad>", "<eos>", *CHARACTERS, *special]
     model = models.WordLevel({name: index for index, name in enumerate(names)}, unk_token="<pad>")
     plain = Tokenizer(model)
     plain.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
     plain.decoder = decoders.Fuse()
+    plain.add_special_tokens(list(special))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>")
     tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}="
     tokenizer.save_pretrained(folder)
