@@ -107,8 +107,11 @@ class FunctionReward(ChildProcess):
             found = self._values([sample], step)
             if isinstance(found, Failure):
                 reasons[sample.id] = found.reason
-            rewards += [found] if isinstance(found, Failure) else found
-            silent = silent + 1 if isinstance(found, Failure) and found.verdict is Verdict.TIMEOUT else 0
+                rewards.append(found)
+                silent = silent + 1 if found.verdict is Verdict.TIMEOUT else 0
+            else:
+                rewards += found
+                silent = 0
             if len(reasons) > MOST_FAILED * len(samples) or silent == MOST_SILENT:  # do not wait for the rest
                 limit = f"{silent} in a row" if silent == MOST_SILENT else f"over {MOST_FAILED:.0%}"
                 first, reason = next(iter(reasons.items()))

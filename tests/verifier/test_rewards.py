@@ -254,6 +254,12 @@ def test_a_failure_counts_zero_until_there_are_too_many(judge: Judge, name: str,
     assert name != "breaks" or 'return [1 / (c != "break")' in str(caught.value)
 
 
+def test_a_function_that_no_longer_answers_ends_the_step(judge: Judge) -> None:
+    """100 responses may fail five times, but not in a row."""
+    with pytest.raises(RewardError, match=r"5 of 100 responses, 5 in a row; .*row 2"):
+        judge(samples("fine", "fine", *["break"] * 98), "hangs", timeout_s=0.5)
+
+
 def test_a_function_that_fails_only_on_a_batch_is_reported(judge: Judge, caplog: pytest.LogCaptureFixture) -> None:
     assert rewards(judge(samples("a", "bc"), "only_alone")) == [1.0, 2.0]
     assert "only_alone" in caplog.text
