@@ -58,7 +58,8 @@ def _difficulty(problem: Problem, data: NemoDataConfig) -> float:
     if level is None:
         raise DataError(
             f"{data.train} (data.difficulty_key): problem {problem.id!r} has {kind_of(given)} under "
-            f"{data.difficulty_key!r}, expected a number; its columns are {', '.join(problem.columns)}"
+            f"{data.difficulty_key!r}, expected a number; its columns are {', '.join(problem.columns)}; for problems "
+            "without difficulties: data.difficulty_key=null data.difficulty_low=null data.difficulty_high=null"
         )
     return level
 

@@ -38,6 +38,7 @@ BAD = {
     "rollout.max_response_tokens=3000": "the student has 4096 positions",
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
     "data.train={}/keys.jsonl": "no field 'question'",
+    "data.difficulty_key=level": "data.difficulty_key=null data.difficulty_low=null data.difficulty_high=null",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
     "data.subset=300": "200 problems of difficulty 5.0 to 7.0; expected at least data.subset=300",
     "evaluation.benchmarks={{a: {}/none.jsonl}}": "evaluation.benchmarks.a: no file /",
