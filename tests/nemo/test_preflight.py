@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,8 @@ from nemo_uecr.nemo.preflight import (
 )
 from nemo_uecr.nemo.step import Routes
 from nemo_uecr.plan.doctor import chat_finding
+from nemo_uecr.plan.faults import teacher_alone_faults
+from nemo_uecr.plan.shapes import shape_of
 from tests.config.shipped import GRPO
 from tests.data.made import write_jsonl
 from tests.nemo.inside.launched import make_benchmarks, make_tokenizer
@@ -57,6 +60,20 @@ def test_what_cannot_work_is_refused_by_both_commands(
         said = capsys.readouterr().err.strip().splitlines()
         assert BAD[change] in said[-1]
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("rope", [{"rope_scaling": {"type": "yarn"}}, {"rope_parameters": {"rope_type": "yarn"}}])
+def test_a_model_extended_with_yarn_is_refused_and_not_as_too_short(rope: dict[str, Any], tmp_path: Path) -> None:
+    config, student = load_nemo_config(BASE, world(tmp_path)), tmp_path / "student"
+    (student / "config.json").write_text(json.dumps(SIZES | rope | {"max_position_embeddings": 1024}))
+    with pytest.raises(
+        ConfigError, match=r"^student.model_name: its rotary embeddings are scaled \(yarn\), [^;]*; [^;]*$"
+    ):
+        check_visible_models(config)
+    (fault,) = teacher_alone_faults(config, shape_of(str(student), role="teacher"), 2048)
+    assert "scaled (yarn)" in fault
+    (student / "config.json").write_text(json.dumps(SIZES | {"rope_scaling": {"rope_type": "llama3"}}))
+    assert check_visible_models(config)
 
 
 @pytest.mark.parametrize(
