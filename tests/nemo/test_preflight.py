@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,30 @@ def test_what_cannot_work_is_refused_by_both_commands(
         said = capsys.readouterr().err.strip().splitlines()
         assert BAD[change] in said[-1]
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("mebi", "gpus", "said"),
+    [
+        ("8000", 8, "the GPU of this node offers 7.8; the largest part is processes with 4.5 GiB; what fits: rollout."),
+        ("10000", 8, "the run may not fit: rollout needs 10.4 GiB"),  # the plan may count too much
+        ("8000", 7, ""),  # the run's GPUs are elsewhere
+        ("[N/A]", 8, ""),
+    ],
+)
+def test_a_run_too_large_for_this_node_is_refused(
+    mebi: str, gpus: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "nemo_rl", None)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n" + gpus * f"echo '{mebi}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    entry_point(["train", str(BASE), *world(tmp_path)])
+    last, refused = capsys.readouterr().err.splitlines()[-1], "what fits" in said
+    assert said in (last if refused else caplog.text)
+    assert ("NeMo-RL cannot be imported" in last) is not refused
+    assert ("may not fit" in caplog.text) is ("may not fit" in said)
 
 
 @pytest.mark.parametrize("rope", [{"rope_scaling": {"type": "yarn"}}, {"rope_parameters": {"rope_type": "yarn"}}])
