@@ -53,8 +53,9 @@ def plan(
     from nemo_uecr.config.load import load
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.plan.contents import ASSUMED, CPU, GIB, GPUS, Lengths, as_json, plan_text
+    from nemo_uecr.plan.faults import refuse
     from nemo_uecr.plan.local import local_plan
-    from nemo_uecr.plan.nemo import nemo_plan, what_fits
+    from nemo_uecr.plan.nemo import in_words, nemo_plan, what_fits
 
     loaded = load(config, overrides).config
     longest = {"prompt": loaded.data.max_prompt_tokens, "response": loaded.rollout.max_response_tokens}
@@ -78,11 +79,7 @@ def plan(
         made = local_plan(loaded, limits, lengths, sizes=sizes)
     say(plan_text(made).rstrip("\n"))
     write_json(json, {"format": "nemo_uecr.plan/1", **as_json(made), "what_fits": advice})
-    if made.faults:
-        hint = f"; what fits: {', or '.join(advice)}" if advice else ""
-        if isinstance(loaded, NemoConfig) and made.misfits and not advice:
-            hint = "; no single change that was tried is enough: use more GPUs or smaller models"
-        raise ConfigError("; ".join(made.faults) + hint)
+    refuse([*made.faults, *([in_words(advice)] if isinstance(loaded, NemoConfig) and made.misfits else [])])
 
 
 def _fit(
@@ -102,7 +99,7 @@ def _fit(
     from nemo_uecr.plan.fit import SOLD_GB, card, climb, fit_text
 
     if run.backend != "local":
-        raise ConfigError(f"--fit: got backend {run.backend}, expected local; plan without --fit lists what would fit")
+        raise ConfigError(f"--fit: got backend {run.backend}, expected local; plan --memory {size:g} lists what fits")
     if "cpu" in (device, run.device) or memory is not None:
         raise ConfigError(f"--fit {size:g} plans for a GPU: leave out --memory and --device cpu, set device=cuda")
     gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - size * SOLD_GB))

@@ -11,6 +11,7 @@ import pickle
 import re
 import zipfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -235,15 +236,20 @@ class Qwen3(DecoderSizes):
     norm_eps: float
 
 
+def rope_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config.json states of its rotary embeddings; `rope_type` is "default" where they are not scaled."""
+    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}  # transformers 5, or 4
+    return {"rope_type": rope.get("type", "default"), **rope}
+
+
 def read_qwen3(folder: Path) -> Qwen3:
     """Read the architecture of a Hugging Face folder."""
     path = folder / "config.json"
     values = read_object(path)
     if (architectures := values.get("architectures")) != [ARCHITECTURE]:
         raise CheckpointError(f"{path}: architectures is {architectures!r:.80}; expected [{ARCHITECTURE!r}]")
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}  # transformers 5, or 4
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
+    rope = rope_of(values)
+    if (kind := rope["rope_type"]) != "default":
         raise CheckpointError(f"{path}: rotary embeddings are scaled ({kind!s:.60}); expected plain ones")
     theta, epsilon = rope.get("rope_theta", values.get("rope_theta")), values.get("rms_norm_eps")
     if theta is None or epsilon is None:

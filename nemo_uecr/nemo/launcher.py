@@ -46,7 +46,8 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Pa
     check_run_folder(folder, config, resume=resume)
     check_writable(folder)
     problems = preflight.check_problems(config)
-    preflight.check_visible_models(config)
+    if preflight.check_visible_models(config):
+        preflight.check_memory(config)
     version = upstream.check()
     prompts = preflight.encoded_prompts(config, problems, preflight.check_models(config))
     routes = preflight.routes(config, problems, prompts)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig, ParallelConfig
 from nemo_uecr.conversion.reading import PADDING
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.plan.shapes import ModelShape
+from nemo_uecr.plan.shapes import ROPES, ModelShape
 
 VLLM_PADDING = 64  # vLLM pads a vocabulary to a multiple of this before it splits it
 
@@ -95,11 +95,23 @@ def vllm_can_cut(shape: ModelShape, tensor: int) -> bool:
 def mismatches_of(
     config: AnyConfig, student: ModelShape | None, teachers: Mapping[str, ModelShape | None]
 ) -> tuple[str, ...]:
-    """Faults that no layout cures: sequences longer than a model's positions, and different vocabularies."""
+    """Faults that no layout cures: scaled positions, sequences longer than a model's, and different vocabularies."""
     if student is None:
         return ()
-    prompt = config.data.max_prompt_tokens if isinstance(config, NemoConfig) else 1  # a local run checks each prompt
-    return (*length_faults(config, student, teachers, prompt), *vocabulary_faults(config, student, teachers))
+    of_nemo = isinstance(config, NemoConfig)
+    scaled = rope_faults({"student": student, **teachers}) if of_nemo else []
+    prompt = config.data.max_prompt_tokens if of_nemo else 1  # a local run checks each prompt
+    return (*scaled, *length_faults(config, student, teachers, prompt), *vocabulary_faults(config, student, teachers))
+
+
+def rope_faults(models: Mapping[str, ModelShape | None]) -> list[str]:
+    """Models with scaled rotary embeddings: NeMo-RL takes those from `policy.hf_config_overrides`, empty here."""
+    return [
+        f"{role}.model_name: its rotary embeddings are scaled ({shape.rope}), which backend nemo_rl does not support "
+        f"here; take a {role} without rope_scaling in its config.json"
+        for role, shape in models.items()
+        if shape is not None and shape.rope not in ROPES
+    ]
 
 
 def length_faults(
@@ -138,6 +150,7 @@ def vocabulary_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[
 def teacher_alone_faults(config: NemoConfig, teacher: ModelShape | None, longest: int) -> list[str]:
     """Why a teacher on all GPUs cannot score sequences of up to ``longest`` tokens."""
     faults = _megatron_faults("teacher", config.teacher.parallel, config.gpus, teacher)
+    faults += rope_faults({"teacher": teacher})
     if teacher is not None and 0 < teacher.positions < longest:
         faults.append(
             f"the longest sequence of the batch has {longest} tokens, but the teacher has "

@@ -450,6 +450,13 @@ def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]
     return [" ".join(contents.typed(changes)) for changes in islice(filter(fits, _single_changes(config)), SUGGESTIONS)]
 
 
+def in_words(fitting: Sequence[str]) -> str:
+    """What `what_fits` found, at the end of a refusal."""
+    if not fitting:
+        return "no single change that was tried is enough: use more GPUs or smaller models"
+    return f"what fits: {', or '.join(fitting)}"
+
+
 def _single_changes(config: NemoConfig) -> Iterator[dict[str, Any]]:
     """Changes to try, of one key each; tensor ranks bring sequence parallelism."""
     least = config.packed(config.longest)
@@ -457,7 +464,7 @@ def _single_changes(config: NemoConfig) -> Iterator[dict[str, Any]]:
     yield {"train.tokens_per_microbatch": least}
     yield {"scoring.tokens_per_microbatch": least}
     yield {"scoring.chunk_tokens": 512}
-    for share in (0.4, 0.5, 0.6, 0.7, 0.8, 0.9):
+    for share in sorted((0.4, 0.5, 0.6, 0.7, 0.8, 0.9), key=lambda share: abs(share - config.rollout.gpu_memory)):
         yield {"rollout.gpu_memory": share}
     for size in (2, 4, 8):
         for role in ("student", "teacher"):

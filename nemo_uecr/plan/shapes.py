@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.nemo_schema import ParallelConfig
+from nemo_uecr.conversion.reading import rope_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object
 from nemo_uecr.generation.adapter import config_place
 from nemo_uecr.generation.models import DecoderSizes, cached, decoder_sizes, has_hub_form
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # dense decoders whose parameters the formulas below count
+ROPES = ("default", "llama3")  # scalings of rotary embeddings whose models state their own positions
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of a config.json that is not dense
 BF16, FP32, INT64 = 2, 4, 8
 ADAM = 2 * FP32 + BF16  # precision-aware FusedAdam: two moments, and the half of float32 weights that bfloat16 lacks
@@ -33,6 +35,7 @@ class ModelShape(DecoderSizes):
     qkv_bias: bool  # whether queries, keys and values have a bias (Qwen2)
     output_bias: bool  # whether the attention's output has one
     positions: int  # longest sequence that the model supports; 0: not stated
+    rope: str = "default"  # how its rotary embeddings are scaled
 
 
 # The `-Base` models have the same sizes but 32,768 positions.
@@ -78,13 +81,14 @@ def shape_of_values(values: Mapping[str, Any], where: str) -> ModelShape:
             f"{where} has model_type {kind!r} {' '.join(odd)}; expected a dense model without biases in its "
             f"feed-forward layers, one of {', '.join(ARCHITECTURES)}: only their parameters are counted"
         )
-    bias = bool(values.get("attention_bias"))
+    bias, rope = bool(values.get("attention_bias")), rope_of(values)["rope_type"]
     return ModelShape(
         **vars(decoder_sizes(values, where)),
         qk_norm=kind == "qwen3",
         qkv_bias=kind == "qwen2" or bias,
         output_bias=kind != "qwen2" and bias,
-        positions=values.get("max_position_embeddings", 0),
+        positions=values.get("max_position_embeddings", 0) if rope in ROPES else 0,
+        rope=rope,
     )
 
 

@@ -25,6 +25,9 @@ def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path, capsys: pyte
     written = json.loads(out.read_text())
     assert written["fits"] is False
     assert written["what_fits"][0] in printed.err
+    nearest = refused(capsys, "plan", *FOUR, "rollout.gpu_memory=0.95", "--device", "h100")
+    assert "what fits: rollout.gpu_memory=0.9, or " in nearest
+    assert "plan --memory 40 lists what fits" in refused(capsys, "plan", *FOUR, "--fit", "40")
 
 
 def test_a_local_run_that_does_not_fit_names_its_lever(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +30,8 @@ from nemo_uecr.nemo.preflight import (
 )
 from nemo_uecr.nemo.step import Routes
 from nemo_uecr.plan.doctor import chat_finding
+from nemo_uecr.plan.faults import teacher_alone_faults
+from nemo_uecr.plan.shapes import shape_of
 from tests.config.shipped import GRPO
 from tests.data.made import write_jsonl
 from tests.nemo.inside.launched import make_benchmarks, make_tokenizer
@@ -38,6 +42,7 @@ BAD = {
     "rollout.max_response_tokens=3000": "the student has 4096 positions",
     "student.vocabulary=97": "student.vocabulary=97, but the student has 98",
     "data.train={}/keys.jsonl": "no field 'question'",
+    "data.difficulty_key=level": "data.difficulty_key=null data.difficulty_low=null data.difficulty_high=null",
     "data.subset=100": "100 problems are left to train on; expected at least rollout.prompts_per_step=126",
     "data.subset=300": "200 problems of difficulty 5.0 to 7.0; expected at least data.subset=300",
     "evaluation.benchmarks={{a: {}/none.jsonl}}": "evaluation.benchmarks.a: no file /",
@@ -56,6 +61,44 @@ def test_what_cannot_work_is_refused_by_both_commands(
         said = capsys.readouterr().err.strip().splitlines()
         assert BAD[change] in said[-1]
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("mebi", "gpus", "said"),
+    [
+        ("8000", 8, "the GPU of this node offers 7.8; the largest part is processes with 4.5 GiB; what fits: rollout."),
+        ("10000", 8, "the run may not fit: rollout needs 10.4 GiB"),  # the plan may count too much
+        ("8000", 7, ""),  # the run's GPUs are elsewhere
+        ("[N/A]", 8, ""),
+    ],
+)
+def test_a_run_too_large_for_this_node_is_refused(
+    mebi: str, gpus: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "nemo_rl", None)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n" + gpus * f"echo '{mebi}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    entry_point(["train", str(BASE), *world(tmp_path)])
+    last, refused = capsys.readouterr().err.splitlines()[-1], "what fits" in said
+    assert said in (last if refused else caplog.text)
+    assert ("NeMo-RL cannot be imported" in last) is not refused
+    assert ("may not fit" in caplog.text) is ("may not fit" in said)
+
+
+@pytest.mark.parametrize("rope", [{"rope_scaling": {"type": "yarn"}}, {"rope_parameters": {"rope_type": "yarn"}}])
+def test_a_model_extended_with_yarn_is_refused_and_not_as_too_short(rope: dict[str, Any], tmp_path: Path) -> None:
+    config, student = load_nemo_config(BASE, world(tmp_path)), tmp_path / "student"
+    (student / "config.json").write_text(json.dumps(SIZES | rope | {"max_position_embeddings": 1024}))
+    with pytest.raises(
+        ConfigError, match=r"^student.model_name: its rotary embeddings are scaled \(yarn\), [^;]*; [^;]*$"
+    ):
+        check_visible_models(config)
+    (fault,) = teacher_alone_faults(config, shape_of(str(student), role="teacher"), 2048)
+    assert "scaled (yarn)" in fault
+    (student / "config.json").write_text(json.dumps(SIZES | {"rope_scaling": {"rope_type": "llama3"}}))
+    assert check_visible_models(config)
 
 
 @pytest.mark.parametrize(
