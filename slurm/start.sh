@@ -16,7 +16,7 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
     refuse "node $HEAD: cannot write in $LOGS ($(df -hP "$LOGS" | awk 'NR == 2 {print $4 " free of " $2}')); make room, or name another folder: --logs FOLDER"
   fi
   local end
-  end=$(scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/.* EndTime=\([^ ]*\).*/\1/p')
+  end=$(job_record | sed -n 's/.* EndTime=\([^ ]*\).*/\1/p')
   [[ $end == 20* ]] && UECR_JOB_END=$(date -d "$end" +%s) && export UECR_JOB_END
   STOP_SIGNAL='' CANCELLED=''
   trap 'on_signal USR1' USR1
@@ -25,8 +25,12 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
   say "job $SLURM_JOB_ID attempt $ATTEMPT on ${NODE_NAMES[*]}; logs in $LOGS; ends ${end:-never}"
 }
 
+job_record() { # one task of an array has the array's number, for which Slurm lists every task
+  scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | grep "^JobId=$SLURM_JOB_ID "
+}
+
 job_over() { # STATE/REASON from one answer; nothing while the job lives, or where Slurm does not answer
-  scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null |
+  job_record |
     sed -nE '/ JobState=(RUNNING|SIGNALING|STOPPED|SUSPENDED|RESIZING) /d; s|.* JobState=([^ ]+) Reason=([^ ]+).*|\1/\2|p'
 }
 

@@ -192,6 +192,10 @@ def test_the_gpus_of_a_job_are_slurm_s(given: str, gpus: int) -> None:
         ("JobState=RUNNING Reason=None", "SIGUSR1: asking the run to save and end; cancelled:"),
         ("JobState=SIGNALING Reason=None", "SIGUSR1: asking the run to save and end; cancelled:"),
         ("JobState=TIMEOUT Reason=TimeLimit", "cancelled: TIMEOUT/TimeLimit"),
+        (
+            "ArrayJobId=7 JobState=RUNNING Reason=None\nJobId=6 ArrayJobId=7 JobState=COMPLETED Reason=None",
+            "SIGUSR1: asking the run to save and end; cancelled:",
+        ),
     ],
 )
 def test_a_signal_saves_unless_the_job_is_over(tmp_path: Path, answer: str, said: str) -> None:
@@ -228,10 +232,17 @@ def test_a_notice_that_leaves_no_time_is_not_requeued_for_ever(
 
 
 @pytest.mark.parametrize(
-    ("code", "last"), [(0, "REQUEUED: saved"), (143, "REQUEUED: saved"), (1, "FAILED: saved, but")]
+    ("code", "given", "job", "last"),
+    [
+        (0, "SLURM_ARRAY_JOB_ID=5 SLURM_ARRAY_TASK_ID=3", "5_3", "REQUEUED: saved"),
+        (143, "", "7", "REQUEUED: saved"),
+        (1, "", "7", "FAILED: saved, but"),
+    ],
 )
-def test_a_requeue_whose_answer_slurm_cuts_off_is_one(tmp_path: Path, code: int, last: str) -> None:
-    slurm = f"""scontrol() {{ return {code}; }}
-        SLURM_JOB_ID=7 ROOT=$PWD && source slurm/common.sh && LOGS={tmp_path} GRACE_S=0 && requeue saved"""
+def test_a_requeue_whose_answer_slurm_cuts_off_is_one(
+    tmp_path: Path, code: int, given: str, job: str, last: str
+) -> None:
+    slurm = f"""scontrol() {{ echo "$*" >{tmp_path}/asked; return {code}; }}
+        SLURM_JOB_ID=7 ROOT=$PWD {given} && source slurm/common.sh && LOGS={tmp_path} GRACE_S=0 && requeue saved"""
     assert run(["bash", "-c", slurm]).stdout.splitlines()[-1].startswith(f"slurm: {last}")
     assert (tmp_path / "final").read_text().startswith(last)

@@ -107,7 +107,7 @@ def test_a_time_limit_saves_requeues_and_resumes(
     config.write_text(json.dumps({"defaults": str(tiny.config), "train": {"steps": 100_000}}))
     small = [override for override in SMALL if not override.startswith("train.steps=")]
     # Slurm may send the signal up to a minute early: 30 to 90 seconds after the start of two minutes.
-    limit = ("--time=2", "--signal=B:USR1@30")
+    limit = ("--array=1", "--time=2", "--signal=B:USR1@30")
     job, log = submit(sbatch=limit, script=("--config", str(config)), small=small)
     slurm.wait_for_line(log, "slurm: REQUEUED: ", 240)
     logged = {node: tmp_path / "run" / node / "metrics.jsonl" for node in ("n1", "n2")}
