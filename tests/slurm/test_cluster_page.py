@@ -103,6 +103,7 @@ def test_scripts_are_clean() -> None:
         ("train_qwen4b", [], "this script is for sbatch; try: sbatch slurm/train_qwen4b.sbatch"),
         ("train_qwen4b", ["--dry-run", "--", *GIVEN, "cluster.nodes=2"], "the job has 1 nodes of 8 GPUs; leave both"),
         ("train_qwen4b", ["--dry-run", "--", *GIVEN, "method.rho=3"], "method.rho"),
+        ("train_qwen4b", ["--dry-run", "--", *GIVEN, "--resume"], "leave out --resume; the job adds it itself"),
         ("convert", ["--dry-run", "--", "nowhere", "--to", "o"], "nowhere: no such folder; expected a checkpoint"),
         ("eval", ["--dry-run", "--", "/no/such/model", "--max-tokens", "5", "--out", "o"], "no such folder"),
         ("eval", ["--dry-run", "--nodes", "3", "--", "m"], "runs on one node, the job has 3"),
@@ -174,7 +175,7 @@ def test_a_node_sets_what_nemo_rl_s_own_script_sets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "gpus"),
     [
-        ("SLURM_GPUS_ON_NODE=4 SLURM_GPUS_PER_NODE=h100:4", 4),
+        ("SLURM_GPUS_ON_NODE=8 SLURM_GPUS_PER_NODE=h100:4", 4),  # --exclusive has them all
         ("SLURM_GPUS_PER_NODE=0", 0),  # asked for none, on nodes without
         ("ASKED_GPUS=2", 2),  # a dry run
         ("ASKED_GPUS=", 8),  # the script's
@@ -246,3 +247,22 @@ def test_a_requeue_whose_answer_slurm_cuts_off_is_one(
         SLURM_JOB_ID=7 ROOT=$PWD {given} && source slurm/common.sh && LOGS={tmp_path} GRACE_S=0 && requeue saved"""
     assert run(["bash", "-c", slurm]).stdout.splitlines()[-1].startswith(f"slurm: {last}")
     assert (tmp_path / "final").read_text().startswith(last)
+    assert (tmp_path / "asked").read_text() == f"requeue {job}\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("exec sleep 9", "node n2: did not answer within 1 s: ok n1"),
+        ("echo 'srun: error: no such place'; exit 1", "node n2: srun said: srun: error: no such place"),
+    ],
+)
+def test_a_node_that_does_not_answer_is_told_from_an_srun_that_fails(tmp_path: Path, answer: str, said: str) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!/bin/sh\necho ok n1\n{answer}\n")
+    srun.chmod(0o755)
+    slurm = f"""scontrol() {{ :; }}
+        export PATH={tmp_path}:$PATH ROOT=$PWD SLURM_JOB_ID=7 && source slurm/common.sh
+        PREFLIGHT_S=1 NODES=2 NODE_NAMES=(n1 n2) LOGS={tmp_path} PYTHON=(p) CANARY='' CONTAINER='' CANCELLED=''
+        STOP_SIGNAL='' && preflight 0"""
+    assert run(["bash", "-c", slurm]).stdout == f"slurm: FAILED: {said}\n"
