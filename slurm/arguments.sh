@@ -104,6 +104,8 @@ PYTHONPATH=$0:$0/.venv-container${PYTHONPATH:+:$PYTHONPATH} exec "$worker" "$@"
 
 find_python() { # COMMAND: our package lies on top of either environment and changes nothing in it
   local lent=$ROOT/.venv-container/cyclopts worker=none
+  UECR_JOB_MOUNTS=${CONTAINER:+$ROOT:$ROOT,$SUBMIT_DIR:$SUBMIT_DIR${HF_HOME:+,$HF_HOME:$HF_HOME}${MOUNTS:+,$MOUNTS}}
+  export UECR_JOB_MOUNTS # nemo_uecr/files.py
   [[ -z $CONTAINER || -d $lent ]] ||
     refuse "no $lent, which NeMo-RL's image lacks; in $ROOT: pip install --no-deps --target .venv-container 'cyclopts<6' docstring-parser"
   if [[ -n $CONTAINER && -z $DRY_RUN ]]; then

@@ -143,12 +143,37 @@ def test_a_container_gets_what_the_image_lacks_and_each_command_its_worker_s_pyt
 
 def test_a_container_can_be_written(tmp_path: Path) -> None:
     """Ray's folder and vLLM's cache lie in it, but pyxis may make it read-only. It sees named adapters."""
-    given = f"CPUS=8 GRACE_S=60 SUBMIT_DIR={tmp_path} ROOT={ROOT} LOGS={tmp_path} MOUNTS='' CONTAINER=x.sqsh"
+    given = f"CPUS=8 GRACE_S=60 SUBMIT_DIR={tmp_path} LOGS={tmp_path} UECR_JOB_MOUNTS=/a:/b CONTAINER=x.sqsh"
     step = f"export NCCL_IB_HCA=mlx5; {given}; source slurm/step.sh; build_step 2"
     step += '; printf "%s\\n" "${STEP[@]}" "$MELLANOX_VISIBLE_DEVICES"'
     *words, adapters = run(["bash", "-c", step]).stdout.split()
     assert adapters == "all"
-    assert {"--nodes=2", "--container-image=x.sqsh", "--container-writable"} <= {*words}
+    mounts = f"--container-mounts=/a:/b,{tmp_path}:{tmp_path}"
+    assert {"--nodes=2", "--container-image=x.sqsh", "--container-writable", mounts} <= {*words}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "words", "lost"),
+    [
+        ("train_qwen4b", "teacher.model_name=Qwen/Qwen3-8B data.subset=8 run.folder={}/run", "run.folder={}/run"),
+        ("eval", "student=Qwen/Qwen3-4B --benchmarks ten={}.jsonl --max-tokens 5 --out {}", "{}/student"),
+    ],
+)
+def test_a_folder_that_the_container_would_lose_is_refused(tmp_path: Path, script: str, words: str, lost: str) -> None:
+    clone, out = tmp_path / "clone", tmp_path / "scratch"
+    (clone / ".venv-container" / "cyclopts").mkdir(parents=True)
+    for name in ("slurm", "nemo_uecr", "examples"):
+        (clone / name).symlink_to(ROOT / name)
+    out.with_suffix(".jsonl").write_text('{"question": "q", "answer": "1"}\n')
+    here = ["env", f"UECR_ROOT={clone}", f"HF_HOME={tmp_path / 'hf'}", "bash", f"slurm/{script}.sbatch", "--dry-run"]
+    here += ["--venv", sys.prefix]
+    for mounts, last in (
+        ("/models:/models:ro", f"FAILED: {lost.format(out)} is outside the container's mounts: --mounts {out}:{out}"),
+        (f"/models,{out}:{out}", "DONE: dry run; nothing was started, data and models were not looked at"),
+    ):
+        options = ["--container", "image", "--mounts", mounts, "--", *words.format(out, out).split()]
+        assert run([*here, *options]).stdout.splitlines()[-1].startswith(f"slurm: {last}")
 
 
 def test_a_node_sets_what_nemo_rl_s_own_script_sets(tmp_path: Path) -> None:
