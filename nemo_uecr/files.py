@@ -21,6 +21,8 @@ from nemo_uecr.errors import DataError, RunFolderError
 
 #: Name of the lock in a run folder.
 LOCK = "run.lock"
+#: Environment variable with the mounts of a job's container, FROM:TO,...; slurm/arguments.sh sets it.
+JOB_MOUNTS = "UECR_JOB_MOUNTS"
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -155,10 +157,20 @@ def in_use(folder: Path) -> bool:
 
 def check_writable(folder: Path) -> None:
     """Refuse a folder that cannot be written or created, before hours of work for it."""
+    check_mounted(folder)
     try:
         tempfile.TemporaryFile(dir=existing(folder)).close()
     except OSError as error:
         raise RunFolderError(f"cannot write {folder}: {error.strerror}; choose another folder") from error
+
+
+def check_mounted(folder: Path, *, key: str = "", remedy: str = "") -> None:
+    """Refuse a folder that would lie in a job's container itself, and vanish with it."""
+    mounts = [mount.split(":")[:2][-1] for mount in os.environ.get(JOB_MOUNTS, "").split(",") if mount]
+    place = folder.expanduser().resolve()
+    if mounts and not any(place.is_relative_to(Path(mount).resolve()) for mount in mounts):
+        remedy = remedy or f"--mounts {place.parent}:{place.parent}"
+        raise RunFolderError(f"{key}{folder} is outside the container's mounts: {remedy}")
 
 
 def existing(path: Path) -> Path:

@@ -75,10 +75,10 @@ find_resources() { # SCRIPT
   [[ -z ${SLURM_JOB_ID:-} || -n $DRY_RUN || -z $ASKED_NODES$ASKED_GPUS ]] ||
     refuse "--nodes and --gpus after the script are for a dry run; ask sbatch: sbatch --nodes=N --gpus-per-node=N SCRIPT"
   NODES=${SLURM_JOB_NUM_NODES:-${ASKED_NODES:-$(sbatch_value "$1" nodes)}}
-  GPUS=${SLURM_GPUS_ON_NODE:-${SLURM_GPUS_PER_NODE:-${ASKED_GPUS:-$(sbatch_value "$1" gpus-per-node)}}}
-  [[ ${SLURM_GPUS_PER_NODE:-} != 0 ]] || GPUS=0 # asked for none; --exclusive gives them all the same
-  GPUS=${GPUS##*:} # SLURM_GPUS_PER_NODE may name a kind (h100:8); on nodes without GPUs it alone says 0
-  GPUS=${GPUS:-0}
+  local asked=${SLURM_GPUS_PER_NODE:-${ASKED_GPUS:-$(sbatch_value "$1" gpus-per-node)}} there=${SLURM_GPUS_ON_NODE:-}
+  GPUS=${asked##*:} # it may name a kind: h100:8
+  GPUS=${GPUS:-${there:-0}}
+  ((GPUS <= ${there:-GPUS})) || GPUS=$there # more than were asked for come with --exclusive
   CPUS=${SLURM_CPUS_ON_NODE:-1}
 }
 
@@ -104,6 +104,8 @@ PYTHONPATH=$0:$0/.venv-container${PYTHONPATH:+:$PYTHONPATH} exec "$worker" "$@"
 
 find_python() { # COMMAND: our package lies on top of either environment and changes nothing in it
   local lent=$ROOT/.venv-container/cyclopts worker=none
+  UECR_JOB_MOUNTS=${CONTAINER:+$ROOT:$ROOT,$SUBMIT_DIR:$SUBMIT_DIR${HF_HOME:+,$HF_HOME:$HF_HOME}${MOUNTS:+,$MOUNTS}}
+  export UECR_JOB_MOUNTS # nemo_uecr/files.py
   [[ -z $CONTAINER || -d $lent ]] ||
     refuse "no $lent, which NeMo-RL's image lacks; in $ROOT: pip install --no-deps --target .venv-container 'cyclopts<6' docstring-parser"
   if [[ -n $CONTAINER && -z $DRY_RUN ]]; then
@@ -131,9 +133,10 @@ check_words() { # COMMAND: what follows --, checked by the command itself, which
   printf '%s\n' "$answer"
 }
 
-refuse_help() { # COMMAND: a job that prints a help text has nothing to do
+refuse_words() { # COMMAND: a job that prints a help text has nothing to do
   local word
   for word in "${REST[@]}"; do
     [[ $word != --help && $word != -h ]] || refuse "$word after -- runs nothing; read it with: nemo-uecr $1 --help"
+    [[ $1 != train || $word != --resume ]] || refuse "leave out --resume; the job adds it itself"
   done
 }

@@ -60,7 +60,7 @@ run_training() { # SCRIPT CONFIG ARGUMENTS...
   read_arguments "$@"
   find_resources "$SCRIPT"
   find_python train
-  refuse_help train
+  refuse_words train
   if [[ -n $DRY_RUN ]]; then
     local words
     check_image
@@ -97,7 +97,7 @@ run_command() { # SCRIPT COMMAND ARGUMENTS...: one nemo-uecr command on one node
   find_python "$command"
   [[ -z $SMOKE ]] || refuse "--smoke is for the train scripts"
   ((NODES == 1)) || refuse "nemo-uecr $command runs on one node, the job has $NODES; sbatch --nodes=1"
-  refuse_help "$command"
+  refuse_words "$command"
   if [[ -n $DRY_RUN ]]; then
     check_image
     check_words "$command"

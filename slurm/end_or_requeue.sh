@@ -52,7 +52,7 @@ requeue() { # TEXT
   printf 'REQUEUED: %s\n' "$1" >"$LOGS/final"
   FINISHED=yes
   local code=0
-  scontrol requeue "$SLURM_JOB_ID" || code=$?
+  scontrol requeue "${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}" || code=$?
   if ((code == 0 || code > 128)); then # above: Slurm's signal ended it before it returned
     sleep "$GRACE_S" # Slurm ends this script
     exit 0

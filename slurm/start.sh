@@ -16,8 +16,9 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
     refuse "node $HEAD: cannot write in $LOGS ($(df -hP "$LOGS" | awk 'NR == 2 {print $4 " free of " $2}')); make room, or name another folder: --logs FOLDER"
   fi
   local end
-  end=$(scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | sed -n 's/.* EndTime=\([^ ]*\).*/\1/p')
+  end=$(job_record | sed -n 's/.* EndTime=\([^ ]*\).*/\1/p')
   [[ $end == 20* ]] && UECR_JOB_END=$(date -d "$end" +%s) && export UECR_JOB_END
+  export SLURM_EXPORT_ENV=ALL # sbatch --export=NONE means this script; srun would pass no PATH either
   STOP_SIGNAL='' CANCELLED=''
   trap 'on_signal USR1' USR1
   trap 'on_signal TERM' TERM
@@ -25,8 +26,12 @@ start_job() { # names of nodes, the attempt's folder, the end of the job, the tr
   say "job $SLURM_JOB_ID attempt $ATTEMPT on ${NODE_NAMES[*]}; logs in $LOGS; ends ${end:-never}"
 }
 
+job_record() { # one task of an array has the array's number, for which Slurm lists every task
+  scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null | grep "^JobId=$SLURM_JOB_ID "
+}
+
 job_over() { # STATE/REASON from one answer; nothing while the job lives, or where Slurm does not answer
-  scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null |
+  job_record |
     sed -nE '/ JobState=(RUNNING|SIGNALING|STOPPED|SUSPENDED|RESIZING) /d; s|.* JobState=([^ ]+) Reason=([^ ]+).*|\1/\2|p'
 }
 
@@ -44,10 +49,11 @@ check_container() {
 }
 
 preflight() { # every node answers "ok NODE" or says in one line what is missing there
-  local answers missing=() name
+  local answers missing=() name how='srun said'
   answers=$(timeout "$PREFLIGHT_S" srun --nodes="$NODES" --ntasks="$NODES" --ntasks-per-node=1 --chdir=/ \
     bash -c "$NODE_CHECK" check "$LOGS/canary" "$CANARY" "$ROOT/nemo_uecr/__init__.py" \
     "${CONTAINER:+in-container}" "${PYTHON[0]}" "$1" 2>&1)
+  (($? != 124)) || how="did not answer within $PREFLIGHT_S s"
   end_if_cancelled
   end_if_early
   name=$(grep -m 1 '^node [^ ]*: ' <<<"$answers")
@@ -56,7 +62,7 @@ preflight() { # every node answers "ok NODE" or says in one line what is missing
     grep -qx "ok $name" <<<"$answers" || missing+=("$name")
   done
   ((${#missing[@]} == 0)) ||
-    refuse "node ${missing[0]}: did not answer within $PREFLIGHT_S s: $(tail -n 1 <<<"$answers")"
+    refuse "node ${missing[0]}: $how: $(tail -n 1 <<<"$answers")"
 }
 
 end_if_cancelled() { # a signal that came during a foreground command has been handled by now, or Slurm says it is over

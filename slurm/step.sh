@@ -7,7 +7,7 @@ build_step() { # NODES: the srun words before the command
   [[ -n $CONTAINER ]] || return 0
   [[ -z ${NCCL_IB_HCA:-} ]] || export MELLANOX_VISIBLE_DEVICES=${MELLANOX_VISIBLE_DEVICES:-all} # enroot reads it
   STEP+=(--container-image="$CONTAINER" --container-workdir="$SUBMIT_DIR" --container-writable --no-container-mount-home
-    --container-mounts="$ROOT:$ROOT,$SUBMIT_DIR:$SUBMIT_DIR,$LOGS:$LOGS${HF_HOME:+,$HF_HOME:$HF_HOME}${MOUNTS:+,$MOUNTS}")
+    --container-mounts="$UECR_JOB_MOUNTS,$LOGS:$LOGS")
 }
 
 # What NeMo-RL's own script for Slurm sets on each node: $1 a file of the CPUs beside each GPU, to which NeMo-RL binds its

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib
 import inspect
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -168,6 +169,12 @@ def teacher_cluster(gpus_of_nodes: list[int]) -> Any:
         num_gpus_per_node=gpus_of_nodes[0],
         name="uecr_teacher_cluster",
     )
+
+
+def conversions() -> Path:
+    """Where NeMo-RL keeps the Megatron weights that it makes of models, as its `get_megatron_checkpoint_dir` has it."""
+    above = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
+    return Path(os.environ.get("NRL_MEGATRON_CHECKPOINT_DIR") or f"{above}/nemo_rl")
 
 
 def conversion_folder(model: str) -> Path:

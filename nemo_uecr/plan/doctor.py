@@ -302,6 +302,8 @@ def shared_findings(run: AnyConfig) -> Iterator[Finding]:
     if not isinstance(run, NemoConfig) or run.cluster.nodes == 1:
         return
     named = {"run.folder": run.run.folder, "data.train": run.data.train} | _megatron_checkpoints(run)
+    if len(_megatron_checkpoints(run)) < len(_models(run)):
+        named["HF_HOME"] = str(upstream.conversions())  # of the models' weights, made by one node for all
     named |= {f"{role}.model_name": name for role, name in _models(run).items() if Path(name).expanduser().is_dir()}
     for key, path in named.items():
         place = existing(Path(path)).resolve()

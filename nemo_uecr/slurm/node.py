@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from nemo_uecr.config.load import backend_of, load_config, load_nemo_config
 from nemo_uecr.errors import ConfigError, UecrError, require_extra
-from nemo_uecr.files import replace_file
+from nemo_uecr.files import check_mounted, replace_file
 from nemo_uecr.plan.faults import layout_faults, refuse
 from nemo_uecr.plan.network import own_address, take_interface
 from nemo_uecr.stopping import STOPPED
@@ -141,6 +141,7 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
                 f"{config} has backend {backend}; --smoke needs --config examples/configs/local/demo.yaml"
             )
         run = load_config(config, overrides).config
+        check_mounted(Path(run.run.folder), key="run.folder=")
         done = [len(read_records(path)[0]) >= run.train.steps for path in Path(run.run.folder).glob(f"*/{STEPS}")]
         if done and all(done):
             raise ConfigError(f"run.folder={run.run.folder} holds a finished smoke test; choose another to repeat it")
@@ -148,7 +149,8 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
     if backend != "nemo_rl":
         if nodes != 1:
             raise ConfigError(f"{config}: backend local runs on one node, the job has {nodes}; sbatch --nodes=1")
-        load_config(config, overrides)  # report a misspelt key before Ray starts
+        local = load_config(config, overrides).config  # report a misspelt key before Ray starts
+        check_mounted(Path(local.run.folder), key="run.folder=")
         return ["train", config, *overrides, "--resume"]
     words = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus or 1}", *overrides]  # no GPUs: refused below
     loaded = load_nemo_config(config, words)
@@ -161,6 +163,13 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
             f"of {gpus} GPUs; leave both keys to the job, or change the job (sbatch --nodes=N --gpus-per-node=N)"
         )
     refuse(layout_faults(loaded, None, None))
+    check_mounted(Path(loaded.run.folder), key="run.folder=")
+    made = [teacher.megatron_checkpoint for teacher in loaded.active_teachers.values()]
+    if None in (loaded.student.megatron_checkpoint, *made):
+        from nemo_uecr.nemo.upstream import conversions
+
+        remedy = "set HF_HOME or NRL_MEGATRON_CHECKPOINT_DIR to a shared, mounted folder"
+        check_mounted(conversions(), key="the folder of NeMo-RL's conversions, ", remedy=remedy)
     return ["train", config, *words, "--resume"]
 
 

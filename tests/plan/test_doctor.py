@@ -107,11 +107,12 @@ def test_the_plan_is_held_against_this_machine(tmp_path: Path) -> None:
     assert (cut[0], "5 data-parallel ranks" in cut[1]) == ("fail", True)
 
 
-def test_a_file_system_of_this_node_alone_is_a_fail() -> None:
+def test_a_file_system_of_this_node_alone_is_a_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """/dev/shm is memory of this machine on every Linux."""
+    monkeypatch.setenv("HF_HOME", "/dev/shm")
     assert list(doctor.shared_findings(nemo("run.folder=/dev/shm/run"))) == []
     found = made(doctor.shared_findings, nemo("cluster.nodes=2", "run.folder=/dev/shm/run"))
-    assert found["shared run.folder"][0] == "fail"
+    assert found["shared run.folder"][0] == found["shared HF_HOME"][0] == "fail"
 
 
 def test_problem_files(tmp_path: Path) -> None:

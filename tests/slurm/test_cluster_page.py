@@ -103,6 +103,7 @@ def test_scripts_are_clean() -> None:
         ("train_qwen4b", [], "this script is for sbatch; try: sbatch slurm/train_qwen4b.sbatch"),
         ("train_qwen4b", ["--dry-run", "--", *GIVEN, "cluster.nodes=2"], "the job has 1 nodes of 8 GPUs; leave both"),
         ("train_qwen4b", ["--dry-run", "--", *GIVEN, "method.rho=3"], "method.rho"),
+        ("train_qwen4b", ["--dry-run", "--", *GIVEN, "--resume"], "leave out --resume; the job adds it itself"),
         ("convert", ["--dry-run", "--", "nowhere", "--to", "o"], "nowhere: no such folder; expected a checkpoint"),
         ("eval", ["--dry-run", "--", "/no/such/model", "--max-tokens", "5", "--out", "o"], "no such folder"),
         ("eval", ["--dry-run", "--nodes", "3", "--", "m"], "runs on one node, the job has 3"),
@@ -142,12 +143,37 @@ def test_a_container_gets_what_the_image_lacks_and_each_command_its_worker_s_pyt
 
 def test_a_container_can_be_written(tmp_path: Path) -> None:
     """Ray's folder and vLLM's cache lie in it, but pyxis may make it read-only. It sees named adapters."""
-    given = f"CPUS=8 GRACE_S=60 SUBMIT_DIR={tmp_path} ROOT={ROOT} LOGS={tmp_path} MOUNTS='' CONTAINER=x.sqsh"
+    given = f"CPUS=8 GRACE_S=60 SUBMIT_DIR={tmp_path} LOGS={tmp_path} UECR_JOB_MOUNTS=/a:/b CONTAINER=x.sqsh"
     step = f"export NCCL_IB_HCA=mlx5; {given}; source slurm/step.sh; build_step 2"
     step += '; printf "%s\\n" "${STEP[@]}" "$MELLANOX_VISIBLE_DEVICES"'
     *words, adapters = run(["bash", "-c", step]).stdout.split()
     assert adapters == "all"
-    assert {"--nodes=2", "--container-image=x.sqsh", "--container-writable"} <= {*words}
+    mounts = f"--container-mounts=/a:/b,{tmp_path}:{tmp_path}"
+    assert {"--nodes=2", "--container-image=x.sqsh", "--container-writable", mounts} <= {*words}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "words", "lost"),
+    [
+        ("train_qwen4b", "teacher.model_name=Qwen/Qwen3-8B data.subset=8 run.folder={}/run", "run.folder={}/run"),
+        ("eval", "student=Qwen/Qwen3-4B --benchmarks ten={}.jsonl --max-tokens 5 --out {}", "{}/student"),
+    ],
+)
+def test_a_folder_that_the_container_would_lose_is_refused(tmp_path: Path, script: str, words: str, lost: str) -> None:
+    clone, out = tmp_path / "clone", tmp_path / "scratch"
+    (clone / ".venv-container" / "cyclopts").mkdir(parents=True)
+    for name in ("slurm", "nemo_uecr", "examples"):
+        (clone / name).symlink_to(ROOT / name)
+    out.with_suffix(".jsonl").write_text('{"question": "q", "answer": "1"}\n')
+    here = ["env", f"UECR_ROOT={clone}", f"HF_HOME={tmp_path / 'hf'}", "bash", f"slurm/{script}.sbatch", "--dry-run"]
+    here += ["--venv", sys.prefix]
+    for mounts, last in (
+        ("/models:/models:ro", f"FAILED: {lost.format(out)} is outside the container's mounts: --mounts {out}:{out}"),
+        (f"/models,{out}:{out}", "DONE: dry run; nothing was started, data and models were not looked at"),
+    ):
+        options = ["--container", "image", "--mounts", mounts, "--", *words.format(out, out).split()]
+        assert run([*here, *options]).stdout.splitlines()[-1].startswith(f"slurm: {last}")
 
 
 def test_a_node_sets_what_nemo_rl_s_own_script_sets(tmp_path: Path) -> None:
@@ -174,7 +200,7 @@ def test_a_node_sets_what_nemo_rl_s_own_script_sets(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "gpus"),
     [
-        ("SLURM_GPUS_ON_NODE=4 SLURM_GPUS_PER_NODE=h100:4", 4),
+        ("SLURM_GPUS_ON_NODE=8 SLURM_GPUS_PER_NODE=h100:4", 4),  # --exclusive has them all
         ("SLURM_GPUS_PER_NODE=0", 0),  # asked for none, on nodes without
         ("ASKED_GPUS=2", 2),  # a dry run
         ("ASKED_GPUS=", 8),  # the script's
@@ -192,6 +218,10 @@ def test_the_gpus_of_a_job_are_slurm_s(given: str, gpus: int) -> None:
         ("JobState=RUNNING Reason=None", "SIGUSR1: asking the run to save and end; cancelled:"),
         ("JobState=SIGNALING Reason=None", "SIGUSR1: asking the run to save and end; cancelled:"),
         ("JobState=TIMEOUT Reason=TimeLimit", "cancelled: TIMEOUT/TimeLimit"),
+        (
+            "ArrayJobId=7 JobState=RUNNING Reason=None\nJobId=6 ArrayJobId=7 JobState=COMPLETED Reason=None",
+            "SIGUSR1: asking the run to save and end; cancelled:",
+        ),
     ],
 )
 def test_a_signal_saves_unless_the_job_is_over(tmp_path: Path, answer: str, said: str) -> None:
@@ -228,10 +258,36 @@ def test_a_notice_that_leaves_no_time_is_not_requeued_for_ever(
 
 
 @pytest.mark.parametrize(
-    ("code", "last"), [(0, "REQUEUED: saved"), (143, "REQUEUED: saved"), (1, "FAILED: saved, but")]
+    ("code", "given", "job", "last"),
+    [
+        (0, "SLURM_ARRAY_JOB_ID=5 SLURM_ARRAY_TASK_ID=3", "5_3", "REQUEUED: saved"),
+        (143, "", "7", "REQUEUED: saved"),
+        (1, "", "7", "FAILED: saved, but"),
+    ],
 )
-def test_a_requeue_whose_answer_slurm_cuts_off_is_one(tmp_path: Path, code: int, last: str) -> None:
-    slurm = f"""scontrol() {{ return {code}; }}
-        SLURM_JOB_ID=7 ROOT=$PWD && source slurm/common.sh && LOGS={tmp_path} GRACE_S=0 && requeue saved"""
+def test_a_requeue_whose_answer_slurm_cuts_off_is_one(
+    tmp_path: Path, code: int, given: str, job: str, last: str
+) -> None:
+    slurm = f"""scontrol() {{ echo "$*" >{tmp_path}/asked; return {code}; }}
+        SLURM_JOB_ID=7 ROOT=$PWD {given} && source slurm/common.sh && LOGS={tmp_path} GRACE_S=0 && requeue saved"""
     assert run(["bash", "-c", slurm]).stdout.splitlines()[-1].startswith(f"slurm: {last}")
     assert (tmp_path / "final").read_text().startswith(last)
+    assert (tmp_path / "asked").read_text() == f"requeue {job}\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("exec sleep 9", "node n2: did not answer within 1 s: ok n1"),
+        ("echo 'srun: error: no such place'; exit 1", "node n2: srun said: srun: error: no such place"),
+    ],
+)
+def test_a_node_that_does_not_answer_is_told_from_an_srun_that_fails(tmp_path: Path, answer: str, said: str) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!/bin/sh\necho ok n1\n{answer}\n")
+    srun.chmod(0o755)
+    slurm = f"""scontrol() {{ :; }}
+        export PATH={tmp_path}:$PATH ROOT=$PWD SLURM_JOB_ID=7 && source slurm/common.sh
+        PREFLIGHT_S=1 NODES=2 NODE_NAMES=(n1 n2) LOGS={tmp_path} PYTHON=(p) CANARY='' CONTAINER='' CANCELLED=''
+        STOP_SIGNAL='' && preflight 0"""
+    assert run(["bash", "-c", slurm]).stdout == f"slurm: FAILED: {said}\n"

@@ -107,7 +107,7 @@ def test_a_time_limit_saves_requeues_and_resumes(
     config.write_text(json.dumps({"defaults": str(tiny.config), "train": {"steps": 100_000}}))
     small = [override for override in SMALL if not override.startswith("train.steps=")]
     # Slurm may send the signal up to a minute early: 30 to 90 seconds after the start of two minutes.
-    limit = ("--time=2", "--signal=B:USR1@30")
+    limit = ("--array=1", "--time=2", "--signal=B:USR1@30")
     job, log = submit(sbatch=limit, script=("--config", str(config)), small=small)
     slurm.wait_for_line(log, "slurm: REQUEUED: ", 240)
     logged = {node: tmp_path / "run" / node / "metrics.jsonl" for node in ("n1", "n2")}
@@ -167,11 +167,12 @@ def test_a_user_s_error_is_the_cause(slurm: OneHostSlurm, submit: Submit) -> Non
     failed(slurm.wait_for_end(job, log), "slurm: FAILED: node n1: the driver ended with code 2: nemo-uecr: error:")
 
 
-def test_no_gpu_where_the_job_has_eight(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
+def test_no_gpu_where_the_job_has_four(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
     words = ("--venv", str(environment_folder), "--", "teacher.model_name=t", "data.subset=8")
-    job = slurm.submit(tmp_path, TRAIN, *words, UECR_ROOT=str(ROOT))
+    options = ("--export=UECR_ROOT", "--gpus-per-node=4")  # no environment for srun, and no more than four of eight
+    job = slurm.submit(tmp_path, *options, TRAIN, *words, UECR_ROOT=str(ROOT))
     end = slurm.wait_for_end(job, tmp_path / f"uecr-qwen3-4b-{job}.log")
-    failed(end, "slurm: FAILED: node n1: nvidia-smi shows 0 GPUs, the job has 8 on each node")
+    failed(end, "slurm: FAILED: node n1: nvidia-smi shows 0 GPUs, the job has 4 on each node")
 
 
 def test_the_doctor_measures_the_exchange_of_two_nodes(

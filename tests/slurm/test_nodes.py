@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.errors import ConfigError, DataError, RunFolderError
 from nemo_uecr.slurm.node import Failed, Job, _run_head, check_inputs, command_words, ray_arguments, run_driver
 from nemo_uecr.slurm.replicas import Replica, largest_difference
 from nemo_uecr.stopping import RunStopped, StopRequest
@@ -56,6 +56,22 @@ def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:
     for wrong in ("cluster.nodes=2", "cluster.gpus_per_node=9"):
         with pytest.raises(ConfigError, match=wrong):
             command_words(NEMO, [*GIVEN, wrong], smoke=False, nodes=4, gpus=7)
+
+
+def test_what_a_container_would_lose_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run folder, and NeMo-RL's conversions, which would be made again on each node and in every attempt."""
+    monkeypatch.setenv("UECR_JOB_MOUNTS", f"/somewhere:{Path.cwd()}:ro,/data")
+    monkeypatch.setenv("HF_HOME", "/data/hf")
+    for config, nodes, smoke in ((NEMO, 2, False), (LOCAL, 1, False), (LOCAL, 2, True)):
+        given = [*(GIVEN if config is NEMO else ()), "run.folder=/scratch/me/run"]
+        with pytest.raises(RunFolderError, match=r"run\.folder=/scratch/me/run is .* --mounts /scratch/me:/scratch/me"):
+            command_words(config, given, smoke=smoke, nodes=nodes, gpus=8)
+    assert command_words(NEMO, GIVEN, smoke=False, nodes=2, gpus=8)
+    monkeypatch.delenv("HF_HOME")
+    with pytest.raises(RunFolderError, match=r"huggingface/nemo_rl is outside the container's mounts: set HF_HOME or"):
+        command_words(NEMO, GIVEN, smoke=False, nodes=2, gpus=8)
+    made = ["student.megatron_checkpoint=s", "teacher.megatron_checkpoint=t"]
+    assert command_words(NEMO, [*GIVEN, *made], smoke=False, nodes=2, gpus=8)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,12 @@ def test_every_name_of_the_table_is_missed(nemo_rl: str) -> None:
                 upstream.check()
 
 
+def test_conversions_are_kept_where_nemo_rl_keeps_them(nemo_rl: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("", "HF_HOME", "NRL_MEGATRON_CHECKPOINT_DIR"):
+        monkeypatch.setenv(name or "HF_HOME", name and f"/{name}")
+        assert str(upstream.conversions()) == upstream.native("get_megatron_checkpoint_dir")()
+
+
 def test_the_workers_table_is_that_of_the_source(nemo_rl: str) -> None:
     """Megatron's side cannot be imported by the driver: read from the source, and checked at run time in the worker."""
     for module, name, parameters in expected_signatures("worker"):
