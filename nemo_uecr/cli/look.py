@@ -53,9 +53,8 @@ def plan(
     from nemo_uecr.config.load import load
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.plan.contents import ASSUMED, CPU, GIB, GPUS, Lengths, as_json, plan_text
-    from nemo_uecr.plan.faults import refuse
     from nemo_uecr.plan.local import local_plan
-    from nemo_uecr.plan.nemo import in_words, nemo_plan, what_fits
+    from nemo_uecr.plan.nemo import nemo_plan, what_fits
 
     loaded = load(config, overrides).config
     longest = {"prompt": loaded.data.max_prompt_tokens, "response": loaded.rollout.max_response_tokens}
@@ -79,7 +78,11 @@ def plan(
         made = local_plan(loaded, limits, lengths, sizes=sizes)
     say(plan_text(made).rstrip("\n"))
     write_json(json, {"format": "nemo_uecr.plan/1", **as_json(made), "what_fits": advice})
-    refuse([*made.faults, *([in_words(advice)] if isinstance(loaded, NemoConfig) and made.misfits else [])])
+    if made.faults:
+        hint = f"; what fits: {', or '.join(advice)}" if advice else ""
+        if isinstance(loaded, NemoConfig) and made.misfits and not advice:
+            hint = "; no single change that was tried is enough: use more GPUs or smaller models"
+        raise ConfigError("; ".join(made.faults) + hint)
 
 
 def _fit(

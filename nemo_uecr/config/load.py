@@ -276,7 +276,7 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     parts, annotation = key_of(name, schema)
     if annotation is None:
         raise ConfigError(_unknown(name, schema, {name: OVERRIDE}, ""))
-    if NoneType in get_args(annotation) and written.lower() in ("false", "true", "none", "off", "no"):
+    if NoneType in get_args(annotation) and written.lower() in ("false", "true", "none", "off"):
         raise ConfigError(f"{name}: got {written!r}, expected a value, or null for none")
     value = _override_value(text, written, annotation)
     if isinstance(value, Mapping) and (get_origin(annotation) is dict or len(sections_of(annotation)) > 1):

@@ -46,8 +46,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Pa
     check_run_folder(folder, config, resume=resume)
     check_writable(folder)
     problems = preflight.check_problems(config)
-    if preflight.check_visible_models(config):
-        preflight.check_memory(config)
+    preflight.check_visible_models(config)
     version = upstream.check()
     prompts = preflight.encoded_prompts(config, problems, preflight.check_models(config))
     routes = preflight.routes(config, problems, prompts)

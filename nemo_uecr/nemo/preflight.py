@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +19,7 @@ from nemo_uecr.generation import models
 from nemo_uecr.generation.engines import check_model_place, end_ids, unended_turn
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.step import Routes
-from nemo_uecr.plan.contents import ANY, ASSUMED, MEBI
 from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse, teacher_alone_faults
-from nemo_uecr.plan.nemo import in_words, nemo_plan, what_fits
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
 from nemo_uecr.verifier.extract import opens_thought
 from nemo_uecr.verifier.rewards import FunctionReward
@@ -135,27 +130,6 @@ def check_visible_models(config: NemoConfig) -> bool:
     teachers = {key: visible(name, key) for key, name in teacher_models(config).items()}
     _refuse_models(config, student, teachers)
     return None not in (student, *teachers.values())
-
-
-def check_memory(config: NemoConfig) -> None:
-    """Warn of a run whose plan, an estimate, does not fit this node's GPUs: it may end after its first rollout."""
-    memory = gpu_memory(config.cluster.gpus_per_node)
-    if memory is None:
-        return
-    gpu = replace(ASSUMED, name="GPU of this node", memory=memory)
-    if faults := nemo_plan(config, gpu, ANY).faults:
-        log.warning("the run may not fit: %s", "; ".join((*faults, in_words(what_fits(config, gpu, ANY)))))
-
-
-def gpu_memory(count: int) -> int | None:
-    """Bytes of the smallest of that many GPUs here; None where nvidia-smi does not show so many.
-
-    torch would take memory of the first one for as long as the run lasts.
-    """
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    shown = subprocess.run(query, capture_output=True, text=True).stdout if shutil.which(query[0]) else ""
-    mebi = sorted((int(line) for line in shown.split() if line.isdigit()), reverse=True)
-    return MEBI * mebi[count - 1] if len(mebi) >= count else None
 
 
 def check_models(config: NemoConfig) -> Any:

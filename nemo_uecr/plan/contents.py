@@ -94,9 +94,6 @@ class Lengths:
         )
 
 
-ANY = Lengths(prompt=1, response=1, sigma=0.0)  # where only memory is asked for, which they do not change
-
-
 @dataclass(frozen=True)
 class Item:
     """One part of the memory in use."""

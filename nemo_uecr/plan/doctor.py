@@ -33,7 +33,7 @@ from nemo_uecr.hosted_teacher.client import TeacherServer
 from nemo_uecr.local.sequences import encode_prompts
 from nemo_uecr.nemo import preflight, upstream
 from nemo_uecr.plan import faults, network
-from nemo_uecr.plan.contents import ANY, ASSUMED, CPU, GIB
+from nemo_uecr.plan.contents import ASSUMED, CPU, GIB, Lengths
 from nemo_uecr.plan.local import Sizes, local_plan
 from nemo_uecr.plan.nemo import nemo_plan
 from nemo_uecr.verifier.pool import SHARED
@@ -44,6 +44,7 @@ RAY_VENVS = Path("/opt/ray_venvs")  # of that image: an environment for each kin
 IMPORT_S = 180  # longest wait for an import
 SHARED_MEMORY = 8 * GIB
 LOCAL_FILE_SYSTEMS = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs", "ramfs", "overlay", "squashfs"}
+LENGTHS = Lengths(prompt=1, response=1, sigma=0.0)  # they do not change the memory
 QUESTION = "What is 2 + 3?"
 CODE = ("config.json", "tokenizer_config.json")  # files that can name code of a model folder's own
 STEP = re.compile(r"step[-_](\d+)")
@@ -270,10 +271,10 @@ def fit_findings(run: AnyConfig, sizes: Sizes, *, gpu_memory: int | None, host_m
         return
     gpu = ASSUMED if gpu_memory is None else replace(ASSUMED, name="GPU of this machine", memory=gpu_memory)
     if isinstance(run, NemoConfig):
-        plan = nemo_plan(run, gpu, ANY)
+        plan = nemo_plan(run, gpu, LENGTHS)
         needed, kept = plan.host_bytes, run.checkpoint.keep_last + 1
     else:
-        plan = local_plan(run, gpu if run.device == "cuda" else CPU, ANY, sizes=sizes)
+        plan = local_plan(run, gpu if run.device == "cuda" else CPU, LENGTHS, sizes=sizes)
         needed = plan.host_bytes if run.device == "cuda" else plan.fullest.size
         kept = run.checkpoint.keep_last + 1 + run.checkpoint.keep_best
         teachers = {key: known[key] for key in teacher_models(run)}

@@ -450,13 +450,6 @@ def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]
     return [" ".join(contents.typed(changes)) for changes in islice(filter(fits, _single_changes(config)), SUGGESTIONS)]
 
 
-def in_words(fitting: Sequence[str]) -> str:
-    """What `what_fits` found, at the end of a refusal."""
-    if not fitting:
-        return "no single change that was tried is enough: use more GPUs or smaller models"
-    return f"what fits: {', or '.join(fitting)}"
-
-
 def _single_changes(config: NemoConfig) -> Iterator[dict[str, Any]]:
     """Changes to try, of one key each; tensor ranks bring sequence parallelism."""
     least = config.packed(config.longest)

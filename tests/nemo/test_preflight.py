@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,26 +60,6 @@ def test_what_cannot_work_is_refused_by_both_commands(
         said = capsys.readouterr().err.strip().splitlines()
         assert BAD[change] in said[-1]
         assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("mebi", "gpus", "fits"),
-    [
-        ("8000", 8, False),
-        ("8000", 7, True),  # the run's GPUs are elsewhere
-        ("[N/A]", 8, True),
-    ],
-)
-def test_the_start_warns_of_a_run_too_large_for_this_node(
-    mebi: str, gpus: int, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "nemo_rl", None)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\n" + gpus * f"echo '{mebi}'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    entry_point(["train", str(BASE), *world(tmp_path)])
-    said = "the GPU of this node offers 7.8; the largest part is processes with 4.5 GiB; what fits: rollout."
-    assert (said in caplog.text) is ("may not fit" in caplog.text) is not fits
 
 
 @pytest.mark.parametrize("rope", [{"rope_scaling": {"type": "yarn"}}, {"rope_parameters": {"rope_type": "yarn"}}])
