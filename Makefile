@@ -58,7 +58,7 @@ demo: $(STAMP) ## train the shipped demo and open its report
 	$(BIN)/nemo-uecr demo $(ARGS)
 
 study: $(STAMP) ## a study of a minute that shows the machinery; STUDY=FILE names another
-	OMP_WAIT_POLICY=passive $(BIN)/nemo-uecr study $(STUDY) $(ARGS)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.study $(STUDY) $(ARGS)
 
 test: $(STAMP) ## the tests that need no GPU and no heavy dependency
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not real and not nemo and not gpu and not slow" $(ARGS)

@@ -176,9 +176,9 @@ def models(work: Path, device: str) -> Iterator[Rows]:
     import torch
     from tokenizers import Tokenizer
 
-    from nemo_uecr.study.demo import RECIPE
-    from nemo_uecr.study.supervised import build_model
-    from nemo_uecr.study.task import build_tokenizer
+    from nemo_uecr.demo.cache import RECIPE
+    from nemo_uecr.demo.supervised import build_model
+    from nemo_uecr.demo.task import build_tokenizer
 
     folder, memory = work / "models", Path("/dev/shm")  # where there is room, they need no disk
     if device == "cuda" and not folder.exists() and shutil.disk_usage(memory).free > 24 * GIB:

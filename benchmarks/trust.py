@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from nemo_uecr.cli.train import train_cell
+from benchmarks.study import grid
+from benchmarks.study.runner import train_cell
+from benchmarks.study.schema import StudyConfig, load_study
 from nemo_uecr.core.methods import RunState
 from nemo_uecr.core.methods.uecr_trust import trust
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.data.batch_file import load_batch, scored_batch
-from nemo_uecr.study import grid
-from nemo_uecr.study.schema import StudyConfig, load_study
-from nemo_uecr.study.supervised import ModelJob, teach_model
-from nemo_uecr.study.task import write_problems
+from nemo_uecr.demo.supervised import ModelJob, teach_model
+from nemo_uecr.demo.task import write_problems
 
 SEED, STEPS, FIRST_COUNTED = 39, 6, 3
 TEACHERS = {"uecr.strong": "strong", "uecr": "middling", "uecr.wrong": "wrong"}

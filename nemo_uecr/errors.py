@@ -26,7 +26,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "swanlab": ("swanlab",),
     "plots": ("matplotlib",),
     "data": ("pyarrow", "datasets", "huggingface_hub"),
-    "study": ("matplotlib",),
     "ray": ("ray",),
     "convert": ("transformers", "megatron", "accelerate", "einops", "six", "triton"),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 
 SCHEME = "demo:"
-DEMO = "nemo_uecr.study.demo"  # imported by name: layers below it resolve paths, too
+DEMO = "nemo_uecr.demo.cache"  # imported by name: layers below it resolve paths, too
 
 
 def resolve_path(name: str) -> str:

@@ -1,7 +1,6 @@
-"""Estimates with intervals and paired tests for tables, audits and studies.
+"""Estimates with intervals and paired tests for tables and audits.
 
-Evaluations and audits generalise over problems (clusters of dependent responses); a study generalises over pairs of
-student and seed, with the problems held fixed.
+Evaluations and audits generalise over problems: clusters of dependent responses.
 
 Shape legend: N = observations, K = clusters (problems), S = bootstrap replicates; values may have further axes.
 """
@@ -23,11 +22,6 @@ QUANTILES = (0.025, 0.975)
 RESAMPLES = 10_000
 #: With fewer problems that differ, no p-value can reach 0.05.
 DIFFERENT = 6
-#: A study reports a p-value from this many pairs; with fewer, the smallest possible one is no evidence.
-PAIRS_FOR_A_TEST = 10
-#: The test is exact up to this many sign changes: sixteen pairs.
-SIGN_CHANGES = 2**16
-TEST_NAME = "exact two-sided sign-flip permutation test of the mean paired difference"
 #: Sums in another order differ in the last bits; differences in percent are compared to this many decimals.
 DECIMALS = 9
 
@@ -142,15 +136,15 @@ def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]
     gaps = [np.subtract(second, first, dtype=np.float64) for first, second in pairs.values()]
     gap_N = np.concatenate(gaps)
     weight_N = np.concatenate([np.full(len(gap), 1 / len(gap) / len(gaps)) for gap in gaps])
-    mean_S, same = _changed_means(gap_N, weight_N, RESAMPLES, seed)
-    p_value = _two_sided(mean_S, same)
+    mean_S, same = changed_means(gap_N, weight_N, RESAMPLES, seed)
+    p_value = two_sided(mean_S, same)
     better, worse = int((gap_N > 0).sum()), int((gap_N < 0).sum())
     low, high = -1.0, 1.0
     if len(gap_N) >= DIFFERENT:
         if better + worse < DIFFERENT:
             pseudo = [(sign, 1 / len(gap) / len(gaps)) for gap in gaps for sign in (1.0, -1.0)]
             more_N, weights_N = np.asarray(pseudo).T
-            mean_S, same = _changed_means(np.append(gap_N, more_N), np.append(weight_N, weights_N), RESAMPLES, seed)
+            mean_S, same = changed_means(np.append(gap_N, more_N), np.append(weight_N, weights_N), RESAMPLES, seed)
         rejected = int(QUANTILES[0] * (len(mean_S) + same)) - same
         low, high = float(mean_S[rejected]), float(mean_S[-1 - rejected])
     return Difference(
@@ -166,13 +160,13 @@ def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]
     )
 
 
-def _two_sided(mean_S: Array, same: int) -> float:
-    """Two-sided p of the observed signs, from `_changed_means`."""
+def two_sided(mean_S: Array, same: int) -> float:
+    """Two-sided p of the observed signs, from `changed_means`."""
     side = same + min(int((mean_S <= 0).sum()), int((mean_S >= 0).sum()))
     return min(1.0, 2 * side / (len(mean_S) + same))
 
 
-def _changed_means(gap_N: Array, weight_N: Array, draws: int, seed: int) -> tuple[Array, int]:
+def changed_means(gap_N: Array, weight_N: Array, draws: int, seed: int) -> tuple[Array, int]:
     """Sorted weighted means of the gaps whose sign each draw changes, and the number of draws that change none.
 
     All 2^N sign changes if they are no more than ``draws``, else so many random ones.
@@ -186,6 +180,15 @@ def _changed_means(gap_N: Array, weight_N: Array, draws: int, seed: int) -> tupl
     changed_SN = drawn_SN[drawn_SN.any(axis=1)]
     mean_S = np.sort(changed_SN @ (gap_N * weight_N) / (changed_SN @ weight_N)).round(DECIMALS + 2)
     return mean_S, len(drawn_SN) - len(changed_SN)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction, in the given order: p_(i) becomes max over j <= i of min(1, (m - j + 1) p_(j))."""
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
+    return corrected
 
 
 # Shares and means over clustered observations
@@ -243,58 +246,3 @@ def cluster_totals(value_N: Array, cluster_N: Array, clusters: int) -> Array:
     total_K = np.zeros((clusters, *value_N.shape[1:]))
     np.add.at(total_K, cluster_N, value_N)
     return total_K
-
-
-# Independent pairs
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean over n pairs with its interval: low, high = mean -+ t_{n-1} s / sqrt(n)."""
-
-    mean: float
-    low: float
-    high: float
-    pairs: int
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Reference minus arm over their common pairs; ``p_value`` is uncorrected, and None below ten pairs."""
-
-    difference: Mean
-    wins: int
-    p_value: float | None
-
-
-def mean_interval(values: Sequence[float], *, confidence: float) -> Mean:
-    """Mean with Student's t interval over at least two independent pairs."""
-    from scipy import stats
-
-    data = np.asarray(values, dtype=np.float64)
-    centre = float(data.mean())
-    spread = float(data.std(ddof=1)) / len(data) ** 0.5
-    half = float(stats.t.ppf(0.5 + confidence / 2, len(data) - 1)) * spread
-    return Mean(centre, centre - half, centre + half, len(data))
-
-
-def paired_difference(
-    reference: Mapping[int, float], arm: Mapping[int, float], *, confidence: float, seed: int
-) -> Paired:
-    """Reference minus arm on their common pairs; ``seed`` draws the sign changes when there are too many to try all."""
-    common = sorted(reference.keys() & arm.keys())
-    gaps = np.asarray([reference[pair] - arm[pair] for pair in common], dtype=np.float64)
-    p_value = None
-    if len(common) >= PAIRS_FOR_A_TEST:
-        p_value = _two_sided(*_changed_means(gaps, np.ones(len(gaps)), SIGN_CHANGES, seed))
-    wins = int((np.round(gaps, DECIMALS) > 0).sum())
-    return Paired(mean_interval(gaps.tolist(), confidence=confidence), wins, p_value)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction, in the given order: p_(i) becomes max over j <= i of min(1, (m - j + 1) p_(j))."""
-    corrected, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = largest
-    return corrected

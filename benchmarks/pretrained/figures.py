@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.pretrained.arithmetic import Problem, problems, right
 from benchmarks.pretrained.plan import ARMS, HELD_OUT, TEACHERS, TRAINED
+from benchmarks.study.pairs import mean_interval
 from nemo_uecr.core import GAP_CLIP
-from nemo_uecr.stats import mean_interval
 from nemo_uecr.telemetry.sinks import STEPS, read_records
 
 if TYPE_CHECKING:
@@ -250,8 +250,10 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     shown = ("gap, nats", "AUC", "z", "kappa")
-    with matplotlib.rc_context({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.25}):
-        figure = Figure(figsize=(15, 5.4))
+    from nemo_uecr.audit.figures import STYLE
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(15, 5.4), layout="constrained")
         rows = figure.subplots(len(TEACHERS), 1 + len(shown), sharex=True, sharey="col", squeeze=False)
         for axes, teacher in zip(rows, TEACHERS, strict=True):
             for place, arm in enumerate(ARMS):

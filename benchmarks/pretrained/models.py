@@ -63,9 +63,9 @@ def teach_wrong(study: Study) -> None:
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
+    from nemo_uecr.demo.supervised import Batch, learning_rate_factor, response_loss
     from nemo_uecr.generation.models import save_pretrained
     from nemo_uecr.local.token_model import load_model
-    from nemo_uecr.study.supervised import Batch, learning_rate_factor, response_loss
 
     torch.set_num_threads(1)
     plan, device, rng = study.plan, torch.device(study.device), random.Random(0)

@@ -18,12 +18,12 @@ from unittest.mock import patch
 from benchmarks.pretrained.figures import curve, step_of, tables
 from benchmarks.pretrained.models import free, teach_wrong
 from benchmarks.pretrained.plan import CONFIG, REWARD, TEACHERS, Plan, Study, write_problems
-from nemo_uecr.cli.train import train_cell
+from benchmarks.study.grid import GridCell, finished_run
+from benchmarks.study.runner import train_cell
 from nemo_uecr.core.methods import METHODS
+from nemo_uecr.demo import workers
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.stopping import RunStopped, StopRequest
-from nemo_uecr.study import workers
-from nemo_uecr.study.grid import GridCell, finished_run
 from nemo_uecr.telemetry.sinks import STEPS
 
 #: Steps and pairs whose saved batches come back.

@@ -10,16 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.study.map import SIGNIFICANT, MapCell, opponents
+from benchmarks.study.pairs import mean_interval
+from benchmarks.study.results import Comparison, RunResult, runs_by_arm
+from benchmarks.study.schema import StudyConfig, method
 from nemo_uecr.files import replace_file
-from nemo_uecr.stats import mean_interval
-from nemo_uecr.study.map import SIGNIFICANT, MapCell, opponents
-from nemo_uecr.study.results import Comparison, RunResult, runs_by_arm
-from nemo_uecr.study.schema import StudyConfig, method
 
-STYLE = {
-    "figure.constrained_layout.use": True, "savefig.dpi": 130, "legend.frameon": False, "axes.grid": True,
-    "grid.alpha": 0.25, "grid.linewidth": 0.6, "axes.spines.top": False, "axes.spines.right": False,
-}  # fmt: skip
 #: Each point of a training curve is the mean of this many steps around it.
 WINDOW = 3
 #: Horizontal distance of two arms' bars at one step, as a share of all steps.
@@ -32,12 +28,14 @@ def _panels(path: Path, width: float, height: float, *shape: int, **shared: Any)
     import matplotlib
     from matplotlib.figure import Figure
 
+    from nemo_uecr.audit.figures import STYLE
+
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(width, height))
+        figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots(*shape, squeeze=False, **shared)
         for kind in ("png", "svg"):
             content = io.BytesIO()
-            figure.savefig(content, format=kind)
+            figure.savefig(content, format=kind, dpi=130)
             replace_file(path.with_suffix(f".{kind}"), content.getvalue())
 
 

@@ -6,22 +6,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.study.schema import StudyConfig
 from nemo_uecr.config.load import flat_values, flattened, load_config, override_layer
 from nemo_uecr.config.schema import Config
+from nemo_uecr.demo.supervised import ModelConfig
+from nemo_uecr.demo.task import LEVELS
 from nemo_uecr.errors import ConfigError, RunFolderError
-from nemo_uecr.study.schema import ModelConfig, StudyConfig
-from nemo_uecr.study.task import LEVELS
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run
 
 #: First seed of the runs that choose learning rates; those of the tables count from 0.
 SELECTION_SEED = 1_000_000
-#: Settings that the study sets for every run; an override would silently have no effect.
-OWN = (
+#: Settings that differ between the pairs of an arm, or change when a study is moved.
+OF_THE_PAIR = (
     "run.folder", "run.seed", "student.model_name", "teacher.model_name", "data.train", "evaluation.benchmarks",
-    "train.learning_rate", "threads", "telemetry.progress",
 )  # fmt: skip
-#: Of these, the ones that differ between the runs of one cell, or change when a study is moved.
-PLACE = OWN[:6]
+#: Settings that the study sets for every run; an override would silently have no effect.
+OWN = (*OF_THE_PAIR, "train.learning_rate", "threads", "telemetry.progress")
 
 
 @dataclass(frozen=True)
@@ -164,12 +164,12 @@ def finished_runs(study: StudyConfig, cells: Iterable[GridCell]) -> Iterator[tup
         run = finished_run(cell.folder)
         if run is None:
             continue
-        kind = (cell.variant, cell.arm, cell.learning_rate, cell.selection)  # pairs differ in PLACE alone
+        kind = (cell.variant, cell.arm, cell.learning_rate, cell.selection)  # pairs differ in OF_THE_PAIR alone
         if kind not in expected:
             expected[kind] = flat_values(load_config(study.config, cell.overrides).config)
         for key, value in flattened(run.config).items():
             wanted = expected[kind].get(key, value)
-            if value != wanted and not key.startswith(PLACE):
+            if value != wanted and not key.startswith(OF_THE_PAIR):
                 raise RunFolderError(
                     f"{cell.folder} was trained with {key}={value}, but the study has {wanted}; choose another study "
                     "folder, or restore the study file"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nemo_uecr.stats import DECIMALS, Mean, holm, mean_interval
-from nemo_uecr.study.results import RunResult, common_pairs, runs_by_arm
-from nemo_uecr.study.schema import StudyConfig, method
+from benchmarks.study.pairs import Mean, mean_interval
+from benchmarks.study.results import RunResult, common_pairs, runs_by_arm
+from benchmarks.study.schema import StudyConfig, method
+from nemo_uecr.stats import DECIMALS, holm
 
 #: The opponent that is the best of a cell's other methods; it is chosen on the same runs.
 BEST = "the best other"

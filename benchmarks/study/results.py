@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 
+from benchmarks.study.grid import GridCell, finished_runs, selection_cells
+from benchmarks.study.pairs import Mean, Paired, mean_interval, paired_difference
+from benchmarks.study.schema import StudyConfig
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.stats import Mean, Paired, holm, mean_interval, paired_difference
-from nemo_uecr.study.grid import GridCell, finished_runs, selection_cells
-from nemo_uecr.study.schema import StudyConfig, TableConfig
+from nemo_uecr.stats import holm
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import Record
 
@@ -160,7 +160,7 @@ def tables(study: StudyConfig, results: Sequence[RunResult]) -> list[Comparison]
             by_arm = runs_by_arm(results, variant)
             arms = {arm: by_arm[arm] for arm in table.arms if len(by_arm.get(arm, ())) >= LEAST_PAIRS}
             if table.reference in arms:
-                comparisons.append(_compared(study, name, table, variant, arms))
+                comparisons.append(_comparison(study, name, variant, arms))
     return comparisons
 
 
@@ -173,41 +173,71 @@ def runs_by_arm(results: Iterable[RunResult], variant: str) -> dict[str, dict[in
     return runs
 
 
-def _compared(study: StudyConfig, name: str, table: TableConfig, variant: str, arms: ByArm) -> Comparison:
-    interval = partial(mean_interval, confidence=study.confidence)
+def _comparison(study: StudyConfig, name: str, variant: str, arms: ByArm) -> Comparison:
+    """A table in one variant, of the arms that have runs."""
+    table, level = study.tables[name], study.confidence
+    pairs = common_pairs(arms)
+    against = _reference_minus_arms(study, table.reference, arms)
+    p_values = _corrected(against)
+    students = [arms[table.reference][pair] for pair in pairs]  # the student of a pair is the same for every arm
+    return Comparison(
+        name=name,
+        title=table.title,
+        variant=variant,
+        reference=table.reference,
+        pairs=pairs,
+        initial=mean_interval([run.initial for run in students], confidence=level) if pairs else None,
+        initial_sets=_set_means([run.initial_sets for run in students], level),
+        lines=tuple(
+            _line(arm, [*runs.values()], [runs[pair] for pair in pairs], against.get(arm), p_values.get(arm), level)
+            for arm, runs in arms.items()
+        ),
+    )
 
-    def by_set(runs: Sequence[Mapping[str, float]]) -> dict[str, Mean]:
-        return {name: interval([sets[name] for sets in runs]) for name in (runs[0] if runs else ())}
 
-    pairs, reference = common_pairs(arms), table.reference
+def _line(
+    arm: str,
+    own: Sequence[RunResult],
+    common: Sequence[RunResult],
+    against: Paired | None,
+    p_value: float | None,
+    confidence: float,
+) -> Line:
+    """An arm's averages over its own runs, and over those of the common pairs."""
+    return Line(
+        arm=arm,
+        final=mean_interval([run.final for run in own], confidence=confidence),
+        initial=mean_interval([run.initial for run in own], confidence=confidence),
+        learning_rate=own[0].cell.learning_rate,
+        degenerate_start=fmean([run.degenerate_start for run in own]),
+        degenerate=fmean([run.degenerate for run in own]),
+        common=mean_interval([run.final for run in common], confidence=confidence) if common else None,
+        sets=_set_means([run.sets for run in common], confidence),
+        against=against,
+        p_holm=p_value,
+    )
+
+
+def _reference_minus_arms(study: StudyConfig, reference: str, arms: ByArm) -> dict[str, Paired]:
+    """The reference minus each other arm, over the pairs that both have; none with fewer than two."""
     finals = {arm: {pair: run.final for pair, run in runs.items()} for arm, runs in arms.items()}
-    against = {
+    return {
         arm: paired_difference(finals[reference], own, confidence=study.confidence, seed=study.task.seed)
         for arm, own in finals.items()
         if arm != reference and len(finals[reference].keys() & own.keys()) >= LEAST_PAIRS
     }
+
+
+def _corrected(against: Mapping[str, Paired]) -> dict[str, float]:
+    """Holm's p of each difference that has a test."""
     tested = {arm: difference.p_value for arm, difference in against.items() if difference.p_value is not None}
-    corrected = dict(zip(tested, holm(list(tested.values())), strict=True))
-    common = {arm: [runs[pair] for pair in pairs] for arm, runs in arms.items()}
-    lines = [
-        Line(
-            arm=arm,
-            final=interval([run.final for run in runs.values()]),
-            initial=interval([run.initial for run in runs.values()]),
-            learning_rate=next(iter(runs.values())).cell.learning_rate,
-            degenerate_start=fmean([run.degenerate_start for run in runs.values()]),
-            degenerate=fmean([run.degenerate for run in runs.values()]),
-            common=interval([run.final for run in common[arm]]) if pairs else None,
-            sets=by_set([run.sets for run in common[arm]]),
-            against=against.get(arm),
-            p_holm=corrected.get(arm),
-        )
-        for arm, runs in arms.items()
-    ]
-    before = common[reference]  # the student of a pair is the same for every arm
-    initial = interval([run.initial for run in before]) if pairs else None
-    sets = by_set([run.initial_sets for run in before])
-    return Comparison(name, table.title, variant, reference, pairs, initial, sets, tuple(lines))
+    return dict(zip(tested, holm([*tested.values()]), strict=True))
+
+
+def _set_means(runs: Sequence[Mapping[str, float]], confidence: float) -> dict[str, Mean]:
+    """Mean of every held-out set over runs; none of no runs."""
+    sets = runs[0] if runs else ()
+    return {name: mean_interval([run[name] for run in runs], confidence=confidence) for name in sets}
 
 
 def common_pairs(arms: ByArm) -> tuple[int, ...]:

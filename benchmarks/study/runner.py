@@ -5,26 +5,27 @@ Everything on disk is complete or absent, so that an interrupted study continues
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from nemo_uecr.errors import RunFolderError
+from benchmarks.study import grid, results
+from benchmarks.study.grid import GridCell
+from benchmarks.study.schema import StudyConfig
+from benchmarks.study.summary import write_summary
+from nemo_uecr.cli.train import train_local
+from nemo_uecr.demo.supervised import TEACHING, ModelJob, teach_model
+from nemo_uecr.demo.task import write_problems
+from nemo_uecr.demo.workers import work_on
+from nemo_uecr.errors import RunFolderError, UecrError
 from nemo_uecr.files import new_folder, read_object, replace_file
 from nemo_uecr.local.provenance import of_other_code, package_source
-from nemo_uecr.stopping import StopRequest
-from nemo_uecr.study import grid, results
-from nemo_uecr.study.grid import GridCell
-from nemo_uecr.study.schema import StudyConfig
-from nemo_uecr.study.summary import write_summary
-from nemo_uecr.study.supervised import TEACHING, ModelJob, teach_model
-from nemo_uecr.study.task import write_problems
-from nemo_uecr.study.workers import work_on
+from nemo_uecr.stopping import StopRequest, listening
 from nemo_uecr.telemetry.run_folder import read_run
 
-#: Trains one cell in a worker process; returns an error line, or None.
-Work = Callable[[GridCell], str | None]
 Report = Callable[[str], None]
 
 
@@ -64,15 +65,15 @@ def other_code(study: StudyConfig) -> list[str]:
     return [line] if old else []
 
 
-def run_study(study: StudyConfig, work: Work, *, stop: StopRequest, report: Report) -> Path:
+def run_study(study: StudyConfig, *, stop: StopRequest, report: Report) -> Path:
     """Run what is missing, then write tables and figures; returns the summary's path.
 
     On a `stop` request the runs in progress save and end. `report` receives each line of progress. After a failed run
     or a stop the same command continues.
     """
     _prepare_task(study, stop, report)
-    _run(study, "selection", grid.selection_cells(study), work, stop, report)
-    _run(study, "tables", grid.table_cells(study, results.rates_of(results.choose_rates(study))), work, stop, report)
+    _run(study, "selection", grid.selection_cells(study), stop, report)
+    _run(study, "tables", grid.table_cells(study, results.rates_of(results.choose_rates(study))), stop, report)
     return summarise(study)
 
 
@@ -112,14 +113,13 @@ def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None
         report(f"model {number} of {len(jobs)}, {job.folder.name}: last loss {loss:.3f} nats per token")
 
 
-def _run(
-    study: StudyConfig, stage: str, cells: Sequence[GridCell], work: Work, stop: StopRequest, report: Report
-) -> None:
+def _run(study: StudyConfig, stage: str, cells: Sequence[GridCell], stop: StopRequest, report: Report) -> None:
     """Run every cell that is not finished; one that fails does not stop the others."""
     # Finished runs of another study are refused before others train.
     ran = {cell: run.wall_seconds for cell, run in grid.finished_runs(study, cells)}
     waiting = [cell for cell in cells if cell not in ran]
     failures = list[tuple[GridCell, str]]()
+    work = partial(train_cell, study.config)
     for number, (cell, error) in enumerate(work_on(work, waiting, processes=study.processes, stop=stop), start=1):
         if error is None:
             ran[cell] = read_run(cell.folder).wall_seconds
@@ -135,6 +135,17 @@ def _run(
             f"{len(failures)} of {len(cells)} runs failed, the first {cell.folder}: {error}; finished runs are "
             "kept, run the same command again once the cause is gone"
         )
+
+
+def train_cell(config: str, cell: GridCell) -> str | None:
+    """Train one cell, continuing it where it was begun; returns the error that a user should read, or None."""
+    logging.getLogger("nemo_uecr").setLevel(logging.WARNING)
+    try:
+        with listening() as stop:
+            train_local(config, cell.overrides, resume=(cell.folder / "config.yaml").is_file(), stop=stop)
+    except UecrError as error:
+        return " ".join(str(error).split())
+    return None
 
 
 def time_left(ran: Sequence[float], runs: int, processes: int) -> str:

@@ -11,52 +11,18 @@ from pydantic import Field, model_validator
 
 from nemo_uecr.config.load import load_as
 from nemo_uecr.config.schema import Count, Positive, Section, Seed, Share, Text
+from nemo_uecr.demo.cache import Problems, RecipeConfig
+from nemo_uecr.demo.supervised import ModelConfig
 
 #: Names of arms, variants and tables; folders and files have the same names.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
 #: `key=value` texts, for example `method.name=grpo`.
 Overrides = list[Text]
 Rates = Annotated[list[Positive], Field(min_length=1)]
-#: Level 1 has 111,466 questions; drawing the last distinct ones would take very long.
-Problems = Annotated[int, Field(ge=1, le=10_000)]
-ZeroToOne = Annotated[float, Field(ge=0, le=1)]
-
-
-class CourseConfig(Section):
-    """Supervised training of a model before reinforcement learning."""
-
-    steps: Count  # of the optimizer
-    adam_learning_rate: Positive  # peak for the embedding and the norms
-    muon_learning_rate: Positive  # peak for the weight matrices
-    skip_rate: ZeroToOne  # probability that the demonstrator does not write down an operation
-    error_rate: ZeroToOne  # probability that a line is wrong; the demonstrator continues from the wrong value
-    tokens_per_batch: Count  # prompts included
-
-
-class ModelConfig(Section):
-    """Sizes of a model and its courses."""
-
-    hidden_size: Count
-    intermediate_size: Count
-    layers: Count
-    heads: Count
-    key_value_heads: Count
-    head_dim: Count
-    course: CourseConfig
-    habits: CourseConfig | None = None  # a second course: bad habits for an able model
-
-
-class RecipeConfig(Section):
-    """The problems and models of the demo or of a study."""
-
-    train_problems: Problems  # for reinforcement learning
-    bench_problems: Problems  # per held-out set
-    student: ModelConfig  # of every student; each has its own seed for weights and demonstrations
-    teacher: ModelConfig
 
 
 class TaskConfig(RecipeConfig):
-    """The problems and models of a study."""
+    """The problems and models of a study; each student has its own seed for weights and demonstrations."""
 
     seed: Seed  # of problems, teachers and students
     #: Levels of the training problems; one listed twice is drawn twice as often.

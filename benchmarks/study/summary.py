@@ -8,14 +8,15 @@ from dataclasses import asdict
 from math import isnan
 from pathlib import Path
 
+from benchmarks.study import figures, results
+from benchmarks.study.grid import GridCell, table_cells
+from benchmarks.study.map import MapCell, map_cells, opponents
+from benchmarks.study.pairs import PAIRS_FOR_A_TEST, TEST_NAME, Mean
+from benchmarks.study.results import Choice, Comparison, Line, RunResult
+from benchmarks.study.schema import StudyConfig
 from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Entry, Row, Table, build_table, rounded
 from nemo_uecr.files import replace_file
-from nemo_uecr.stats import PAIRS_FOR_A_TEST, TEST_NAME, Interval, Mean
-from nemo_uecr.study import figures, results
-from nemo_uecr.study.grid import GridCell, table_cells
-from nemo_uecr.study.map import MapCell, map_cells, opponents
-from nemo_uecr.study.results import Choice, Comparison, Line, RunResult
-from nemo_uecr.study.schema import StudyConfig
+from nemo_uecr.stats import Interval
 
 #: The table that shows the parts of each arm's method.
 ABLATION = "ablation"

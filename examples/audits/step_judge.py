@@ -14,8 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from nemo_uecr.demo.task import Operation
 from nemo_uecr.files import replace_file
-from nemo_uecr.study.task import Operation
 
 _QUESTION = re.compile(r"Start with (\d+): (.*) = \?")
 _OPERATION = re.compile(r"([-+*])(\d+)")

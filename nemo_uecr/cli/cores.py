@@ -11,7 +11,7 @@ from collections.abc import MutableMapping, Sequence
 logger = logging.getLogger(__name__)
 
 #: Commands that use the CPU for seconds or hours.
-COMPUTING = ("train", "demo", "smoke", "study", "advise", "replay", "evaluate", "score", "audit")
+COMPUTING = ("train", "demo", "smoke", "advise", "replay", "evaluate", "score", "audit")
 PROBES = 3  # probes that must agree that the machine is busy
 PROBE_SECONDS = 0.05
 #: Share of the probe's time. Two cores with one other busy process leave 0.5 to 0.7, an idle machine 0.9 to 1.

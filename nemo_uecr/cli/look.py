@@ -123,9 +123,9 @@ def _fit(
 
 def sizes(name: str, role: str) -> ModelShape:
     """Sizes of a model; the demo's come from its recipe, without training it."""
+    from nemo_uecr.demo.cache import RECIPE
+    from nemo_uecr.demo.task import MODEL_MAX_LENGTH, build_tokenizer
     from nemo_uecr.plan.shapes import KNOWN, shape_of
-    from nemo_uecr.study.demo import RECIPE
-    from nemo_uecr.study.task import MODEL_MAX_LENGTH, build_tokenizer
 
     demo = {"demo:student": RECIPE.student, "demo:teacher": RECIPE.teacher}.get(name)
     if demo is None:

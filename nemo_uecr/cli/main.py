@@ -21,7 +21,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 #: Headings of the help and their commands: functions, whose docstrings are the help, or families of commands.
 COMMANDS: dict[str, tuple[Callable[..., int | None] | App, ...]] = {
-    "Train": (train.train, train.demo, train.smoke, train.study),
+    "Train": (train.train, train.demo, train.smoke),
     "Inspect": (look.plan, look.doctor, look.config, look.advise, runs.report, runs.replay),
     "Evaluate": (evaluate.app, score.score, audit.app, score.teacher),
     "Data": (data.app,),
@@ -47,8 +47,8 @@ def _app() -> App:
 app = _app()
 
 
-def entry_point(arguments: Sequence[str] | None = None) -> int:
-    """Run the words after `nemo-uecr`, by default those of the process; returns the exit code.
+def entry_point(arguments: Sequence[str] | None = None, app: App = app) -> int:
+    """Run the words after the command, by default those of the process; returns the exit code.
 
     That is the command's own; 2 after a user's error, 75 after a run that saved and stopped on request, 130 after
     Ctrl-C.
@@ -64,7 +64,7 @@ def entry_point(arguments: Sequence[str] | None = None) -> int:
         unknown = isinstance(error, UnknownOptionError) and "overrides" in getattr(error.target, "__annotations__", ())
         dashed = unknown and "Did you mean" not in str(error)
         hint = " A configuration's keys have no dashes: train.steps=3." if dashed else ""
-        return _refuse(f"{error}{hint} See: {' '.join(['nemo-uecr', *(error.command_chain or ())])} --help")
+        return _refuse(f"{error}{hint} See: {' '.join([*app.name, *(error.command_chain or ())])} --help")
     except UecrError as error:
         return _refuse(str(error))
     except RunStopped as stopped:

@@ -1,8 +1,7 @@
-"""Commands that train: `train`, `demo`, `smoke` and `study`."""
+"""Commands that train: `train`, `demo` and `smoke`."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import os
@@ -16,12 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from nemo_uecr.cli.common import ConfigFile, Numbers, Override, say
-from nemo_uecr.errors import InvariantError, RunFolderError, UecrError, require_extra
+from nemo_uecr.errors import InvariantError, RunFolderError, require_extra
 from nemo_uecr.stopping import StopRequest, listening
 
 if TYPE_CHECKING:
     from nemo_uecr.config.load import Loaded
-    from nemo_uecr.study.grid import GridCell
 
 logger = logging.getLogger(__name__)
 
@@ -187,48 +185,3 @@ def _check_reductions(folder: Path) -> str:
             compared += 1
     none = "no reductions: they need teacher_logp and teacher_entropy"
     return f"{compared} reductions bit for bit" if compared else none
-
-
-def study(
-    config: Annotated[str, Parameter(help="Study file.")], /, *, budget: bool = False, tables_only: bool = False
-) -> None:
-    """Run a grid of methods on several students, with tables and figures.
-
-    Prints the budget first. Run it again after an interruption: finished runs are kept, unfinished ones continue from
-    their checkpoints.
-
-        nemo-uecr study examples/configs/study/small.yaml
-
-    Args:
-        budget: Print the budget and stop.
-        tables_only: Rebuild tables and figures from the finished runs; train nothing.
-    """
-    require_extra("local", "study")
-    from nemo_uecr.files import locked
-    from nemo_uecr.study.grid import check_overrides
-    from nemo_uecr.study.runner import forecast, other_code, run_study, summarise
-    from nemo_uecr.study.schema import load_study
-
-    loaded = load_study(config)
-    if tables_only:
-        with locked(Path(loaded.folder)):
-            say(*other_code(loaded), f"summary: {summarise(loaded)}")
-        return
-    check_overrides(loaded)  # a misspelt override must not wait for its turn
-    with contextlib.nullcontext() if budget else locked(Path(loaded.folder)):
-        say(*forecast(loaded))
-        if not budget:
-            with listening() as stop:
-                work = functools.partial(train_cell, loaded.config)
-                say(f"summary: {run_study(loaded, work, stop=stop, report=logger.info)}")
-
-
-def train_cell(config: str, cell: GridCell) -> str | None:
-    """Train one cell, continuing it where it was begun; returns the error that a user should read, or None."""
-    logging.getLogger("nemo_uecr").setLevel(logging.WARNING)
-    try:
-        with listening() as stop:
-            train_local(config, cell.overrides, resume=(cell.folder / "config.yaml").is_file(), stop=stop)
-    except UecrError as error:
-        return " ".join(str(error).split())
-    return None

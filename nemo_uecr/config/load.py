@@ -107,9 +107,9 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
     """
     shown = os.fspath(path)
     base = read_chain(shown)
-    for key, command in (("arms", "study"), ("backend", "train")):
+    for key, command in (("arms", "python -m benchmarks.study"), ("backend", "nemo-uecr train")):
         if key in base.values and key not in schema.model_fields:
-            raise ConfigError(f"{shown} has the key {key}, so it is a file for another command: nemo-uecr {command}")
+            raise ConfigError(f"{shown} has the key {key}, so it is a file for another command: {command}")
     if {"policy", "grpo"} <= base.values.keys():
         raise ConfigError(f"{shown} is a configuration of NeMo-RL itself; expected one that inherits nemo_rl_base.yaml")
     layer = _merged_layers([base, *(override_layer(text, schema) for text in overrides)])

@@ -1,1 +1,1 @@
-"""Grids of small training runs, and the demo: chains of arithmetic, and models made for them."""
+"""The demo: chains of arithmetic, and a student and a teacher made for them on first use."""

@@ -12,17 +12,19 @@ import os
 import random
 import signal
 from pathlib import Path
+from typing import Annotated
 
 from filelock import FileLock
+from pydantic import Field
 
+from nemo_uecr.config.schema import Section
+from nemo_uecr.demo.supervised import CourseConfig, ModelConfig, ModelJob, teach_model
+from nemo_uecr.demo.task import LEVELS, write_problems
+from nemo_uecr.demo.workers import work_on
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import new_folder
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.stopping import StopRequest, handling
-from nemo_uecr.study.schema import CourseConfig, ModelConfig, RecipeConfig
-from nemo_uecr.study.supervised import ModelJob, teach_model
-from nemo_uecr.study.task import LEVELS, write_problems
-from nemo_uecr.study.workers import work_on
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,18 @@ MODELS = ("student", "teacher")
 BENCH = tuple(f"bench/level{level}" for level in LEVELS)
 PARTS = (*MODELS, "train", *BENCH)
 #: A change in one of these files may change the demo, so it leads to a new folder.
-SOURCES = ("demo.py", "supervised.py", "task.py")
+SOURCES = ("cache.py", "supervised.py", "task.py")
+#: Level 1 has 111,466 questions; drawing the last distinct ones would take very long.
+Problems = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class RecipeConfig(Section):
+    """How many problems, and which models."""
+
+    train_problems: Problems  # for reinforcement learning
+    bench_problems: Problems  # per held-out set
+    student: ModelConfig
+    teacher: ModelConfig
 
 
 def _model(hidden_size: int, heads: int, *, steps: int, skip_rate: float, tokens_per_batch: int) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Supervised training of the demo's and the studies' models: small Qwen3 models on worked solutions.
+"""Supervised training of the demo's models: small Qwen3 models on worked solutions.
 
 Shapes: B sequences, T tokens (padded on the right), N response tokens in a flat list, V vocabulary, H hidden.
 """
@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from pydantic import Field
+
+from nemo_uecr.config.schema import Count, Positive, Section
+from nemo_uecr.demo.task import LEVELS, build_tokenizer, read_questions, sample_unseen, worked_solution
 from nemo_uecr.files import new_folder
 from nemo_uecr.generation.models import prompt_ids, save_pretrained
-from nemo_uecr.study.schema import CourseConfig, ModelConfig
-from nemo_uecr.study.task import LEVELS, build_tokenizer, read_questions, sample_unseen, worked_solution
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +41,33 @@ MOMENTUM = 0.95
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
 SMALLEST_NORM = 1e-7
+
+
+ZeroToOne = Annotated[float, Field(ge=0, le=1)]
+
+
+class CourseConfig(Section):
+    """Supervised training of a model before reinforcement learning."""
+
+    steps: Count  # of the optimizer
+    adam_learning_rate: Positive  # peak for the embedding and the norms
+    muon_learning_rate: Positive  # peak for the weight matrices
+    skip_rate: ZeroToOne  # probability that the demonstrator does not write down an operation
+    error_rate: ZeroToOne  # probability that a line is wrong; the demonstrator continues from the wrong value
+    tokens_per_batch: Count  # prompts included
+
+
+class ModelConfig(Section):
+    """Sizes of a model and its courses."""
+
+    hidden_size: Count
+    intermediate_size: Count
+    layers: Count
+    heads: Count
+    key_value_heads: Count
+    head_dim: Count
+    course: CourseConfig
+    habits: CourseConfig | None = None  # a second course: bad habits for an able model
 
 
 class Batch(NamedTuple):

@@ -15,7 +15,7 @@ import torch
 from nemo_uecr.audit.runs import batch_audit
 from nemo_uecr.audit.store import ScoreFolder, joined_plan, read_scores, write_part, write_plan
 from nemo_uecr.config.load import load_config
-from nemo_uecr.study.task import build_tokenizer
+from nemo_uecr.demo.task import build_tokenizer
 
 MODEL = {"name": "made", "sha256": None}
 PLAN = {

@@ -16,8 +16,8 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core.methods import RunState, method_of
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.data.batch_file import save_batch
+from nemo_uecr.demo.task import build_tokenizer
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
 from tests.local.updates import by_hand
 

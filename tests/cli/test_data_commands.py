@@ -38,7 +38,7 @@ def test_evaluate_knows_the_demos_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A demo that is already prepared, its student a tiny model."""
-    from nemo_uecr.study.demo import RECIPE, SEED, cache_root, demo_folder
+    from nemo_uecr.demo.cache import RECIPE, SEED, cache_root, demo_folder
     from tests.evaluation.tiny import save_model
 
     monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path / "cache"))

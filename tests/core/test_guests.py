@@ -41,7 +41,7 @@ def test_trl_trains_with_the_advantages_of_the_method(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl", reason="TRL is not installed; make test-real installs it")
     from datasets import Dataset
 
-    from nemo_uecr.study.task import build_tokenizer
+    from nemo_uecr.demo.task import build_tokenizer
     from tests.local.tiny import new_model
 
     tokenizer = build_tokenizer()
@@ -96,7 +96,7 @@ def test_trl_scores_both_models_in_one_arithmetic(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl", reason="TRL is not installed; make test-real installs it")
     from datasets import Dataset
 
-    from nemo_uecr.study.task import build_tokenizer
+    from nemo_uecr.demo.task import build_tokenizer
     from tests.local.tiny import new_model
 
     tokenizer, seen = build_tokenizer(), list[torch.Tensor]()

@@ -9,8 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from nemo_uecr.demo.workers import work_on
 from nemo_uecr.stopping import listening
-from nemo_uecr.study.workers import work_on
 
 
 def double(number: int) -> int:

@@ -8,25 +8,24 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr import paths
+from nemo_uecr.demo import cache
 from nemo_uecr.errors import DataError
 from nemo_uecr.stopping import listening
-from nemo_uecr.study import demo
-from nemo_uecr.study.schema import RecipeConfig
-from tests.study.small import tiny_model
+from tests.demo.small import tiny_model
 
 MODEL = tiny_model(steps=2, tokens_per_batch=100)
-RECIPE = RecipeConfig(student=MODEL, teacher=MODEL, train_problems=30, bench_problems=4)
+RECIPE = cache.RecipeConfig(student=MODEL, teacher=MODEL, train_problems=30, bench_problems=4)
 
 
 @pytest.mark.slow  # models are trained in their own processes
 def test_the_demo_is_prepared_once(tmp_path: Path) -> None:
-    folder = demo.ensure_demo(tmp_path, RECIPE, seed=3)
-    assert demo.ensure_demo(tmp_path, RECIPE, seed=3) == folder
+    folder = cache.ensure_demo(tmp_path, RECIPE, seed=3)
+    assert cache.ensure_demo(tmp_path, RECIPE, seed=3) == folder
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == [folder]
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    for name in demo.MODELS:
+    for name in cache.MODELS:
         model = AutoModelForCausalLM.from_pretrained(folder / name)
         tokenizer = AutoTokenizer.from_pretrained(folder / name)
         assert model.config.vocab_size == len(tokenizer)
@@ -39,18 +38,18 @@ def test_a_failed_training_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(demo, "work_on", full)
-    with pytest.raises(demo.RunFolderError, match="No space"):
-        demo.ensure_demo(tmp_path, RECIPE, seed=3)
+    monkeypatch.setattr(cache, "work_on", full)
+    with pytest.raises(cache.RunFolderError, match="No space"):
+        cache.ensure_demo(tmp_path, RECIPE, seed=3)
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
 def test_a_signal_ends_the_preparation_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no step under way and nothing to save; afterwards a signal asks for a saved step again."""
-    monkeypatch.setattr(demo, "ensure_demo", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(cache, "ensure_demo", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
     with listening() as heard:
         with pytest.raises(KeyboardInterrupt):
-            demo.resolve_path("demo:student")
+            cache.resolve_path("demo:student")
         assert not heard.asked
         signal.raise_signal(signal.SIGTERM)
         assert heard.asked
@@ -59,7 +58,7 @@ def test_a_signal_ends_the_preparation_at_once(monkeypatch: pytest.MonkeyPatch) 
 def test_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where a name is only located, nothing is made; any other name stands for itself."""
     monkeypatch.setenv("NEMO_UECR_CACHE", str(tmp_path))
-    folder = demo.demo_folder(tmp_path, demo.RECIPE, seed=demo.SEED)
+    folder = cache.demo_folder(tmp_path, cache.RECIPE, seed=cache.SEED)
     assert paths.locate_path("demo:train") == str(folder / "train.jsonl")
     assert list(tmp_path.iterdir()) == []
     folder.mkdir()

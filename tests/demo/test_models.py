@@ -8,15 +8,15 @@ import random
 import pytest
 import torch
 
-from nemo_uecr.study.supervised import (
+from nemo_uecr.demo.supervised import (
     build_model,
     demonstrations,
     muon_step,
     response_loss,
     train_supervised,
 )
-from nemo_uecr.study.task import build_tokenizer
-from tests.study.small import tiny_model
+from nemo_uecr.demo.task import build_tokenizer
+from tests.demo.small import tiny_model
 
 MODEL = tiny_model(steps=30, tokens_per_batch=300)
 TOKENIZER = build_tokenizer()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.study.task import (
+from nemo_uecr.demo.task import (
     LEVELS,
     SLIPS,
     Operation,

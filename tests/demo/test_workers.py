@@ -15,11 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from nemo_uecr.demo import workers
+from nemo_uecr.demo.workers import work_on
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.stopping import RunStopped, StopRequest
-from nemo_uecr.study import workers
-from nemo_uecr.study.workers import work_on
-from tests.study.jobs import die_at_two, double, hang_deaf, save_when_asked
+from tests.demo.jobs import die_at_two, double, hang_deaf, save_when_asked
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
@@ -48,7 +48,7 @@ def pids(folder: Path) -> list[int]:
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process with two workers that hang, as the study command has them."""
-    command = [sys.executable, "-m", "tests.study.jobs", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.demo.jobs", str(tmp_path)]
     process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=-1, text=True)
     yield process
     process.kill()

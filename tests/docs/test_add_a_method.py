@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.benchmarks.study.small import study_file
 from tests.local import tiny
-from tests.study.small import study_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "add-a-method.md").read_text(encoding="utf-8")
@@ -29,7 +29,7 @@ DEMO = "examples/configs/local/demo.yaml"
 
 def copy_with_the_method(root: Path) -> Path:
     """A copy of the package with the page's two files in it."""
-    for name in ("nemo_uecr", "examples", "tests/core"):
+    for name in ("nemo_uecr", "examples", "benchmarks", "tests/core"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     (root / "nemo_uecr" / "core" / "methods" / "soft_gate.py").write_text(FILE, encoding="utf-8")
     (root / "tests" / "core" / "test_soft_gate.py").write_text(TEST, encoding="utf-8")
@@ -75,6 +75,6 @@ def test_the_page_from_top_to_bottom(tmp_path: Path) -> None:
     assert "2 of 2 saved steps reproduced" in run(copy, replay)
     assert STUDY.startswith("defaults: study/few.yaml\n")
     (copy / "mine.yaml").write_text(STUDY.replace("study/few.yaml", str(tiny_few(copy))), encoding="utf-8")
-    run(copy, ["nemo-uecr", "study", "mine.yaml"])
+    run(copy, ["python", "-m", "benchmarks.study", "mine.yaml"])
     summary = (copy / "runs" / "study-mine" / "summary.md").read_text()
     assert all(f"| {arm} |" in summary for arm in ("soft\\_gate", "soft\\_gate.wrong"))

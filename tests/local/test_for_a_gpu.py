@@ -16,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
 from nemo_uecr.core.agreement import TokenSample
+from nemo_uecr.demo.task import build_tokenizer
 from nemo_uecr.local import CHUNK_BYTES, trainer, update
 from nemo_uecr.local.memory import state_of
 from nemo_uecr.local.probes import TokenRanks, TopTokens
 from nemo_uecr.local.scores import score_policy, training_logp
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.scoring import reduce
-from nemo_uecr.study.task import build_tokenizer
 from tests.gpu.pretend_cuda import pretend, to_cuda
 from tests.local import tiny
 from tests.local.updates import config_of, inputs_for, ragged, updated

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from nemo_uecr.demo.task import build_tokenizer
 from nemo_uecr.errors import DataError, ScoreError
 from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.token_model import check_same_tokens
-from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
 from tests.local.tiny import new_model, save_model
 from tests.local.updates import by_hand, ragged, worst

@@ -13,11 +13,11 @@ import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from nemo_uecr.core.agreement import TokenSample, agreement
+from nemo_uecr.demo.task import build_tokenizer
 from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.local.probes import TopTokens
 from nemo_uecr.local.scores import score_policy, score_teacher, training_logp
 from nemo_uecr.local.token_model import TokenModel
-from nemo_uecr.study.task import build_tokenizer
 from tests.local.tiny import STUDENT, TEACHER, load, new_model, save_model, sizes
 from tests.local.updates import by_hand, ragged, worst
 

@@ -161,7 +161,7 @@ def test_a_teacher_alone_that_cannot_work_is_refused(
 
 def test_long_prompts_are_counted_before_the_start(tmp_path: Path) -> None:
     """With the tokenizer and template of the run, as the local back end counts them."""
-    from nemo_uecr.study.task import build_tokenizer
+    from nemo_uecr.demo.task import build_tokenizer
 
     sums = {place: "1+1" * (40 if place in (3, 70) else 1) for place in range(128)}
     rows = [{"id": f"p{place}", "question": text, "final_answer": "2", "difficulty": 6} for place, text in sums.items()]

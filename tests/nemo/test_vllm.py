@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from nemo_uecr.demo.task import build_tokenizer
 from nemo_uecr.generation.engines import Decoding, Request
 from nemo_uecr.nemo.evaluation import answers_of
 from nemo_uecr.nemo.upstream import WorkerError
-from nemo_uecr.study.task import build_tokenizer
 from tests.local import tiny
 from tests.nemo.local_ray import local_ray
 

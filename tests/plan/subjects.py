@@ -66,7 +66,7 @@ def save_model(folder: Path, *, shard: str = "1GB", **changes: Any) -> Path:
 
 def save_tokenizer(folder: Path) -> Path:
     """The demo's tokenizer, whose template knows the non-thinking mode."""
-    from nemo_uecr.study.task import build_tokenizer
+    from nemo_uecr.demo.task import build_tokenizer
 
     build_tokenizer().save_pretrained(folder)
     return folder

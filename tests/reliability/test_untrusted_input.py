@@ -116,7 +116,7 @@ def test_yaml_builds_no_python_object(tmp_path: Path, capsys: pytest.CaptureFixt
     attack = f"!!python/object/apply:os.system ['touch {tmp_path / 'ran'}']"
     path = tmp_path / "own.yaml"
     path.write_text(f"defaults: {tiny.BASE}\nrun:\n  folder: {attack}\n")
-    for words in (("config", "check", path), ("train", path), ("study", path)):
+    for words in (("config", "check", path), ("train", path)):
         refused(capsys, *words)
     refused(capsys, "config", "check", tiny.BASE, f"train.steps={attack}")
     assert not (tmp_path / "ran").exists()

@@ -6,21 +6,10 @@ from pathlib import Path
 
 import yaml
 
-from nemo_uecr.study.grid import GridCell
-from nemo_uecr.study.results import RunResult
-from nemo_uecr.study.schema import CourseConfig, ModelConfig
+from benchmarks.study.grid import GridCell
+from benchmarks.study.results import RunResult
 
-SMALL = Path(__file__).resolve().parents[2] / "examples" / "configs" / "study" / "small.yaml"
-
-
-def tiny_model(*, steps: int, tokens_per_batch: int) -> ModelConfig:
-    course = CourseConfig(
-        steps=steps, adam_learning_rate=1e-2, muon_learning_rate=2e-2, skip_rate=0.5, error_rate=0.0,
-        tokens_per_batch=tokens_per_batch,
-    )  # fmt: skip
-    return ModelConfig(
-        hidden_size=16, intermediate_size=32, layers=1, heads=2, key_value_heads=1, head_dim=8, course=course
-    )
+SMALL = Path(__file__).resolve().parents[3] / "examples" / "configs" / "study" / "small.yaml"
 
 
 def made_results(finals: dict[str, dict[int, float]], variant: str = "one_update") -> list[RunResult]:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.study.grid import GridCell, every_model, model_folder, selection_cells, table_cells
+from benchmarks.study.results import best_rates, rates_of
+from benchmarks.study.runner import forecast, time_left
+from benchmarks.study.schema import StudyConfig, load_study
 from nemo_uecr.config.load import flat_values, load_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ConfigError, RunFolderError
-from nemo_uecr.study.grid import GridCell, every_model, model_folder, selection_cells, table_cells
-from nemo_uecr.study.results import best_rates, rates_of
-from nemo_uecr.study.runner import forecast, time_left
-from nemo_uecr.study.schema import StudyConfig, load_study
-from tests.study.small import SMALL, study_file
+from tests.benchmarks.study.small import SMALL, study_file
 
 
 @pytest.fixture(scope="module")

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.study.figures import draw_map
+from benchmarks.study.map import BEST, map_cells
+from benchmarks.study.results import tables
+from benchmarks.study.schema import StudyConfig, load_study, method
+from benchmarks.study.summary import difference_table, map_table, sets_table
 from nemo_uecr.config.load import load_config
-from nemo_uecr.study.figures import draw_map
-from nemo_uecr.study.map import BEST, map_cells
-from nemo_uecr.study.results import tables
-from nemo_uecr.study.schema import StudyConfig, load_study, method
-from nemo_uecr.study.summary import difference_table, map_table, sets_table
-from tests.study.small import SMALL, made_results
+from tests.benchmarks.study.small import SMALL, made_results
 
 
 def test_sets_are_over_common_pairs_and_differences_over_all() -> None:

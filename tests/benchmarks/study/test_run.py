@@ -8,16 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.study.__main__ import app
+from benchmarks.study.grid import finished_run
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.files import locked
-from nemo_uecr.study.grid import finished_run
-from tests.study.small import study_file
+from tests.benchmarks.study.small import study_file
+
+
+def run(*words: object) -> int:
+    return entry_point([*map(str, words)], app)
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("study")
-    assert entry_point(["study", str(study_file(folder))]) == 0
+    assert run(study_file(folder)) == 0
     return folder / "study"
 
 
@@ -59,14 +64,14 @@ def test_students_differ_and_held_out_problems_are_held_out(done: Path) -> None:
 
 
 def test_tables_come_again_without_training(copied: Path) -> None:
-    command = ["study", str(study_file(copied.parent)), "--tables-only"]
+    command = (study_file(copied.parent), "--tables-only")
     before = (copied / "summary.md").read_bytes()
     (copied / "summary.md").unlink()
     shutil.rmtree(copied / "tables")
-    assert entry_point(command) == 0
+    assert run(*command) == 0
     assert (copied / "summary.md").read_bytes() == before
     shutil.rmtree(copied / "runs" / "one_update" / "grpo" / "pair-001")
-    assert entry_point(command) == 0
+    assert run(*command) == 0
     summary = (copied / "summary.md").read_text()
     assert "Not finished: 1 of 4 runs, by variant, arm and pair: one_update grpo: 1." in summary
 
@@ -74,14 +79,14 @@ def test_tables_come_again_without_training(copied: Path) -> None:
 def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command, model = ["study", str(study_file(copied.parent))], copied / "task" / "models" / "student-001"
+    path, model = study_file(copied.parent), copied / "task" / "models" / "student-001"
     runs = sorted((copied / "runs").rglob("pair-00*"))
     whole = (model / "config.json").read_bytes()
     (model / "config.json").write_text("{")
     for folder in runs:
         if folder.name == "pair-001" or "grpo" in folder.parts:
             shutil.rmtree(folder)
-    assert entry_point(command) == 2
+    assert run(path) == 2
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert message.startswith("nemo-uecr: error: 2 of 4 runs failed")
     assert "student-001" in message
@@ -92,7 +97,7 @@ def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
     provenance = json.loads((kept[0] / "provenance.json").read_text())
     provenance["source"]["package_sha256"] = "0" * 64
     (kept[0] / "provenance-1.json").write_text(json.dumps(provenance))  # begun under it, continued under today's
-    assert entry_point(command) == 0
+    assert run(path) == 0
     said = capsys.readouterr().out
     assert "0 models, 0 runs to choose learning rates, 2 runs for the tables" in said
     arm = kept[0].parent.name
@@ -102,7 +107,7 @@ def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
     assert [(folder / "metrics.jsonl").stat().st_mtime_ns for folder in kept] == stamps
     assert all(finished_run(folder) is not None for folder in runs)
     study_file(copied.parent, variants={"one_update": ["loss.clip_low=0.1"]})
-    assert entry_point(command) == 2
+    assert run(path) == 2
     assert "loss.clip_low=0.2" in capsys.readouterr().err
 
 
@@ -110,12 +115,12 @@ def test_an_override_that_the_study_says_itself_is_refused_before_anything_is_ma
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = study_file(tmp_path, variants={"one_update": ["run.seed=3"]})
-    assert entry_point(["study", str(path), "--budget"]) == 2
+    assert run(path, "--budget") == 2
     assert "variants.one_update: got run.seed=3" in capsys.readouterr().err
     assert not (tmp_path / "study").exists()
 
 
 def test_a_second_study_in_the_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with locked(tmp_path / "study"):
-        assert entry_point(["study", str(study_file(tmp_path))]) == 2
+        assert run(study_file(tmp_path)) == 2
     assert "study is in use" in capsys.readouterr().err
