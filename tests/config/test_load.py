@@ -71,7 +71,10 @@ def test_a_shipped_configuration_is_found_from_anywhere_but_not_before_ones_own(
     [
         ("run:\n  seed: 1\n  seed: 2\n", "found duplicate key seed"),
         ("run:\n\tseed: 1\n", "line 2"),
-        ("defaults: study/few.yaml\nfolder: x\n", "it is a file for another command: python -m benchmarks.study"),
+        (
+            f"defaults: {CONFIGS}/study/few.yaml\nfolder: x\n",
+            "it is a file for another command: python -m benchmarks.study",
+        ),
         ("a: !!python/object:os.system x\n", "could not determine a constructor for the tag"),
         ("defaults: nowhere.yaml\n", "config.yaml inherits it): cannot be read: No such file or directory"),
         ("policy: {}\ngrpo: {}\n", "is a configuration of NeMo-RL itself"),

@@ -76,6 +76,7 @@ def test_tables_come_again_without_training(copied: Path) -> None:
     assert "Not finished: 1 of 4 runs, by variant, arm and pair: one_update grpo: 1." in summary
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_and_the_next_call_does_what_is_missing_only(
     copied: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
