@@ -91,6 +91,7 @@ def evaluate(
         check_benchmarks(_placed(benchmarks, locate_path))
         for label, model in named.items():
             engines.check_model(locate_path(model))
+            engines.check_weights(locate_path(model))
             if not Path(locate_path(model)).exists() and not model.startswith(SCHEME):
                 say(f"{label}: no folder {model} here; assumed to be on the hub, which is not checked")
             check_writable(out / label)
@@ -100,6 +101,7 @@ def evaluate(
     check_benchmarks([text for text in benchmarks if SCHEME not in text])
     named = {label: resolve_path(model) for label, model in named.items()}
     for model in named.values():
+        engines.check_model(model)
         engines.load_tokens(model)  # report a mistyped path before a missing package, and before hours of generation
     loaded = load_benchmarks(_placed(benchmarks, resolve_path))
     for name, each in loaded.items():

@@ -9,12 +9,15 @@ Of one that others saved, with a tokenizer alone, the base's own serve.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.errors import DataError, require_extra
 from nemo_uecr.files import read_object
-from nemo_uecr.generation.models import has_hub_form, load_pretrained, one_line, only_here
+from nemo_uecr.generation.models import INDEX, SINGLE, has_hub_form, load_pretrained, one_line, only_here
+
+log = logging.getLogger(__name__)
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -25,6 +28,12 @@ def base_of(folder: str | Path) -> str | None:
     if not path.is_file():
         return None
     base = str(read_object(path)["base_model_name_or_path"])
+    if whole := [name for name in (SINGLE, INDEX) if path.with_name(name).is_file()]:
+        raise DataError(
+            f"{path} belongs to an adapter of {base}, but beside it are the weights of a whole model ({whole[0]}): "
+            f"transformers would load {base}, vLLM the weights. Delete {CONFIG} if they are merged, or move the "
+            "adapter's files to a folder of their own"
+        )
     if not Path(base).exists() and not has_hub_form(base):
         raise DataError(f"{path}: the adapter's base is not at {base}; correct base_model_name_or_path there")
     return base
@@ -37,19 +46,40 @@ def config_place(name: str) -> str:
 
 
 def add_adapter(module: Any, *, rank: int, alpha: float, seed: int) -> None:
-    """Give every linear layer but the output layer an adapter, A random and B zero, and freeze everything else."""
+    """Give every linear layer of the text model but its output layer an adapter, A random and B zero.
+
+    Everything else is frozen. Towers for pictures or sound get none: text never reaches them.
+    """
     require_extra("lora")
     import torch
     from peft import LoraConfig
 
+    shape = {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    if towers := outside_text(module):
+        shape["exclude_modules"] = towers
+        log.info("the adapter leaves %d linear layers outside the text model alone (%s, ...)", len(towers), towers[0])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        shape = {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": "all-linear"}
-        module.add_adapter(LoraConfig(**shape, task_type="CAUSAL_LM"))  # peft's own loader asks for the task
+        try:
+            module.add_adapter(LoraConfig(**shape, task_type="CAUSAL_LM"))  # peft's own loader asks for the task
+        except (ValueError, NotImplementedError) as error:
+            raise DataError(
+                f"peft cannot put an adapter on every linear layer of {type(module).__name__}: {one_line(error)}; "
+                "train the weights (student.lora_rank=0), or take a model without such layers"
+            ) from error
     _in_float32(module)
     config = module.peft_config["default"]
     if Path(config.base_model_name_or_path).exists():  # the adapter's folder may be read from elsewhere
         config.base_model_name_or_path = str(Path(config.base_model_name_or_path).resolve())
+
+
+def outside_text(module: Any) -> list[str]:
+    """Names of the linear layers that no text goes through: those of other towers and of what joins them."""
+    import torch
+
+    inside = {id(layer) for layer in (*module.get_decoder().modules(), module.get_output_embeddings())}
+    layers = module.named_modules()
+    return [name for name, layer in layers if isinstance(layer, torch.nn.Linear) and id(layer) not in inside]
 
 
 def load_adapter(module: Any, folder: Path) -> None:
@@ -92,7 +122,8 @@ def load_causal_lm(name: str, *, local_files_only: bool, **options: Any) -> tupl
     module, report = load_pretrained(
         AutoModelForCausalLM, name if base is None else base,
         local_files_only=local_files_only if base is None else only_here(base),
-        use_safetensors=True, output_loading_info=True, **options,
+        use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,  # its report has them
+        **options,
     )  # fmt: skip
     if base is not None:
         load_adapter(module, Path(name).expanduser())

@@ -53,14 +53,35 @@ class Generation:
     truncated: bool
 
 
-def context_of(config: Any) -> int | None:
-    """Longest sequence of a loaded model in tokens, a stretched RoPE included; None where no limit is configured."""
+@dataclass(frozen=True)
+class Context:
+    """The longest sequence that a model reads, in tokens, and what limits it, for messages."""
+
+    tokens: int
+    limit: str
+
+
+#: Kinds of RoPE that turn every row of a batch by the longest one, beyond the length that the key gives.
+BY_THE_LONGEST_ROW = {"dynamic": "max_position_embeddings", "longrope": "original_max_position_embeddings"}
+
+
+def context_of(config: Any) -> Context | None:
+    """The longest sequence of a loaded model, a stretched RoPE included; None where no limit is configured.
+
+    Where a longer row would change the numbers of the others in its batch, the limit is below that.
+    """
     text = config.get_text_config()
     positions: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
-    if positions is None or "factor" not in rope or "original_max_position_embeddings" not in rope:
-        return positions
-    return max(positions, int(rope["factor"] * rope["original_max_position_embeddings"]))
+    for each in [rope] if "rope_type" in rope else rope.values():  # one, or one for each kind of layer
+        if (kind := each["rope_type"]) in BY_THE_LONGEST_ROW:
+            key = BY_THE_LONGEST_ROW[kind]
+            reason = f"{key} in its config.json: beyond it, {kind} scores each row by the longest one of its batch"
+            return Context(each.get(key) or getattr(text, key), reason)
+    if positions is None:
+        return None
+    stretched = int(rope.get("factor", 0) * rope.get("original_max_position_embeddings", 0))
+    return Context(max(positions, stretched), "max_position_embeddings in its config.json")
 
 
 # Prompts and responses as token ids
@@ -241,17 +262,70 @@ def check_model(model: str) -> None:
         models.read_header(folder / shard)
 
 
-def load_module(model: str, dtype: str) -> Any:
-    """The causal model of a folder or hub name, a saved adapter on its base; safetensors only, no remote code."""
+def load_module(model: str, dtype: str, **options: Any) -> Any:
+    """The causal model of a folder or hub name, a saved adapter on its base; safetensors only, no remote code.
+
+    Every weight of the folder is in the model, and every weight of the model comes from the folder. ``options`` are
+    further arguments of transformers' ``from_pretrained``.
+    """
     import torch
 
     # On Hopper torch would choose cuDNN's attention, which plans anew for every shape: in decoding for every token.
     torch.backends.cuda.enable_cudnn_sdp(False)
     local = models.only_here(model)
-    module, report = adapter.load_causal_lm(model, local_files_only=local, dtype=getattr(torch, dtype))
+    module, report = adapter.load_causal_lm(model, local_files_only=local, dtype=getattr(torch, dtype), **options)
     if missing := report["missing_keys"]:
         raise DataError(f"model {model!r} lacks {len(missing)} weights ({min(missing)}, ...); expected all of them")
+    if wrong := sorted(report["mismatched_keys"]):
+        name, there, expected = wrong[0]
+        raise DataError(
+            f"model {model!r} has {len(wrong)} weights of another shape than its config.json gives them; the first is "
+            f"{name}: {tuple(there)}, expected {tuple(expected)}"
+        )
+    if unused := sorted(report["unexpected_keys"]):
+        raise DataError(
+            f"model {model!r} has {len(unused)} weights that {type(module).__name__} has no place for "
+            f"({', '.join(unused[:3])}{', ...' if unused[3:] else ''}), so they would be dropped; take the config.json "
+            "that belongs to these weights"
+        )
+    head, tied = module.get_output_embeddings(), module.config.get_text_config().tie_word_embeddings
+    if (
+        tied
+        and head is not None
+        and not head.weight.is_meta
+        and head.weight is not module.get_input_embeddings().weight
+    ):
+        raise _two_heads(model)
     return module
+
+
+def check_weights(folder: str) -> None:
+    """Refuse a model's folder whose weights `load_module` would refuse, by their names and shapes; nothing is read.
+
+    Only where a model's output layer is its embedding and the files have both, their values are compared. Of an
+    adapter, its base is looked at. A hub name is taken as it is.
+    """
+    from safetensors import safe_open
+
+    folder = adapter.base_of(folder) or folder
+    if not Path(folder).is_dir():
+        return
+    module = load_module(folder, "bfloat16", device_map="meta")
+    files = {name: path for path in map(Path(folder).joinpath, models.weight_names(Path(folder)))
+             for name in models.read_header(path)}  # fmt: skip
+    for pair in module.all_tied_weights_keys.items():
+        if all(name in files for name in pair):
+            opened: list[Any] = [safe_open(str(files[name]), framework="pt") for name in pair]
+            one, other = (file.get_tensor(name) for file, name in zip(opened, pair, strict=True))
+            if not one.equal(other):
+                raise _two_heads(folder)
+
+
+def _two_heads(model: str) -> DataError:
+    return DataError(
+        f"model {model!r}: config.json says that the output layer is the embedding (tie_word_embeddings), but the "
+        "weights have another one, which vLLM would drop; set it to false there, or take the output layer out"
+    )
 
 
 class TransformersEngine:
@@ -265,10 +339,10 @@ class TransformersEngine:
 
         module = load_module(model, dtype)
         context = context_of(module.config)
-        if context is not None and max_length > context:
+        if context is not None and max_length > context.tokens:
             raise DataError(
                 f"the longest prompt and --max-tokens are {max_length} tokens together; model {model!r} reads at most "
-                f"{context} (max_position_embeddings in its config.json). Lower --max-tokens or drop the long problems"
+                f"{context.tokens} ({context.limit}). Lower --max-tokens or drop the long problems"
             )
         self._module: Any = module.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         check_cache(self._module)
@@ -334,6 +408,7 @@ class VllmEngine:
 
     def __init__(self, model: str, tokens: Tokens, *, dtype: str, max_length: int) -> None:
         """Start the engine; arguments as those of `TransformersEngine`. An adapter is asked for by every request."""
+        check_weights(model)
         base = adapter.base_of(model)
         rank = 0 if base is None else int(read_object(Path(model) / adapter.CONFIG)["r"])
         self._engine = start_vllm(base or model, dtype=dtype, max_length=max_length, lora_rank=rank)

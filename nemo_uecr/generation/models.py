@@ -7,11 +7,13 @@ place of a kind of attention.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +42,11 @@ TOKENIZER = (
 )  # fmt: skip
 #: Those that hold one JSON object, where they are there.
 OBJECTS = ("config.json", GENERATION, "tokenizer.json", "tokenizer_config.json")
+#: Weights, what belongs to an adapter or to a checkpoint's record, and hidden files: not copied beside new weights.
+NOT_KEPT = re.compile(
+    r"^\.|\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|npz)$|\.index\.json$|^adapter_config\.json$"
+    r"|^(state|manifest)\.json$"
+)
 #: Keys of a config.json that `DecoderSizes` come from.
 SIZES = {
     "vocab_size": "vocabulary", "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
@@ -53,6 +60,10 @@ SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 NO_TOKENIZER = "has no tokenizer that can be read; expected tokenizer.json next to its weights"
 #: A turn's text in place of one that a chat template drops or edits.
 PROBE = "Is this text kept?"
+#: Warnings about a call of ours, or about weights that are refused anyway.
+OUR_CALL = re.compile(r"LOAD REPORT|tie_word_embeddings=False|deprecated")
+#: The warnings of transformers that were passed on.
+SAID: set[str] = set()
 #: Seconds in which the hub must answer one question before its models are looked for on this machine alone.
 HUB_SECONDS = 10.0
 
@@ -106,9 +117,18 @@ def check_objects(folder: Path) -> None:
 
 
 def weight_names(folder: Path) -> list[str]:
-    """Names of the weight files: those of the index, or the single one."""
+    """Names of the weight files: those of the index, or the single one.
+
+    A folder with both is refused: transformers reads the single file, vLLM the index's.
+    """
     path = folder / INDEX
-    return sorted(set(read_object(path)["weight_map"].values())) if path.is_file() else [SINGLE]
+    names = sorted(set(read_object(path)["weight_map"].values())) if path.is_file() else [SINGLE]
+    if SINGLE not in names and (folder / SINGLE).is_file():
+        raise DataError(
+            f"{folder} has {SINGLE} and {INDEX} with {len(names)} other files: transformers would load the first, vLLM "
+            "the others; remove the one that is stale"
+        )
+    return names
 
 
 def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -136,15 +156,12 @@ def _load_error(name: str, error: Exception) -> DataError:
 
 def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: Any) -> Any:
     """What ``kind.from_pretrained`` makes of a folder or hub name, without running code that comes with it."""
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     refuse_kernels(name)
     if kind.__name__.startswith("AutoModel"):  # where peft is installed, it looks for an adapter too, on the hub
         options["adapter_kwargs"] = {"local_files_only": local_files_only}
     try:
-        return kind.from_pretrained(name, local_files_only=local_files_only, trust_remote_code=False, **options)
+        with library_warnings(name):
+            return kind.from_pretrained(name, local_files_only=local_files_only, trust_remote_code=False, **options)
     except Exception as error:  # what a damaged folder makes the libraries raise has no common class
         if isinstance(error, ValueError) and "trust_remote_code" in str(error):
             raise DataError(
@@ -154,6 +171,41 @@ def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: 
         if "backend tokenizer" in str(error):
             raise DataError(f"model {name!r} {NO_TOKENIZER}") from error
         raise _load_error(name, error) from error
+
+
+@contextlib.contextmanager
+def library_warnings(name: str) -> Iterator[None]:
+    """Pass on what transformers warns of while it loads a folder or hub name: each sentence once per process.
+
+    Its report of weights without a place is left out, because `engines.load_module` refuses them; so are hints about
+    its Python interface.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_warning()
+    theirs, kept = logging.getLogger("transformers"), _Kept(logging.WARNING)
+    handlers, theirs.handlers = theirs.handlers, [kept]
+    try:
+        yield
+    finally:
+        theirs.handlers = handlers
+        transformers_logging.set_verbosity_error()
+    for text in dict.fromkeys(kept.texts):
+        if text not in SAID and not OUR_CALL.search(text):
+            SAID.add(text)
+            log.warning("model %s: transformers warns: %s", name, text)
+
+
+class _Kept(logging.Handler):
+    """Keeps the texts of a library's records, each in one line."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(" ".join(record.getMessage().split()))
 
 
 def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
@@ -245,6 +297,7 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
             save_adapter(model, folder)
         else:
             model.save_pretrained(folder)
+            keep_other_files(model.name_or_path, folder)
         tokenizer.save_pretrained(folder)
         let_older_read(folder)
         let_others_read(folder)
@@ -252,6 +305,18 @@ def save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
         if found := SYSTEM_ERROR.search(str(error)):
             raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
         raise
+
+
+def keep_other_files(name: str, folder: Path) -> None:
+    """Copy what a model's folder or hub name has beside weights and configuration: processors, licences, templates.
+
+    What the folder has already stays, and so do the records of an earlier run where they are.
+    """
+    config = Path(name).expanduser() / "config.json" if name else None
+    place = config if config is not None and config.is_file() else cached(name) if has_hub_form(name) else None
+    for path in [] if place is None else sorted(place.parent.iterdir()):
+        if path.is_file() and not NOT_KEPT.search(path.name) and not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
 
 
 def let_others_read(folder: Path) -> None:

@@ -59,11 +59,11 @@ def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, respon
     check_ids((prompt.token_ids for prompt in prompts), model.vocabulary, model.tokenizer, f"the {model.name}")
     longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
     length = len(longest.token_ids)
-    if model.context is not None and length + response > model.context:
+    if model.context is not None and length + response > model.context.tokens:
         raise DataError(
             f"problem {longest.problem.id!r} has a prompt of {length} tokens, and with {key}={response} "
-            f"a sequence of up to {length + response}; the {model.name} reads at most {model.context} "
-            f"(max_position_embeddings in its config.json). Lower {key} or drop the long problems"
+            f"a sequence of up to {length + response}; the {model.name} reads at most {model.context.tokens} "
+            f"({model.context.limit}). Lower {key} or drop the long problems"
         )
 
 

@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.errors import DataError, require_extra
-from nemo_uecr.generation.engines import Tokens, check_model, context_of, load_module, load_tokens
+from nemo_uecr.generation.engines import Context, Tokens, check_model, context_of, load_module, load_tokens
 from nemo_uecr.generation.models import check_same_tokenizer
 from nemo_uecr.local.memory import quantize_layers
 
@@ -74,8 +74,8 @@ class TokenModel:
         return int(self.module.config.get_text_config().vocab_size)
 
     @property
-    def context(self) -> int | None:
-        """Longest sequence in tokens, a stretched RoPE included; None where the configuration has none."""
+    def context(self) -> Context | None:
+        """Longest sequence, a stretched RoPE included; None where the configuration has no limit."""
         return context_of(self.module.config)
 
     @contextlib.contextmanager

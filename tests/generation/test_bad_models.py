@@ -119,5 +119,5 @@ def test_a_repaired_model_is_evaluated_in_the_same_place_and_a_changed_one_is_no
     assert f"reads at most {positions}" in refused(capsys, *evaluate(model, tmp_path, most=positions))
     assert not (tmp_path / "e" / "m" / "samples.jsonl").exists()
     assert entry_point([str(word) for word in evaluate(model, tmp_path)]) == 0
-    half_the_weights(model)
+    weights_that_diverged(model)
     assert "--out" in refused(capsys, *evaluate(model, tmp_path))

@@ -1,0 +1,195 @@
+"""The model in memory is the one in the folder, and no row's numbers depend on the others of its batch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from nemo_uecr.errors import DataError
+from nemo_uecr.generation import models
+from nemo_uecr.generation.adapter import CONFIG, WEIGHTS
+from nemo_uecr.generation.engines import check_model, check_weights, context_of, load_module
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 64, "initializer_range": 0.2,
+}  # fmt: skip
+
+
+def saved(folder: Path, config: Any) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def stated(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / models.SINGLE)
+    change(tensors)
+    save_file(tensors, folder / models.SINGLE, metadata={"format": "pt"})
+
+
+def qwen3_as_llama(folder: Path) -> None:
+    saved(folder, Qwen3Config(**SIZES))
+    stated(folder, model_type="llama", architectures=["LlamaForCausalLM"])
+
+
+def one_layer_fewer(folder: Path) -> None:
+    saved(folder, LlamaConfig(**SIZES))
+    stated(folder, num_hidden_layers=1)
+
+
+def one_layer_more(folder: Path) -> None:
+    saved(folder, LlamaConfig(**SIZES))
+    stated(folder, num_hidden_layers=3)
+
+
+def biases_without_a_place(folder: Path) -> None:
+    saved(folder, LlamaConfig(**SIZES, attention_bias=True))
+    stated(folder, attention_bias=False)
+
+
+def a_value_head(folder: Path) -> None:
+    saved(folder, LlamaConfig(**SIZES))
+    weights(folder, lambda tensors: tensors.update({"v_head.summary.weight": torch.zeros(1, 16)}))
+
+
+def another_head_than_the_embedding(folder: Path) -> None:
+    saved(folder, Qwen2Config(**SIZES, tie_word_embeddings=True))
+    weights(folder, lambda tensors: tensors.update({"lm_head.weight": torch.ones(32, 16)}))
+
+
+def a_head_of_another_name(folder: Path) -> None:
+    saved(folder, LlamaConfig(**SIZES))
+    weights(folder, lambda tensors: tensors.update(lm_head=tensors.pop("lm_head.weight")))
+
+
+def another_width(folder: Path) -> None:
+    saved(folder, LlamaConfig(**SIZES))
+    stated(folder, intermediate_size=16)
+
+
+WRONG: dict[Callable[[Path], None], str] = {
+    qwen3_as_llama: r"has 4 weights that LlamaForCausalLM has no place for \(model.layers.0.self_attn.k_norm.weight",
+    one_layer_fewer: r"has 9 weights that .* \(model.layers.1.input_layernorm.weight",
+    one_layer_more: r"lacks 9 weights \(model.layers.2",
+    biases_without_a_place: r"has 8 weights that .* \(model.layers.0.self_attn.k_proj.bias",
+    a_value_head: r"has 1 weights that .* \(v_head.summary.weight\)",
+    another_head_than_the_embedding: "tie_word_embeddings",
+    a_head_of_another_name: r"lacks 1 weights \(lm_head.weight",
+    another_width: r"has 6 weights of another shape .* model.layers.0.mlp.down_proj.weight: \(16, 32\), expected",
+}
+
+
+@pytest.mark.parametrize("make", WRONG, ids=lambda make: make.__name__)
+def test_weights_and_configuration_that_disagree(make: Callable[[Path], None], tmp_path: Path) -> None:
+    """By the load itself, and by the check that reads names and shapes alone."""
+    make(tmp_path / "m")
+    for refuse in (lambda: load_module(str(tmp_path / "m"), "float32"), lambda: check_weights(str(tmp_path / "m"))):
+        with pytest.raises(DataError, match=WRONG[make]):
+            refuse()
+
+
+def test_an_embedding_that_is_saved_twice_is_still_the_output_layer(tmp_path: Path) -> None:
+    saved(tmp_path, Qwen2Config(**SIZES, tie_word_embeddings=True))
+    weights(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}))
+    check_weights(str(tmp_path))
+    module = load_module(str(tmp_path), "float32")
+    assert module.get_output_embeddings().weight is module.get_input_embeddings().weight
+
+
+def test_a_stale_single_file_beside_shards(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).save_pretrained(tmp_path, max_shard_size="5KB")
+    check_model(str(tmp_path))
+    saved(tmp_path / "stale", LlamaConfig(**SIZES))
+    shutil.copy(tmp_path / "stale" / models.SINGLE, tmp_path)
+    with pytest.raises(DataError, match=r"has model.safetensors and model.safetensors.index.json with \d+ other files"):
+        check_model(str(tmp_path))
+
+
+def test_an_index_of_the_single_file(tmp_path: Path) -> None:
+    saved(tmp_path, LlamaConfig(**SIZES))
+    names = dict.fromkeys(load_file(tmp_path / models.SINGLE), models.SINGLE)
+    (tmp_path / models.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+    check_model(str(tmp_path))
+    check_weights(str(tmp_path))
+
+
+@pytest.mark.parametrize("adapter", [False, True], ids=["configuration alone", "with the adapter"])
+def test_what_is_left_of_an_adapter_beside_merged_weights(adapter: bool, tmp_path: Path) -> None:
+    base = saved(tmp_path / "base", LlamaConfig(**SIZES))
+    merged = saved(tmp_path / "merged", LlamaConfig(**SIZES))
+    (merged / CONFIG).write_text(json.dumps({"base_model_name_or_path": str(base), "r": 4}))
+    if adapter:
+        save_file({"a": torch.zeros(1)}, merged / WEIGHTS)
+    with pytest.raises(DataError, match=r"beside it are the weights of a whole model \(model.safetensors\)"):
+        check_model(str(merged))
+
+
+def test_what_transformers_warns_of_reaches_the_user_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here of a key of config.json that it does not read."""
+    monkeypatch.setattr(models, "SAID", set())
+    saved(tmp_path, LlamaConfig(**SIZES))
+    stated(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "beta": 3.0})
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            load_module(str(tmp_path), "float32")
+    (said,) = (text for text in caplog.messages if "transformers warns" in text)
+    assert str(tmp_path) in said
+    assert "{'beta'}" in said
+
+
+#: A model of each kind of RoPE that transformers has, with the length up to which its rows are independent.
+ROPES: dict[str, tuple[dict[str, Any], int]] = {
+    "default": ({}, 64),
+    "linear": ({"factor": 4.0}, 64),
+    "dynamic": ({"factor": 4.0}, 64),
+    "yarn": ({"factor": 4.0, "original_max_position_embeddings": 32}, 128),
+    "longrope": ({"short_factor": [1.0] * 4, "long_factor": [3.0] * 4, "original_max_position_embeddings": 32}, 32),
+    "llama3": (
+        {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}, 128
+    ),
+    "proportional": ({"partial_rotary_factor": 0.5}, 64),
+}  # fmt: skip
+
+
+def test_every_kind_of_rope_is_known() -> None:
+    assert set(ROPES) == {"default", *ROPE_INIT_FUNCTIONS}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ROPES)
+def test_scores_do_not_depend_on_the_longest_row(kind: str, tmp_path: Path) -> None:
+    settings, limit = ROPES[kind]
+    rope = {"rope_type": kind, "rope_theta": 10_000.0, **settings}
+    module = load_module(str(saved(tmp_path, LlamaConfig(**SIZES, rope_parameters=rope))), "float32").eval()
+    context = context_of(module.config)
+    assert context is not None
+    assert context.tokens == limit
+    ids = torch.arange(4 * limit).remainder(31).unsqueeze(0)
+
+    def beside(longest: int) -> torch.Tensor:
+        """Logits of a short row in a batch with a longer one."""
+        rows = ids[:, :longest].repeat(2, 1)
+        return module(input_ids=rows, use_cache=False).logits[0, :16]
+
+    torch.testing.assert_close(beside(limit), beside(16), atol=1e-5, rtol=0)
+    if kind in ("dynamic", "longrope"):  # the reason for the limit
+        assert (beside(4 * limit) - beside(16)).abs().max() > 1e-4
