@@ -115,7 +115,7 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
     layer = _merged_layers([base, *(override_layer(text, schema) for text in overrides)])
     if isinstance(name := layer.values.get("method"), str):
         raise ConfigError(f"method: got {name!r}, expected a section; write method.name={name}")
-    config = _validated(schema, _with_paths(_resolved(layer, shown)), layer.origins, shown)
+    config = validated(schema, _with_paths(_resolved(layer, shown)), layer.origins, shown)
     beside = Path(shown).with_name("origins.json")
     written = read_object(beside) if beside.is_file() else {}
     stated = {key: at for key, at in layer.origins.items() if at != shown or written.get(key) != DEFAULT}
@@ -133,7 +133,7 @@ def load_method(name: str, overrides: Sequence[str], run: Method | None = None) 
     """The method with the settings of ``run``, or else its defaults, and `method.key=value` overrides."""
     base = _layer({"method": {**({} if run is None else run.settings()), "name": name}}, OVERRIDE)
     layer = _merged_layers([base, *(override_layer(text, _MethodAlone) for text in overrides)])
-    return _validated(_MethodAlone, layer.values, layer.origins, OVERRIDE).method
+    return validated(_MethodAlone, layer.values, layer.origins, OVERRIDE).method
 
 
 def _resolved(layer: Layer, path: str) -> dict[str, object]:
@@ -184,6 +184,13 @@ def flattened(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def value_at(tree: Any, key: str) -> Any:
+    """The value at a dotted key of nested mappings and models; None where there is none."""
+    for part in key.split("."):
+        tree = tree.get(part) if isinstance(tree, Mapping) else getattr(tree, part, None)
+    return tree
 
 
 def changed(tree: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -344,11 +351,18 @@ def key_of(name: str, schema: type[BaseModel]) -> tuple[list[str], Any]:
 # -- errors in one line ----------------------------------------------------------------------------------------------
 
 
-def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[str, str], path: str) -> C:
-    of_method = values.get("method")
-    for key in of_method if isinstance(of_method, Mapping) else ():
-        if f"method.{key}" not in known_keys(schema):
-            raise ConfigError(_unknown(f"method.{key}", schema, origins, path))
+def validated(
+    schema: type[C], values: Mapping[str, object], origins: Mapping[str, str], path: str, *, within: str = ""
+) -> C:
+    """The values as a schema's object; ConfigError in one line otherwise, which says where a value was set.
+
+    ``within`` precedes the keys that the rules of a section name, where the section is not the whole file.
+    """
+    for place in (key for key, kind in known_keys(schema).items() if kind is Method):
+        of_method = value_at(values, place)
+        for key in of_method if isinstance(of_method, Mapping) else ():
+            if f"{place}.{key}" not in known_keys(schema):
+                raise ConfigError(_unknown(f"{place}.{key}", schema, origins, path))
     try:
         return schema.model_validate(values)
     except ValidationError as error:
@@ -363,7 +377,7 @@ def _validated(schema: type[C], values: Mapping[str, object], origins: Mapping[s
         first = details[0]
         name, got = _name(first["loc"]), json.dumps(first["input"], default=str, ensure_ascii=False)
         if first["type"] == "value_error":
-            message = str(first["ctx"]["error"])
+            message = f"{within}{first['ctx']['error']}"
         elif first["type"] == "extra_forbidden":
             message = _unknown(name, schema, origins, path)
         elif first["type"] == "missing" and isinstance(first["loc"][-1], str):  # else a list is too short
@@ -454,7 +468,7 @@ def read_written(path: Path) -> dict[str, object]:
 
 def written_config(path: Path) -> Config:
     """The configuration that a local run wrote; see `read_written`."""
-    return _validated(Config, read_written(path), {}, str(path))
+    return validated(Config, read_written(path), {}, str(path))
 
 
 def check_run_folder(folder: Path, config: Config | NemoConfig, *, resume: bool) -> None:
@@ -466,7 +480,7 @@ def check_run_folder(folder: Path, config: Config | NemoConfig, *, resume: bool)
     if not resume and (written.exists() or any((folder / "checkpoints").glob("step?*"))):
         raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
     if written.exists():
-        saved = _validated(type(config), read_written(written), {}, str(written))
+        saved = validated(type(config), read_written(written), {}, str(written))
         check_same_configuration(written, config, saved.model_dump(mode="json"))
 
 

@@ -271,6 +271,11 @@ def check_sections(config: AnyConfig) -> None:
             f"train.minibatch_responses: got {config.train.minibatch_responses}, expected a divisor of "
             f"rollout.prompts_per_step * rollout.responses_per_prompt = {responses}"
         )
+    check_teachers(config)
+
+
+def check_teachers(config: Any) -> None:
+    """Teachers, method and routing agree, in a configuration or in a recipe's section `uecr`."""
     if config.method.needs_teacher() and not config.active_teachers:
         raise ValueError(
             f"teacher.model_name: got null, but method {config.method.name} reads a teacher; name a model, or choose "

@@ -1,0 +1,260 @@
+"""What a recipe's section `uecr` says, and what of a recipe is refused, adjusted, ignored and handed to the adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nemo_uecr.config.load import value_at
+from nemo_uecr.errors import ConfigError
+from nemo_uecr.nemo import recipe
+from nemo_uecr.nemo.recipe import DATASET, faults_of, section_of, teacher_policy
+from tests.nemo.made_recipe import METHOD, made
+
+OTHER_PROBLEMS = {
+    "train": "problems.jsonl", "question_key": "question", "answer_key": "answer", "prompt_template": "{question}",
+    "enable_thinking": False, "max_prompt_tokens": 256, "long_prompts": "drop", "shuffle": True,
+}  # fmt: skip
+EVALUATION = {
+    "every": 10, "at_start": True, "samples": 4, "temperature": 0.6, "top_p": 0.95, "top_k": 20, "seed": 42,
+    "max_tokens": 256, "benchmarks": {"aime24": "aime24"},
+}  # fmt: skip
+WITH_SECOND_SURROGATE = {"name": "grpo_plus_opd", "opd_coef": 0.5}
+
+
+def faults(**values: Any) -> list[str]:
+    given = made(**values)
+    return faults_of(given, section_of(given))
+
+
+# -- the section -----------------------------------------------------------------------------------------------------
+
+
+def test_the_section_has_the_method_and_the_teacher() -> None:
+    section = section_of(made(uecr__teacher__megatron_cfg={"tensor_model_parallel_size": 2}))
+    assert section.method.name == "uecr"
+    (teacher,) = section.active_teachers.values()
+    assert teacher.overlay == {"model_name": "models/teacher", "megatron_cfg": {"tensor_model_parallel_size": 2}}
+    assert (section.tolerances.first_ratio, section.kl, section.filters) == (0.05, "recipe", "recipe")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"uecr": None}, "the recipe has no section uecr"),
+        ({"uecr__method__name": "uec"}, "uecr.method.name: got 'uec', the nearest method is 'uecr'"),
+        ({"uecr__method__alfa": 1.0}, "unknown key uecr.method.alfa (set in the recipe)"),
+        ({"uecr__tolerance": {}}, "unknown key uecr.tolerance "),
+        ({"uecr__teacher": None}, "uecr.teacher.model_name: got null, but method uecr reads a teacher"),
+        ({"uecr__teacher__model_name": "???"}, "uecr.teacher.model_name: got null"),
+        ({"uecr__teachers": {"a": {"model_name": "x"}}}, "uecr.teacher and teachers.a: got both"),
+        ({"uecr__timeout_s": "1h"}, 'uecr.timeout_s: got "1h"'),
+        ({"uecr__evaluation": EVALUATION}, "uecr.evaluation.benchmarks: needs data"),
+        ({"uecr__data": OTHER_PROBLEMS | {"difficulty_low": 5.0}}, "uecr.data.difficulty_key"),
+        ({"uecr__method": {"name": "g_opd"}}, "uecr.method.name: got 'g_opd', which reads the initial"),
+    ],
+)
+def test_a_wrong_section_is_refused_with_its_key(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        section_of(made(**values))
+    assert str(error.value).startswith(said)
+
+
+def test_several_teachers_are_routed() -> None:
+    several = {"algebra": {"model_name": "a"}, "rest": {"model_name": "b"}}
+    with pytest.raises(ConfigError, match=r"^uecr\.routing: missing"):
+        section_of(made(uecr__teacher=None, uecr__teachers=several))
+    section = section_of(made(uecr__teacher=None, uecr__teachers=several, uecr__routing={"key": "topic"}))
+    assert list(section.active_teachers) == ["algebra", "rest"]
+
+
+def test_a_method_that_reads_no_teacher_loads_none() -> None:
+    section = section_of(made(uecr__method={"name": "grpo"}))
+    assert (section.active_teachers, section.dedicated_gpus) == ({}, 0)
+
+
+# -- refused ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_usual_recipe_has_no_fault() -> None:
+    assert faults() == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("policy.megatron_cfg.enabled", False),
+        ("policy.generation.backend", "sglang"),
+        ("grpo.async_grpo.enabled", True),
+        ("data_plane.enabled", True),
+        ("grpo.adv_estimator.name", "gdpo"),
+        ("grpo.advantage_clip_high", 2.0),
+        ("grpo.invalid_tool_call_advantage", -5.0),
+        ("loss_fn.use_kl_in_reward", True),
+        ("policy.router_replay.enabled", True),
+        ("policy.draft.enabled", True),
+        ("policy.generation.vllm_cfg.kv_cache_dtype", "fp8"),
+        ("policy.megatron_cfg.use_linear_ce_fusion_loss", True),
+        ("policy.quant_cfg", "NVFP4_DEFAULT_CFG"),
+        ("on_policy_distillation", {"enabled": True}),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_key_value_and_reason(key: str, value: object) -> None:
+    (fault,) = faults(**{key.replace(".", "__"): value})
+    assert fault.startswith(f"{key}: got {value!r}"[:40])
+    assert fault.partition("; ")[2]
+
+
+@pytest.mark.parametrize("place", ["default", "train", "validation"])
+def test_pictures_are_refused_wherever_their_processor_stands(place: str) -> None:
+    (fault,) = faults(**{f"data__{place}": {"processor": "vlm_hf_data_processor"}})
+    assert fault.startswith(f"data.{place}.processor: got 'vlm_hf_data_processor'")
+    assert faults(data__train=[{"processor": "math_hf_data_processor"}, {"processor": "vlm_hf_data_processor"}])
+
+
+def test_a_mixture_of_experts_needs_a_teacher_on_gpus_of_its_own() -> None:
+    mixture = {"policy__megatron_cfg__expert_model_parallel_size": 4}
+    (fault,) = faults(**mixture)
+    assert fault.startswith("policy.megatron_cfg.expert_model_parallel_size: got 4")
+    assert faults(**mixture, uecr__teacher__dedicated_gpus=4) == []
+    (fault,) = faults(uecr__teacher__megatron_cfg={"expert_model_parallel_size": 8})
+    assert fault.startswith("uecr.teacher.megatron_cfg.expert_model_parallel_size: got 8")
+
+
+def test_a_key_of_the_loss_reaches_both_surrogates_or_is_refused() -> None:
+    correction = {"loss_fn__use_importance_sampling_correction": True}
+    assert faults(**correction) == []
+    (fault,) = faults(**correction, uecr__method=WITH_SECOND_SURROGATE)
+    assert fault.startswith("loss_fn.use_importance_sampling_correction: got True")
+    assert "grpo_plus_opd" in fault
+
+
+def test_the_papers_loss_refuses_keys_that_it_does_not_know() -> None:
+    assert faults(uecr__kl="paper") == []
+    given = {"loss_fn__use_cispo": True, "loss_fn__reference_policy_kl_type": "k2"}
+    assert faults(**given) == []
+    assert [fault.partition(":")[0] for fault in faults(**given, uecr__kl="paper")] == [
+        "loss_fn.use_cispo", "loss_fn.reference_policy_kl_type",
+    ]  # fmt: skip
+
+
+def test_batches_that_do_not_divide_are_refused() -> None:
+    assert faults(policy__train_global_batch_size=5)[0].startswith("policy.train_global_batch_size: got 5")
+    assert faults(grpo__num_generations_per_prompt=1, policy__train_global_batch_size=1)[0].startswith(
+        "grpo.num_generations_per_prompt: got 1"
+    )
+
+
+def test_a_misspelt_key_of_a_teacher_is_refused() -> None:
+    (fault,) = faults(uecr__teacher__megatron_cfg={"tensor_parallel_size": 2})
+    assert fault.startswith("uecr.teacher.megatron_cfg.tensor_parallel_size: no such key")
+    assert faults(uecr__teacher__hf_config_overrides={"rope_scaling": {"factor": 4.0}}) == []
+
+
+def test_our_data_set_and_environment_need_their_sections() -> None:
+    ours = {"data__train__dataset_name": DATASET, "env__nemo_uecr": {"num_workers": 8}}
+    assert [fault.partition(":")[0] for fault in faults(**ours)] == ["uecr.data", "uecr.reward"]
+    assert faults(**ours, uecr__data=OTHER_PROBLEMS, uecr__reward="math") == []
+    assert faults(uecr__reward="math")[0].startswith("uecr.reward: given, but")
+
+
+def test_an_evaluation_fits_the_generator() -> None:
+    given = {"uecr__data": OTHER_PROBLEMS, "uecr__evaluation": EVALUATION}
+    assert faults(**given) == []
+    (fault,) = faults(**given, policy__generation__vllm_cfg__max_model_len=511)
+    assert fault.endswith("takes 512 tokens")
+    (fault,) = faults(**given, policy__generation__vllm_cfg__async_engine=True)
+    assert fault.startswith("policy.generation.vllm_cfg.async_engine: got true")
+
+
+# -- adjusted and ignored --------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_adjusted_without_a_reason() -> None:
+    given = made()
+    assert recipe.adjusted(given, section_of(given)) == []
+
+
+def test_each_adjustment_is_made_and_said() -> None:
+    given = made(
+        loss_fn__force_on_policy_ratio=True,
+        policy__megatron_cfg__distributed_data_parallel_config={"overlap_param_gather": True},
+        policy__generation__temperature=0.7,
+        uecr__teacher__megatron_cfg={"tensor_model_parallel_size": 4, "sequence_parallel": True},
+    )
+    changes = recipe.adjusted(given, section_of(given))
+    assert {change.key: change.value for change in changes} == {
+        "loss_fn.force_on_policy_ratio": False,
+        "policy.megatron_cfg.distributed_data_parallel_config.overlap_param_gather": False,
+        "policy.generation.vllm_cfg.logprobs_mode": "processed_logprobs",
+        "policy.make_sequence_length_divisible_by": 4,
+    }
+    assert str(changes[0]).startswith("loss_fn.force_on_policy_ratio: True becomes False: ")
+    recipe.apply(given, changes)
+    assert recipe.adjusted(given, section_of(given)) == []
+
+
+def test_adjustments_reach_models_as_well_as_mappings() -> None:
+    native = SimpleNamespace(loss_fn=SimpleNamespace(force_on_policy_ratio=True), policy={"generation": {}})
+    recipe.set_at(native, "loss_fn.force_on_policy_ratio", False)
+    recipe.set_at(native, "policy.generation.vllm_cfg.logprobs_mode", "processed_logprobs")
+    assert value_at(native, "loss_fn.force_on_policy_ratio") is False
+    assert native.policy == {"generation": {"vllm_cfg": {"logprobs_mode": "processed_logprobs"}}}
+
+
+def test_what_is_not_used_is_announced() -> None:
+    (said,) = recipe.ignored(made())
+    assert said.startswith("grpo.use_leave_one_out_baseline=True is not used")
+    assert len(recipe.ignored(made(grpo__use_dynamic_sampling=True, grpo__normalize_rewards=False))) == 3
+
+
+# -- what the adapter gets -------------------------------------------------------------------------------------------
+
+
+def test_a_teacher_is_the_policy_as_a_frozen_scorer_at_temperature_one() -> None:
+    given = made(
+        policy__generation__temperature=0.7,
+        policy__pretrained_checkpoint={"path": "x"},
+        uecr__teacher__megatron_cfg={"context_parallel_size": 2},
+        uecr__teacher__megatron_checkpoint="converted/iter_0000000",
+    )
+    section = section_of(given)
+    made_policy = teacher_policy(section.active_teachers["teacher"], given["policy"], 320)
+    layout = made_policy["megatron_cfg"]
+    assert (made_policy["model_name"], made_policy["tokenizer"]["name"]) == ("models/teacher", "models/teacher")
+    assert (layout["context_parallel_size"], layout["pipeline_model_parallel_size"]) == (2, 1)
+    assert layout["peft"] == {"enabled": False}
+    assert (layout["fp8_cfg"]["enabled"], layout["num_layers_in_first_pipeline_stage"]) == (False, None)
+    assert made_policy["generation"]["temperature"] == 1.0
+    assert made_policy["uecr"] == {"temperature": 1.0, "filters": "paper", "vocabulary": 320}
+    assert made_policy["pretrained_checkpoint"] == {"path": "converted/iter_0000000", "format": "megatron_bridge"}
+    assert "draft" not in made_policy
+    assert given["policy"]["megatron_cfg"]["peft"]["enabled"], "the student's own policy is changed"
+    assert "dedicated_gpus" not in made_policy
+
+
+def test_a_teacher_computes_in_fp8_only_if_asked() -> None:
+    given = made(uecr__teacher__megatron_cfg={"fp8_cfg": {"enabled": True}})
+    policy = teacher_policy(section_of(given).active_teachers["teacher"], given["policy"], 320)
+    assert policy["megatron_cfg"]["fp8_cfg"] == {"enabled": True, "fp8": "e4m3", "force_clear_fp8_caches": True}
+
+
+def test_the_settings_are_the_recipes_values() -> None:
+    given = made(grpo__seq_logprob_error_threshold=2.0)
+    settings = recipe.view(given, section_of(given), 300)
+    assert settings.folder == Path("results/grpo/uecr")
+    assert (settings.responses, settings.optimizer_steps, settings.steps) == (32, 2, 30)
+    assert (settings.clip, settings.reference_kl, settings.temperature) == ((0.2, 0.28), 0.01, 1.0)
+    assert (settings.overlong_filter, settings.sequence_error_limit, settings.generation_share) == (True, 2.0, 0.6)
+    assert (settings.filters, settings.vocabulary) == ("paper", 300)
+    assert recipe.worker_section(settings) == {"temperature": 1.0, "filters": "paper", "vocabulary": 300}
+    apart = made(policy__generation__colocated={"enabled": False}, policy__generation__top_p=0.9, uecr__folder="here")
+    settings = recipe.view(apart, section_of(apart), 300)
+    assert (settings.generation_share, settings.filters, settings.folder) == (None, "recipe", Path("here"))
+
+
+def test_the_method_is_the_paper_methods_class() -> None:
+    assert recipe.view(made(), section_of(made()), 300).method.settings().items() >= {"alpha": METHOD["alpha"]}.items()
