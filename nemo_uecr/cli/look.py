@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.contents import Lengths
     from nemo_uecr.plan.shapes import ModelShape
+    from nemo_uecr.start.facts import Run
 
 
 def plan(
@@ -157,11 +158,13 @@ def doctor(
         ray_port: Port of the Ray head, as in slurm/*.sbatch.
     """
     from nemo_uecr.config.load import load
-    from nemo_uecr.plan.doctor import examine
+    from nemo_uecr.start.checks import examine
+    from nemo_uecr.start.facts import of_machine
 
-    run = None if config is None else load(config, overrides).config
+    machine = of_machine(ray_port=ray_port)
+    subject = machine if config is None else run_facts(load(config, overrides).config, ray_port)
     findings = []
-    for finding in examine(run, ray_port=ray_port, sizes=sizes):
+    for finding in examine(subject):
         findings.append(finding)
         say(f"{finding.status:<4}  {finding.check:<26}  {' '.join(finding.message.split())}")
         if finding.remedy:
@@ -182,36 +185,39 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     from nemo_uecr.config.load import annotated_yaml, load
     from nemo_uecr.config.methods import objective, unused_line
     from nemo_uecr.config.nemo_schema import NemoConfig
-    from nemo_uecr.data.manifest import check_local_problems
+    from nemo_uecr.start.checks import CONFIG, require
 
     loaded = load(config, overrides)
     notes = [f"objective: {objective(loaded.config)}", *filter(None, [unused_line(loaded.config, loaded.origins)])]
     if action == "show":
         say(annotated_yaml(loaded.config, loaded.origins).rstrip("\n"), *(f"# {note}" for note in notes))
     else:
+        seen = require(run_facts(loaded.config, 0), CONFIG)
+        notes += [f"{check}: {line}" for check, line in seen.items() if isinstance(line, str)]
         if isinstance(loaded.config, NemoConfig):
-            notes += _check_nemo(loaded.config)
-        else:
-            counts, _ = check_local_problems(loaded.config)
-            names = ("data.train", *loaded.config.evaluation.benchmarks)
-            counted = (f"{name} {counts.get(name, 'of the demo')}" for name in names)  # those are made on first use
-            notes.append(f"problems: {', '.join(counted)}")
+            notes.append(_native_schema(loaded.config))
         say(*notes, f"ok: {config}: keys, values and problems")
 
 
-def _check_nemo(config: NemoConfig) -> list[str]:
-    from nemo_uecr.nemo.preflight import check_problems, check_visible_models
+def run_facts(config: Config | NemoConfig, ray_port: int) -> Run:
+    """What the checks read of a configuration of either back end."""
+    from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.start.facts import of_local
+    from nemo_uecr.start.nemo_form import of_nemo
 
-    check_problems(config)
-    unseen = "a model's folder is not here, or its kind unknown: its layout and lengths are checked at the start"
-    notes = [] if check_visible_models(config) else [unseen]
+    if isinstance(config, NemoConfig):
+        return of_nemo(config, ray_port=ray_port, resources=None)
+    return of_local(config, sizes, ray_port=ray_port, resources=None)
+
+
+def _native_schema(config: NemoConfig) -> str:
     if importlib.util.find_spec("nemo_rl") is None:
-        return [*notes, "NeMo-RL cannot be imported here: its own schema was not checked"]
+        return "NeMo-RL cannot be imported here: its own schema was not checked"
     from nemo_uecr.nemo import translate, upstream
 
     version = upstream.check()
     translate.native_config(config, version)
-    return [*notes, f"NeMo-RL {version}: its schema accepts the run"]
+    return f"NeMo-RL {version}: its schema accepts the run"
 
 
 def advise(

@@ -123,7 +123,7 @@ def teacher_score(config: ConfigFile, /, *overrides: Override, batch: Path, out:
 
     refuse_input(out, batch)
     loaded, saved = load_nemo_config(config, overrides), load_batch(batch)
-    from nemo_uecr.nemo.teacher import score_saved_batch
+    from nemo_uecr.start.nemo_form import score_saved_batch
 
     score_saved_batch(loaded, saved, out)
     precision = "FP8" if loaded.teacher.fp8 else "bf16"

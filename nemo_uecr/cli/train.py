@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from nemo_uecr.cli.common import ConfigFile, Numbers, Override, say
-from nemo_uecr.errors import InvariantError, RunFolderError, require_extra
+from nemo_uecr.errors import InvariantError, require_extra
 from nemo_uecr.stopping import StopRequest, listening
 
 if TYPE_CHECKING:
@@ -46,15 +46,12 @@ def _train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Pa
     from nemo_uecr.config.load import load_as
     from nemo_uecr.config.methods import objective
     from nemo_uecr.config.nemo_schema import NemoConfig
-    from nemo_uecr.files import locked
-    from nemo_uecr.nemo.launcher import train as launch
+    from nemo_uecr.start.nemo_form import train as run
 
     loaded = load_as(NemoConfig, config, overrides)
-    _check_place(config, loaded, resume)
-    _try_method(loaded)
+    _announce(config, loaded, resume)
     logger.info(objective(loaded.config))
-    with locked(Path(loaded.config.run.folder)):
-        return launch(loaded.config, resume=resume, origins=loaded.origins)
+    return run(loaded.config, resume=resume, origins=loaded.origins)
 
 
 def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: StopRequest | None = None) -> Path:
@@ -65,10 +62,9 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
     from nemo_uecr.config.load import load_config
 
     loaded = load_config(config, overrides)
-    _check_place(config, loaded, resume)
-    _try_method(loaded)
+    _announce(config, loaded, resume)
     require_extra("local")
-    from nemo_uecr.local.run import train as run
+    from nemo_uecr.start.local_run import train as run
 
     work = functools.partial(run, loaded.config, resume=resume, origins=loaded.origins)
     if stop is not None:
@@ -86,20 +82,12 @@ def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: St
         raise
 
 
-def _check_place(config: str, loaded: Loaded[Any], resume: bool) -> None:
-    """Refuse to resume a renamed or copied run by its own config.yaml, which names the old folder."""
-    run, named = Path(config).parent, loaded.config.run.folder
-    of_run = Path(config).name == "config.yaml" and (run / "origins.json").is_file()
-    if resume and of_run and loaded.origins["run.folder"] != "override" and run.resolve() != Path(named).resolve():
-        raise RunFolderError(f"{config} names run.folder={named}; to continue the run beside it, add run.folder={run}")
-
-
-def _try_method(loaded: Loaded[Any]) -> None:
-    """Compute the method on a made batch, and log the keys that it does not use."""
+def _announce(config: str, loaded: Loaded[Any], resume: bool) -> None:
+    """Check that a resumed run is where its configuration says, and log the keys that its method does not use."""
     from nemo_uecr.config.methods import unused_line
-    from nemo_uecr.core.invariants import smoke_test
+    from nemo_uecr.start.folders import named_folder
 
-    smoke_test(loaded.config.method, loaded.config.tolerances.model_dump())
+    named_folder(config, loaded.config.run.folder, loaded.origins["run.folder"], resume=resume)
     if line := unused_line(loaded.config, loaded.origins):
         logger.info(line)
 

@@ -471,19 +471,6 @@ def written_config(path: Path) -> Config:
     return validated(Config, read_written(path), {}, str(path))
 
 
-def check_run_folder(folder: Path, config: Config | NemoConfig, *, resume: bool) -> None:
-    """Refuse a folder that holds a run, unless the run is resumed with the same configuration.
-
-    Checkpoints alone count as a run, because NeMo-RL always continues from the newest one.
-    """
-    written = folder / "config.yaml"
-    if not resume and (written.exists() or any((folder / "checkpoints").glob("step?*"))):
-        raise RunFolderError(f"{folder} already holds a run; add --resume to continue it or choose another run.folder")
-    if written.exists():
-        saved = validated(type(config), read_written(written), {}, str(written))
-        check_same_configuration(written, config, saved.model_dump(mode="json"))
-
-
 def check_same_configuration(where: Path, config: Config | NemoConfig, saved: Mapping[str, object]) -> None:
     """Refuse to resume a run with values other than ``saved``, except for `FREE_KEYS`.
 

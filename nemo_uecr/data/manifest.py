@@ -6,22 +6,19 @@ import csv
 import hashlib
 import io
 import json
-import logging
+import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.config.schema import VerifierReward
-from nemo_uecr.data.problems import Problem, check_references, problems_of, question_of
+from nemo_uecr.data.problems import Problem, kind_of, level_of, problems_of, question_of, value_at
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, read_object, recover_folder
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.nemo_schema import AnyConfig, NemoDataConfig
-    from nemo_uecr.config.schema import Config, DataConfig
-
-log = logging.getLogger(__name__)
+    from nemo_uecr.config.nemo_schema import NemoDataConfig
+    from nemo_uecr.config.schema import DataConfig
 
 FORMAT = "nemo_uecr.data/1"
 MANIFEST = "manifest.json"
@@ -78,33 +75,38 @@ def training_problems(data: DataConfig | NemoDataConfig, place: str | Path | Non
     return problems_of(data, training_file(Path(place or data.train), "data.train"), "data.train")
 
 
-def check_local_problems(config: Config) -> tuple[dict[str, int], list[str]]:
-    """Read every problem of a local run: how many there are, by key, and which benchmarks are not held out.
+def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
+    """Problems in the file's order, those of the wanted difficulty, and a seeded draw of ``data.subset`` of them."""
+    problems = training_problems(data)
+    if talked := next((problem for problem in problems if problem.context), None):
+        raise DataError(
+            f"{data.train}: problem {talked.id!r} has turns before its question, and NeMo-RL's processor reads one; "
+            "name a field with the question alone, as in data.question_key=extra_info.question"
+        )
+    low, high = data.difficulty_low, data.difficulty_high
+    if low is not None and high is not None:
+        problems = [problem for problem in problems if low <= _difficulty(problem, data) <= high]
+    if data.subset is not None:
+        if len(problems) < data.subset:
+            wanted = "" if low is None else f" of difficulty {low} to {high}"
+            raise DataError(
+                f"{data.train}: {len(problems)} problems{wanted}; expected at least data.subset={data.subset}"
+            )
+        places = sorted(random.Random(seed).sample(range(len(problems)), data.subset))
+        problems = [problems[place] for place in places]
+    return problems
 
-    The demo's, made on first use, do not count.
-    """
-    data, named = config.data, config.evaluation.benchmarks
-    read = {}
-    if not data.train.startswith("demo:"):
-        read["data.train"] = training_problems(data)
-    benchmarks = [name for name, given in named.items() if not given.startswith("demo:")]
-    read |= {name: problems_of(data, named[name], f"evaluation.benchmarks.{name}") for name in benchmarks}
-    check_answers(config, read)
-    trained = {problem.question.strip() for problem in read.get("data.train", ())}
-    warnings = []
-    for name in benchmarks:
-        questions = [problem.question.strip() for problem in read[name]]
-        if count := sum(question in trained for question in questions):
-            warnings.append(f"{name}: {count} of {len(questions)} questions are also in data.train; it is not held out")
-            log.warning("%s", warnings[-1])
-    return {name: len(problems) for name, problems in read.items()}, warnings
 
-
-def check_answers(config: AnyConfig, read: Mapping[str, Sequence[Problem]]) -> None:
-    """Refuse problems, by the key that names them, whose answers the verifier must judge and cannot."""
-    for name, problems in read.items():
-        if name != "data.train" or any(isinstance(each, VerifierReward) for each in config.reward):
-            check_references(name, problems, template=config.data.prompt_template)
+def _difficulty(problem: Problem, data: NemoDataConfig) -> float:
+    given = value_at(problem.columns, str(data.difficulty_key))
+    level = level_of(given)
+    if level is None:
+        raise DataError(
+            f"{data.train} (data.difficulty_key): problem {problem.id!r} has {kind_of(given)} under "
+            f"{data.difficulty_key!r}, expected a number; its columns are {', '.join(problem.columns)}; for problems "
+            "without difficulties: data.difficulty_key=null data.difficulty_low=null data.difficulty_high=null"
+        )
+    return level
 
 
 def faults(folder: Path) -> list[str]:

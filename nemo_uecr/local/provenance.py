@@ -11,7 +11,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -159,7 +159,7 @@ def check_same_inputs(folder: Path, inputs: Mapping[str, str]) -> None:
 
 
 def write_run_files(
-    folder: Path, config: Config, *, origins: Mapping[str, str], inputs: Mapping[str, str], warnings: list[str]
+    folder: Path, config: Config, *, origins: Mapping[str, str], inputs: Mapping[str, str], warnings: Sequence[str]
 ) -> None:
     """Write the files that come before the first step; an earlier record that differs is kept beside the new one."""
     source, diff = package_source()
@@ -167,7 +167,7 @@ def write_run_files(
         "config_sha256": hashlib.sha256(dump_config(config).encode()).hexdigest(),
         "sha256": dict(inputs),
         "command": sys.argv,
-        "warnings": warnings,
+        "warnings": list(warnings),
     }
     path = folder / PROVENANCE
     if path.is_file():

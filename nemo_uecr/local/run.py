@@ -1,26 +1,25 @@
-"""Prepares a run folder, loads what the run needs, and hands over to the trainer."""
+"""Loads what a run needs, prepares its folder, and hands over to the trainer."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
 import torch
 
-from nemo_uecr.config.load import check_run_folder, flat_values
+from nemo_uecr.config.load import flat_values
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.manifest import check_local_problems, training_problems
+from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.data.problems import Problem, problems_of
-from nemo_uecr.errors import DataError, RunFolderError, require_extra
-from nemo_uecr.files import locked
+from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.generation.adapter import add_adapter, base_of, load_adapter
 from nemo_uecr.generation.decode import check_cache
-from nemo_uecr.generation.engines import check_engine, unended_turn
+from nemo_uecr.generation.engines import unended_turn
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.failure import FAILURE
 from nemo_uecr.local.memory import Placement, checkpointed_layers, is_offloaded, state_of
@@ -44,67 +43,85 @@ from nemo_uecr.paths import resolve_path
 from nemo_uecr.reproducible import derive
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.sinks import Progress, StepLog, open_clients, truncate_records
-from nemo_uecr.verifier.pool import SHARED
 from nemo_uecr.verifier.rewards import Rewards
 
 log = logging.getLogger(__name__)
 
 
-def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: StopRequest) -> Path:
-    """Run a configuration to its last step; returns the run folder. Asked by ``stop`` it saves and raises `RunStopped`.
-
-    ``resume`` continues from the newest checkpoint; ``origins``, where each value came from, are for the run folder.
-    """
-    folder = Path(config.run.folder)
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    if config.train.deterministic:  # read when the GPU first multiplies
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """A block that writes a run folder; what the system refuses is one line that says what is left."""
     try:
-        with closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)) as rewards, locked(folder):
-            check_engine(config.rollout.engine)
-            require_extra(*config.trackers)
-            check_run_folder(folder, config, resume=resume)
-            checkpoints = Checkpoints(folder / "checkpoints", config)
-            _, warnings = check_local_problems(config)  # a malformed row is found before the models are loaded
-            log.info("%s: loading models and problems", folder)
-            position = checkpoints.load(checkpoints.steps()[-1]) if resume and checkpoints.steps() else Position()
-            saved = checkpoints.path(position.step) if position.step else None
-            if saved is None:
-                if resume:  # no refusal: a job that is requeued early finds no checkpoint either
-                    log.info("%s has no checkpoint to resume from: a new run begins", folder)
-                (folder / PROBES).unlink(missing_ok=True)  # of an attempt that left no checkpoint
-            models = load_models(config, saved)
-            prompts, benchmarks = encoded_problems(config, models)
-            rewards.check_columns(sorted({name for prompt in prompts for name in prompt.problem.columns}))
-            inputs = input_hashes(config)  # after loading: a model of the hub is then on this machine
-            check_same_inputs(folder, inputs)
-            optimizer = build_optimizer(models.student, config)
-            if saved is not None:
-                optimizer.load_state_dict(checkpoints.optimizer_state(position.step))
-                checkpoints.prune(position)
-                state = "resuming" if position.step < config.train.steps else "already complete"
-                log.info("%s after step %d of %d: %s", state, position.step, config.train.steps, saved)
-            sample = sampler_of(config, models.student, prompts, benchmarks)  # tries a model that is whole yet
-            placement = placement_of(config, models, optimizer)
-            clients = open_clients(folder, config.telemetry, flat_values(config))
-            progress = Progress(total=config.train.steps, style=config.telemetry.progress)
-            _drop_what_followed(folder, position)
-            write_run_files(folder, config, origins=origins, inputs=inputs, warnings=warnings)
-            models.teachers.keep_probes(folder)
-            list_files(folder, position.step, "config.yaml", "origins.json", DIFF, PROBES)
-            trainer = Trainer(
-                config, models=models, optimizer=optimizer, placement=placement, sample=sample, rewards=rewards,
-                prompts=prompts, benchmarks=benchmarks, folder=folder, log=StepLog(folder, clients, progress),
-                checkpoints=checkpoints, position=position, stop=stop,
-            )  # fmt: skip
-            trainer.run()
+        yield
     except OSError as error:
         raise RunFolderError(
             f"cannot write {error.filename or folder}: {error.strerror or error}; complete checkpoints are intact. "
             "Make room or choose another run.folder, then run again with --resume"
         ) from error
-    return folder
+
+
+def train(
+    config: Config,
+    *,
+    resume: bool,
+    origins: Mapping[str, str],
+    stop: StopRequest,
+    rewards: Rewards,
+    warnings: Sequence[str],
+) -> None:
+    """Load a run that has been checked (`start`), and train to its last step; asked by ``stop`` it saves and raises.
+
+    ``resume`` continues from the newest checkpoint; ``origins``, where each value came from, and the ``warnings`` of
+    the checks are for the run folder.
+    """
+    folder = Path(config.run.folder)
+    _set_up_torch(config)
+    log.info("%s: loading models and problems", folder)
+    checkpoints = Checkpoints(folder / "checkpoints", config)
+    position = _position(checkpoints, folder, resume=resume)
+    saved = checkpoints.path(position.step) if position.step else None
+    models = load_models(config, saved)
+    prompts, benchmarks = encoded_problems(config, models)
+    rewards.check_columns(sorted({name for prompt in prompts for name in prompt.problem.columns}))
+    inputs = input_hashes(config)  # after loading: a model of the hub is then on this machine
+    check_same_inputs(folder, inputs)
+    optimizer = build_optimizer(models.student, config)
+    if saved is not None:
+        optimizer.load_state_dict(checkpoints.optimizer_state(position.step))
+        checkpoints.prune(position)
+        state = "resuming" if position.step < config.train.steps else "already complete"
+        log.info("%s after step %d of %d: %s", state, position.step, config.train.steps, saved)
+    sample = sampler_of(config, models.student, prompts, benchmarks)  # tries a model that is whole yet
+    placement = placement_of(config, models, optimizer)
+    clients = open_clients(folder, config.telemetry, flat_values(config))
+    progress = Progress(total=config.train.steps, style=config.telemetry.progress)
+    # Everything is there: from here on the folder is written.
+    _drop_what_followed(folder, position)
+    write_run_files(folder, config, origins=origins, inputs=inputs, warnings=warnings)
+    models.teachers.keep_probes(folder)
+    list_files(folder, position.step, "config.yaml", "origins.json", DIFF, PROBES)
+    Trainer(
+        config, models=models, optimizer=optimizer, placement=placement, sample=sample, rewards=rewards,
+        prompts=prompts, benchmarks=benchmarks, folder=folder, log=StepLog(folder, clients, progress),
+        checkpoints=checkpoints, position=position, stop=stop,
+    ).run()  # fmt: skip
+
+
+def _set_up_torch(config: Config) -> None:
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    if config.train.deterministic:  # read when the GPU first multiplies
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _position(checkpoints: Checkpoints, folder: Path, *, resume: bool) -> Position:
+    """Where the run begins: after its newest checkpoint, or at step 0, also where a resumed run left none."""
+    if resume and checkpoints.steps():
+        return checkpoints.load(checkpoints.steps()[-1])
+    if resume:  # no refusal: a job that is requeued early finds no checkpoint either
+        log.info("%s has no checkpoint to resume from: a new run begins", folder)
+    (folder / PROBES).unlink(missing_ok=True)  # of an attempt that left no checkpoint
+    return Position()
 
 
 def _drop_what_followed(folder: Path, position: Position) -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.load import check_run_folder
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import CallReward
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.files import check_writable, file_sha256
-from nemo_uecr.nemo import preflight, translate, upstream
+from nemo_uecr.files import file_sha256
+from nemo_uecr.nemo import translate, upstream
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.evaluation import training_evaluation
 from nemo_uecr.nemo.loss import UecrLoss
@@ -36,31 +35,19 @@ SAVING_S = 300
 PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "vllm", "ray")
 
 
-def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Path:
-    """Run to the last step, from the newest checkpoint with ``resume``; returns the run folder.
+def train(
+    config: NemoConfig, *, origins: Mapping[str, str], version: str, dropped: Sequence[int], routes: Routes | None
+) -> None:
+    """Run to the last step, from the newest checkpoint if there is one; the run has been checked (`start`).
 
-    ``origins``, where each value came from, are for the run folder. A run that cannot be started as it is configured
-    writes nothing; one that is asked to end saves first and raises `RunStopped`.
+    ``origins``, where each value came from, and NeMo-RL's ``version`` are for the run folder; problems at the
+    ``dropped`` places are left out. A run that is asked to end saves first and raises `RunStopped`.
     """
-    folder = Path(config.run.folder)
-    check_run_folder(folder, config, resume=resume)
-    check_writable(folder)
-    problems = preflight.check_problems(config)
-    preflight.check_visible_models(config)
-    version = upstream.check()
-    prompts = preflight.encoded_prompts(config, problems, preflight.check_models(config))
-    routes = preflight.routes(config, problems, prompts)
-    preflight.check_conversion("student", config.student)
-    for key, teacher in config.active_teachers.items():
-        preflight.check_conversion(key, teacher)
     evaluation = training_evaluation(config)
-    dropped = [place for place in range(len(problems)) if place not in prompts]
     native = translate.native_config(config, version, dropped=dropped)
-    folder.mkdir(parents=True, exist_ok=True)
+    Path(config.run.folder).mkdir(parents=True, exist_ok=True)
     log.info("NeMo-RL %s, method %s", version, config.method.name)
-    records = {"origins": origins, "version": version}
-    _run(config, native, evaluation, routes, records)
-    return folder
+    _run(config, native, evaluation, routes, {"origins": origins, "version": version})
 
 
 def _run(

@@ -15,8 +15,8 @@ import torch
 
 from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.config.schema import CallReward, VerifierReward
+from nemo_uecr.data.manifest import chosen_problems
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.preflight import chosen_problems
 from nemo_uecr.verifier.extract import opens_thought
 from nemo_uecr.verifier.pool import ComparisonPool
 from nemo_uecr.verifier.rewards import Outcome, Rewards, Sample, component_metrics

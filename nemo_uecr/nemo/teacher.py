@@ -15,10 +15,9 @@ from torch import Tensor
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods.base import LOSS_TENSORS
 from nemo_uecr.data.batch_file import SavedBatch, save_batch
-from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.errors import DataError
 from nemo_uecr.generation.models import only_here, output_columns
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.preflight import check_conversion, check_teacher_alone
 from nemo_uecr.nemo.score_checks import score
 from nemo_uecr.nemo.translate import native_config, teacher_policy
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
@@ -102,19 +101,20 @@ def score_by_teachers(
     return scores, torch.cat([top_nK for _, top_nK in tops])[order_B]
 
 
-def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
+def score_saved_batch(
+    config: NemoConfig, saved: SavedBatch, rows: Mapping[str, Tensor], out: Path, *, version: str
+) -> None:
     """Write the batch with the scores of the configuration's teacher, alone on the cluster, in place of those it had.
 
     The advantages that the run saved came from its own teacher and are left out.
+
+    Args:
+        config: of a run with one teacher, which has been checked (`start`).
+        saved: the batch.
+        rows: its columns for scoring, `rows_of`.
+        out: file to write.
+        version: NeMo-RL's.
     """
-    if not config.method.needs_teacher():
-        raise ConfigError(f"method.name: {config.method.name} reads no teacher; expected one that does, such as uecr")
-    if config.teachers:
-        raise ConfigError("teachers: a batch is scored by one teacher; expected teacher.model_name alone")
-    rows = _rows_of(saved, config.student.vocabulary)
-    version = upstream.check()
-    check_teacher_alone(config, longest=int(rows["input_lengths"].max()))
-    check_conversion("teacher", config.teacher)
     native = native_config(config, version)
     native.policy["megatron_cfg"]["train_iters"] = 1  # as the loop's set-up would; a scorer makes no training step
     tokenizer = upstream.start(native)
@@ -131,7 +131,7 @@ def score_saved_batch(config: NemoConfig, saved: SavedBatch, out: Path) -> None:
     teacher.shutdown()
 
 
-def _rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
+def rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
     """The columns that scoring reads of a saved batch; a row ends with its last sampled token."""
     mask_BS = saved.tensors["mask"].bool()
     if "token_ids" not in saved.tensors or bool(mask_BS[:, 0].any()):

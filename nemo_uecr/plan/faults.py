@@ -1,7 +1,7 @@
 """Faults of a layout, and models that do not fit the run: one sentence each, with the remedy.
 
-Every layout rule is in this file. `plan` prints the faults; the doctor, `config check` and the start of a run inside
-NeMo-RL refuse a run that has any. A model of unknown size is None, and the rules that need its size are skipped.
+Every layout rule is in this file. `plan` prints the faults; the check `layout` of the room `start` refuses a run that
+has any. A model of unknown size is None, and the rules that need its size are skipped.
 """
 
 from __future__ import annotations

@@ -31,12 +31,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from nemo_uecr.config.load import backend_of, load_config, load_nemo_config
-from nemo_uecr.errors import ConfigError, UecrError, require_extra
-from nemo_uecr.files import check_mounted, replace_file
-from nemo_uecr.plan.faults import layout_faults, refuse
+from nemo_uecr.errors import UecrError, require_extra
+from nemo_uecr.files import replace_file
 from nemo_uecr.plan.network import own_address, take_interface
+from nemo_uecr.start import job as job_checks
+from nemo_uecr.start.checks import JOB, NODE, require
+from nemo_uecr.start.facts import of_local, size_of
+from nemo_uecr.start.job import Resources
+from nemo_uecr.start.nemo_form import of_nemo
 from nemo_uecr.stopping import STOPPED
-from nemo_uecr.telemetry.sinks import STEPS, read_records
 
 log = logging.getLogger(__name__)
 
@@ -134,54 +137,27 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
 
     All attempts of a job use the same arguments, which continue the run in the run folder.
     """
-    backend = backend_of(config, overrides)
+    backend, given = backend_of(config, overrides), Resources(config, nodes, gpus)
     if smoke:
-        if backend != "local":
-            raise ConfigError(
-                f"{config} has backend {backend}; --smoke needs --config examples/configs/local/demo.yaml"
-            )
+        job_checks.can_smoke(config, backend)
         run = load_config(config, overrides).config
-        check_mounted(Path(run.run.folder), key="run.folder=")
-        done = [len(read_records(path)[0]) >= run.train.steps for path in Path(run.run.folder).glob(f"*/{STEPS}")]
-        if done and all(done):
-            raise ConfigError(f"run.folder={run.run.folder} holds a finished smoke test; choose another to repeat it")
+        job_checks.mounted(Path(run.run.folder))
+        job_checks.unfinished_smoke(Path(run.run.folder), run.train.steps)
         return ["slurm", "smoke", config, *overrides]
     if backend != "nemo_rl":
-        if nodes != 1:
-            raise ConfigError(f"{config}: backend local runs on one node, the job has {nodes}; sbatch --nodes=1")
         local = load_config(config, overrides).config  # report a misspelt key before Ray starts
-        check_mounted(Path(local.run.folder), key="run.folder=")
+        require(of_local(local, size_of, ray_port=0, resources=given), JOB)
         return ["train", config, *overrides, "--resume"]
     words = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus or 1}", *overrides]  # no GPUs: refused below
-    loaded = load_nemo_config(config, words)
-    asked = loaded.cluster
-    if gpus == 0:
-        raise ConfigError(f"{config}: backend nemo_rl needs GPUs, the job has none; sbatch --gpus-per-node=N")
-    if asked.nodes != nodes or asked.gpus_per_node > gpus:
-        raise ConfigError(
-            f"cluster.nodes={asked.nodes} with cluster.gpus_per_node={asked.gpus_per_node}: the job has {nodes} nodes "
-            f"of {gpus} GPUs; leave both keys to the job, or change the job (sbatch --nodes=N --gpus-per-node=N)"
-        )
-    refuse(layout_faults(loaded, None, None))
-    check_mounted(Path(loaded.run.folder), key="run.folder=")
-    made = [teacher.megatron_checkpoint for teacher in loaded.active_teachers.values()]
-    if None in (loaded.student.megatron_checkpoint, *made):
-        from nemo_uecr.nemo.upstream import conversions
-
-        remedy = "set HF_HOME or NRL_MEGATRON_CHECKPOINT_DIR to a shared, mounted folder"
-        check_mounted(conversions(), key="the folder of NeMo-RL's conversions, ", remedy=remedy)
+    require(of_nemo(load_nemo_config(config, words), ray_port=0, resources=given), JOB)
     return ["train", config, *words, "--resume"]
 
 
 def check_inputs(words: Sequence[str]) -> None:
     """Refuse missing problems and models, which a driver inside NeMo-RL would meet minutes later."""
-    from nemo_uecr.nemo import preflight
-
     command, config, *overrides = words
-    if command == "train" and backend_of(config, overrides[:-1]) == "nemo_rl":
-        loaded = load_nemo_config(config, overrides[:-1])  # without --resume
-        preflight.chosen_problems(loaded.data, loaded.run.seed)
-        preflight.check_visible_models(loaded)
+    if command == "train" and backend_of(config, overrides[:-1]) == "nemo_rl":  # without --resume
+        require(of_nemo(load_nemo_config(config, overrides[:-1]), ray_port=0, resources=None), NODE)
 
 
 # The first node

@@ -10,7 +10,7 @@ import yaml
 
 from nemo_uecr import __version__
 from nemo_uecr.nemo import upstream
-from nemo_uecr.plan.doctor import IMAGE
+from nemo_uecr.start.machine import IMAGE
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -38,7 +38,7 @@ def test_a_local_run_that_does_not_fit_names_its_lever(capsys: pytest.CaptureFix
 def test_doctor_on_a_run_that_is_ready_and_on_one_that_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("nemo_uecr.plan.doctor.PLAIN", {"pydantic": ""})  # one real import in place of all
+    monkeypatch.setattr("nemo_uecr.start.machine.PLAIN", {"pydantic": ""})  # one real import in place of all
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     out = tmp_path / "doctor.json"
     assert entry_point(["doctor", *DEMO, f"run.folder={tmp_path}/run", "--json", str(out)]) == 0
@@ -59,5 +59,5 @@ def test_config_check_counts_problems(
     words = [f"data.train={tmp_path / 'mine.jsonl'}", f"evaluation.benchmarks.held={tmp_path / 'mine.jsonl'}"]
     assert entry_point(["config", "check", *DEMO, *words]) == 0
     assert "problems: data.train 1, level1 of the demo, " in (said := capsys.readouterr().out)
-    assert "level5 of the demo, held 1\n" in said
+    assert "level5 of the demo, held 1; fields" in said
     assert "held: 1 of 1 questions are also in data.train; it is not held out" in caplog.text

@@ -15,7 +15,7 @@ import torch
 from nemo_uecr.config.nemo_schema import NemoTeacherConfig
 from nemo_uecr.conversion.bridge import Bridge
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.preflight import check_conversion
+from nemo_uecr.start.nemo_form import check_conversion
 from tests.conftest import ROOT
 from tests.conversion.folders import hf_model
 from tests.conversion.real import converted, marks, tensors, transformers_logp

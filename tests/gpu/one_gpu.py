@@ -146,7 +146,7 @@ def main(tokenizer: str, target: str) -> None:
     sys.path.insert(0, str(ROOT))
     from nemo_uecr.config.load import load_nemo_config
     from nemo_uecr.data.batch_file import load_batch
-    from nemo_uecr.nemo import launcher
+    from nemo_uecr.start import nemo_form
 
     folder = Path(target)
     folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +167,7 @@ def main(tokenizer: str, target: str) -> None:
         native(policy, *parts)
 
     with patch.object(loop, "grpo_train", checked_loop):
-        launcher.train(config, resume=False, origins={})
+        nemo_form.train(config, resume=False, origins={})
     check_records(folder / "run")
     saved = sorted((folder / "run" / "batches").glob("*.safetensors"))
     report("training steps", passed=len(saved) == STEPS, detail=f"{len(saved)} of {STEPS} left a batch")

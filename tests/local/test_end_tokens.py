@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from nemo_uecr.errors import UecrError
 from nemo_uecr.generation.adapter import CONFIG, add_adapter, load_causal_lm
 from nemo_uecr.generation.engines import ChatSettings, load_tokens
 from nemo_uecr.generation.models import GENERATION, load_tokenizer, save_pretrained
-from nemo_uecr.plan.doctor import run_checks, tokenizer_findings
 from tests.local import tiny
+from tests.start import looking
 
 CHAT = ChatSettings(tiny.configured(Path("unused")).config.data.prompt_template, None, False)
 #: How a folder states its end tokens, and which they are: generation_config.json, config.json, the tokenizer's.
@@ -178,10 +177,8 @@ def test_the_doctor_and_advise_say_that_they_end_otherwise(
         (["student.model_name=" + str(tiny.STUDENT)], "ok"),
     ):
         loaded = tiny.configured(tmp_path / "run", f"student.model_name={swapped}", *extra).config
-        (finding,) = [
-            each for each in run_checks([("t", partial(tokenizer_findings, loaded))]) if "end tokens" in each.check
-        ]
-        assert (finding.status, "end_token" in finding.remedy) == (status, status == "warn")
+        seen = looking.found(loaded, *looking.TOKENIZERS)["teacher end tokens"]
+        assert (seen[0], "end_token=own" in seen[1]) == (status, status == "warn")
     assert entry_point(["advise", config, *words, "--problems", "4"]) == 0
     assert "gap at the end token" in capsys.readouterr().out
     section = json.loads((tmp_path / "run" / "audits" / "advise" / "section.json").read_text())
@@ -210,8 +207,8 @@ def test_a_turn_that_ends_otherwise_than_a_response_is_named_once(
     begun = [each for each in caplog.messages if "ends a turn" in each]
     assert len(begun) == (said is not None)
     assert (said or "") in "".join(begun)
-    found = run_checks([("t", partial(tokenizer_findings, tiny.configured(run, *tiny.every()).config))])
-    assert [each.status for each in found if each.check == "end of turn"] == ["ok"]
+    seen = looking.found(tiny.configured(run, *tiny.every()).config, *looking.TOKENIZERS)
+    assert seen["end of turn"][0] == "ok"
     caplog.clear()
     words = ["evaluate", str(folder), "--benchmarks", f"a={tiny.assets().problems}", "--engine", "transformers"]
     words += ["--samples", "1", "--max-tokens", "2", *(word for each in stop for word in ("--stop", each))]

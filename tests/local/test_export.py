@@ -18,10 +18,10 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import model_digest
 from nemo_uecr.generation.adapter import CONFIG, WEIGHTS, base_of, load_causal_lm
 from nemo_uecr.generation.models import load_tokenizer, save_pretrained
-from nemo_uecr.plan import doctor
 from nemo_uecr.plan.shapes import shape_of
 from tests.local.tiny import assets, configured, evaluation, every, run
 from tests.reliability.commands import refused
+from tests.start.looking import MODELS, TOKENIZERS, found
 
 IDS = torch.arange(12).unsqueeze(0)
 
@@ -62,10 +62,9 @@ def test_an_adapter_that_peft_saved_is_a_teacher_and_is_merged(lora: Path, tmp_p
     asked = ("train.steps=1", f"teacher.model_name={foreign}")
     run(tmp_path / "run", *asked)
     config = configured(tmp_path / "other", *asked).config
-    sizes = doctor.model_finding(config, "teacher", str(foreign)), shape_of(str(foreign), role="teacher").layers
-    assert (sizes[0].status, sizes[1]) == ("ok", 2)
-    found = doctor.run_checks([("tokenizers", lambda: doctor.tokenizer_findings(config))])
-    assert {each.status for each in found if each.check.startswith("teacher")} == {"ok"}
+    assert shape_of(str(foreign), role="teacher").layers == 2
+    seen = found(config, *MODELS, *TOKENIZERS)
+    assert {status for check, (status, _) in seen.items() if check.startswith("teacher")} == {"ok"}
     assert entry_point(["export", str(foreign), "--merged", str(tmp_path / "out")]) == 0
     changed = json.loads((foreign / CONFIG).read_text()) | {"modules_to_save": ["lm_head"]}
     (foreign / CONFIG).write_text(json.dumps(changed))

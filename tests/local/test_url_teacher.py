@@ -30,11 +30,10 @@ from nemo_uecr.hosted_teacher.vllm_plugin import IMPOSSIBLE, TOKENS, register, t
 from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.teachers import UrlTeacher
-from nemo_uecr.plan.doctor import server_finding
-from nemo_uecr.plan.shapes import shape_of
 from nemo_uecr.report.page import write_report
 from nemo_uecr.stopping import RunStopped, StopRequest
 from tests.local import tiny
+from tests.start.looking import found
 
 COLUMNS = 292
 TOLERANCE = 0.05
@@ -395,8 +394,8 @@ def test_a_server_that_does_not_fit_is_refused_at_start(served: Served, tmp_path
     with pytest.raises(ScoreError, match=r"counts more than the student's 291 output columns.*UECR_TEACHER_TOKENS=291"):
         teacher(served.url, columns=COLUMNS - 1).check([prompt(1)], 6)
     config = tiny.configured(tmp_path, section(served.url)).config
-    found = server_finding(config, "teacher", lambda name, role: shape_of(name, role=role))
-    assert (found.status, str(served.folder / "first") in found.message) == ("ok", True)
+    seen = found(config, "{} server")["teacher server"]
+    assert (seen[0], str(served.folder / "first") in seen[1]) == ("ok", True)
     with pytest.raises(ScoreError, match="expected model_name to be one of: served"):
         teacher(served.url, model_name="other").check([prompt(1)], 6)
     with pytest.raises(ScoreError, match=r"reads 512 tokens .* expected 514"):

@@ -27,8 +27,8 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import UecrError
 from nemo_uecr.generation.models import load_tokenizer
-from nemo_uecr.local.run import train
 from nemo_uecr.local.token_model import TokenModel, load_model
+from nemo_uecr.start.local_run import train
 from nemo_uecr.stopping import StopRequest
 from tests.data.made import write_jsonl
 

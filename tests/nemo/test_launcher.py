@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.load import check_run_folder, load_as, load_nemo_config
+from nemo_uecr.config.load import load_as, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.nemo import launcher, upstream
 from nemo_uecr.nemo.launcher import SAVING_S, begun_by_a_step, limit_time, report_early_end
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.upstream import UpstreamError
+from nemo_uecr.start import nemo_form
+from nemo_uecr.start.folders import free_folder
 from nemo_uecr.stopping import JOB_END, RunStopped, StopRequest
 from tests.config.shipped import GRPO
 from tests.nemo.worlds import BASE, world
@@ -33,20 +35,25 @@ def begin(folder: Path) -> None:
     launcher.write_run_files(loaded.config, origins=loaded.origins, version="0.7.0")
 
 
+def never(written: Path) -> None:
+    """A configuration that is there is not compared without --resume."""
+    raise AssertionError(written)
+
+
 def test_without_nemo_rl_a_run_stops_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nemo_rl", None)
     monkeypatch.delitem(sys.modules, "nemo_rl.package_info", raising=False)
     world(tmp_path)
     config = configuration(tmp_path / "run", f"data.train={tmp_path}/p.jsonl")
     with pytest.raises(UpstreamError, match=r"^NeMo-RL cannot be imported .*$"):
-        launcher.train(config, resume=False, origins={})
+        nemo_form.train(config, resume=False, origins={})
 
 
 def test_checkpoints_of_another_hand_are_not_continued(tmp_path: Path) -> None:
     """NeMo-RL would go on from them without a word."""
     (tmp_path / "checkpoints" / "step_20").mkdir(parents=True)
     with pytest.raises(RunFolderError, match="add --resume"):
-        check_run_folder(tmp_path, configuration(tmp_path), resume=False)
+        free_folder(tmp_path, never, resume=False)
 
 
 def test_a_run_that_failed_before_its_first_step_can_be_begun_again(tmp_path: Path) -> None:
@@ -56,11 +63,11 @@ def test_a_run_that_failed_before_its_first_step_can_be_begun_again(tmp_path: Pa
             raise ZeroDivisionError
 
     fail(0)
-    check_run_folder(tmp_path, configuration(tmp_path, "rollout.temperature=0.9"), resume=False)
+    free_folder(tmp_path, never, resume=False)
     fail(1)
     fail(0)  # a continued run that failed: what was there stays
     with pytest.raises(RunFolderError, match="add --resume"):
-        check_run_folder(tmp_path, configuration(tmp_path), resume=False)
+        free_folder(tmp_path, never, resume=False)
 
 
 def test_an_early_end_says_where_it_saved() -> None:

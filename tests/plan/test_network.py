@@ -12,8 +12,9 @@ from unittest.mock import Mock
 import pytest
 
 from nemo_uecr.plan import network
-from nemo_uecr.plan.doctor import network_finding
 from nemo_uecr.plan.network import own_address, take_interface
+from nemo_uecr.start.machine import all_reduce
+from nemo_uecr.start.seen import Caution
 
 MEASURE = (
     "import sys, pathlib; from nemo_uecr.plan.network import exchange_rate as e; print(*e(pathlib.Path(sys.argv[1])))"
@@ -70,6 +71,10 @@ def test_a_rate_below_infiniband_warns(
         (tmp_path / name).mkdir()
     monkeypatch.setattr(network, "INFINIBAND", tmp_path)
     monkeypatch.setattr(network, "exchange_rate", lambda folder: (rate, backend))
-    found = network_finding(tmp_path)
-    assert (found.status, found.message.startswith(f"{rate:.2f} GB/s")) == (status, True)
-    assert ("NCCL_IB_HCA" in found.remedy) == (status == "warn")
+    assert all_reduce(tmp_path) is None  # of one node
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")
+    seen = all_reduce(tmp_path)
+    assert isinstance(seen, Caution) == (status == "warn")
+    message = seen.message if isinstance(seen, Caution) else str(seen)
+    assert message.startswith(f"{rate:.2f} GB/s")
+    assert not isinstance(seen, Caution) or "NCCL_IB_HCA" in seen.remedy

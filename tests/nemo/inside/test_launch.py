@@ -16,8 +16,9 @@ from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.generation.engines import Decoding
-from nemo_uecr.nemo import evaluation, launcher, preflight, upstream
+from nemo_uecr.nemo import evaluation, launcher, upstream
 from nemo_uecr.nemo.translate import teacher_policy
+from nemo_uecr.start import nemo_form
 from tests.config.shipped import CONFIGS
 from tests.nemo.inside.launched import ASKED, CHARACTERS, examined, ids_of, make_benchmarks, make_tokenizer, text_of
 from tests.nemo.inside.tiny_world import TinyGeneration, TinyModel, TinyPolicy, TinyTeacher
@@ -114,8 +115,8 @@ def clusters(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(upstream, "register_worker", lambda: None)
     monkeypatch.setattr(upstream, "score_on_workers", score_here)
     monkeypatch.setattr(upstream, "call_all", call_here)
-    monkeypatch.setattr(preflight, "check_models", lambda config: load_tokenizer(config.student.model_name))
-    monkeypatch.setattr(preflight, "check_conversion", lambda role, model: None)
+    monkeypatch.setattr(nemo_form, "check_models", lambda config: load_tokenizer(config.student.model_name))
+    monkeypatch.setattr(nemo_form, "check_conversion", lambda role, model: None)
     monkeypatch.setattr(upstream, "generation_leaders", lambda generation: [])
     monkeypatch.setattr(evaluation, "answers_of", examined)
     ASKED.clear()
@@ -181,7 +182,7 @@ def test_a_run_from_its_configuration_file(
             f"reward=[math, {{call: {tmp_path}/mine.py:level, weight: 0.5}}]",
         ],
     )  # fmt: skip
-    launcher.train(config, resume=False, origins={"run.seed": "a file"})
+    nemo_form.train(config, resume=False, origins={"run.seed": "a file"})
     saved = load_batch(tmp_path / "run" / "batches" / "step-000002.safetensors")
     assert ("teachers" in saved.header) == several
     rewarded = saved.tensors["task_reward"].view(2, 4)

@@ -1,4 +1,4 @@
-"""The doctor on machines, folders, models and checkpoints made wrong for real."""
+"""The list of checks on machines, folders, models and checkpoints made wrong for real, and who asks what."""
 
 from __future__ import annotations
 
@@ -6,34 +6,25 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
-from nemo_uecr.cli.look import sizes
+from nemo_uecr.cli.look import run_facts
 from nemo_uecr.config.nemo_schema import AnyConfig
+from nemo_uecr.errors import UecrError
 from nemo_uecr.generation.models import load_tokenizer
-from nemo_uecr.plan import doctor
 from nemo_uecr.plan.contents import GIB
-from nemo_uecr.plan.doctor import Finding
+from nemo_uecr.start import machine, memory, model_files
+from nemo_uecr.start.checks import CONFIG, DOCTOR, JOB, NODE, OF_RUN, TRAIN, examine, require
+from nemo_uecr.start.seen import Caution, Refusal
 from tests.conftest import ROOT
 from tests.conversion.folders import megatron_weights, nemo_rl_step
 from tests.plan.subjects import local, nemo, save_model, save_tokenizer
-
-
-def made(make: Callable[..., Finding | Iterable[Finding]], *given: Any, **named: Any) -> dict[str, tuple[str, str]]:
-    """Status and words of each finding of a check; a refusal is a finding."""
-    found = doctor.run_checks([("check", partial(make, *given, **named))])
-    return {one.check: (one.status, f"{one.message} -> {one.remedy}") for one in found}
-
-
-def one(make: Callable[..., Finding | Iterable[Finding]], *given: Any, **named: Any) -> tuple[str, str]:
-    (found,) = made(make, *given, **named).values()
-    return found
-
+from tests.start.looking import MEMORY, MODELS, TOKENIZERS, found
 
 # -- the machine -----------------------------------------------------------------------------------------------------
 
@@ -42,14 +33,16 @@ def test_ports_and_names_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with socket.create_server(("", 0)) as server:
         taken = server.getsockname()[1]
-        assert doctor.port_finding(taken).status == "fail"
+        with pytest.raises(Refusal, match=f"^{taken} is taken on this machine; choose another with --ray-port"):
+            machine.ray_port(taken)
         monkeypatch.setenv("RAY_ADDRESS", "node1:9900")
-        assert doctor.port_finding(taken).status == "ok"
-    assert doctor.name_finding("no-such-host.invalid", nodes=1).status == "fail"
-    assert doctor.name_finding("localhost", nodes=1).status == "ok"
-    assert doctor.name_finding("localhost", nodes=2).status == "fail"
+        assert machine.ray_port(taken) == "RAY_ADDRESS=node1:9900 is set: that cluster is used"
+    for host, nodes in (("no-such-host.invalid", 1), ("localhost", 2)):
+        with pytest.raises(Refusal, match=r"which other nodes can reach"):
+            machine.node_name(host, nodes=nodes)
+    assert machine.node_name("localhost", nodes=1) == "localhost is 127.0.0.1"
     monkeypatch.setenv("SLURM_LAUNCH_NODE_IPADDR", "192.0.2.7")
-    assert doctor.name_finding("localhost", nodes=2).status == "ok"
+    assert machine.node_name("localhost", nodes=2) == "localhost is 192.0.2.7"
 
 
 def test_packages_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,57 +55,77 @@ def test_packages_that_are_not_what_they_should_be(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), ROOT]))
     write("broken_package", "raise OSError('libnccl.so.2: cannot open')")
     for name, reason in (("broken_package", "libnccl"), ("no_package", "No module named 'no_package'")):
-        found = doctor.import_finding(name, sys.executable, "pip install it")
-        assert (found.status, found.remedy, reason in found.message) == ("fail", "pip install it", True)
-    statuses = [doctor.apex_finding(sys.executable).status]
-    for folder in ("apex", "apex/multi_tensor_apply"):
-        write(folder, "")
-        statuses.append(doctor.apex_finding(sys.executable).status)
-    assert statuses == ["ok", "fail", "ok"]
+        with pytest.raises(Refusal, match=rf"^cannot be imported by .*{reason}.*; pip install it$"):
+            machine.package(name, sys.executable, "pip install it")
+    assert machine.apex(sys.executable) == "not installed"
+    write("apex", "")
+    with pytest.raises(Refusal, match="is an unrelated toolkit that Megatron would import; pip uninstall apex"):
+        machine.apex(sys.executable)
+    write("apex/multi_tensor_apply", "")
+    assert machine.apex(sys.executable) == str(tmp_path / "apex")
 
 
 def test_a_check_that_cannot_be_made_is_a_line_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PLAIN", {})
-    monkeypatch.setattr(doctor, "IMPORT_S", 0.001)
+    monkeypatch.setattr(machine, "PLAIN", {})
+    monkeypatch.setattr(machine, "IMPORT_S", 0.001)
     monkeypatch.setitem(sys.modules, "transformers", None)  # what Python itself takes for not installed
     run = local("student.model_name=a/b", "method.name=grpo", "teacher.model_name=null")
-    found = {one.check: one for one in doctor.examine(run, ray_port=9900, sizes=sizes)}
-    assert found["apex"].message.startswith("cannot be checked: TimeoutExpired: ")
-    assert "transformers" in found["student tokenizer"].message
-    assert found["plan"].status == "warn"
+    seen = {one.check: one for one in examine(run_facts(run, 9900))}
+    assert seen["apex"].message.startswith("cannot be checked: TimeoutExpired: ")
+    assert "transformers" in seen["student tokenizer"].message
+    assert seen["plan"].status == "warn"
+    assert {"host memory", "disk", "chat template"}.isdisjoint(seen)  # they need the sizes, or the tokenizer
 
 
 # -- the run's folders and its plan ----------------------------------------------------------------------------------
 
 
-def fit(run: AnyConfig, *, gpu: int = 139, host: int = 512) -> dict[str, tuple[str, str]]:
-    return made(doctor.fit_findings, run, sizes, gpu_memory=gpu * GIB, host_memory=host * GIB)
+Here = Callable[[int, int], None]
 
 
-def test_the_plan_is_held_against_this_machine(tmp_path: Path) -> None:
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Here:
+    """Sets the GiB of this machine's GPU and of its memory: at first a large machine's."""
+
+    def have(gpu: int, host: int) -> None:
+        monkeypatch.setattr(machine, "gpu_memory", lambda: gpu * GIB)
+        monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(total=host * GIB))
+
+    have(139, 512)
+    return have
+
+
+def fit(run: AnyConfig) -> dict[str, tuple[str, str]]:
+    """Of a local run also how long its responses may be."""
+    return found(run, *MEMORY)
+
+
+def test_the_plan_is_held_against_this_machine(tmp_path: Path, here: Here) -> None:
     """Rollout takes 88.0 GiB of each GPU at the shipped share, training 52.3; the 4B run puts 340.0 GiB into a host."""
     folder = f"run.folder={tmp_path}"
-    found = fit(nemo(folder))
-    assert (found["plan"][0], "rollout takes the most, 88.0 GiB" in found["plan"][1]) == ("ok", True)
-    assert found["host memory"][0] == "ok"
-    assert "4 checkpoints of 52.45 GiB need 209.8" in found["disk"][1]
-    found = fit(nemo(folder, "checkpoint.keep_last=1000000"), gpu=40, host=64)
-    assert (found["plan"][0], "train needs 52.3 GiB" in found["plan"][1]) == ("fail", True)
-    assert found["host memory"][1].startswith("64.0 GiB, the run needs 340.0")
-    assert {found["host memory"][0], found["disk"][0]} == {"fail"}
+    seen = fit(nemo(folder))
+    assert (seen["plan"][0], "rollout takes the most, 88.0 GiB" in seen["plan"][1]) == ("ok", True)
+    assert seen["host memory"][0] == "ok"
+    assert "4 checkpoints of 52.45 GiB need 209.8" in seen["disk"][1]
     assert {status for status, _ in fit(local()).values()} == {"ok"}
-    assert "update needs" in fit(local("device=cuda"), gpu=0)["plan"][1]
     assert fit(nemo("student.model_name=nobody/knows"))["plan"][0] == "warn"
-    cut = fit(nemo("cluster.gpus_per_node=5"))["check"]
-    assert (cut[0], "5 data-parallel ranks" in cut[1]) == ("fail", True)
+    cut = fit(nemo("cluster.gpus_per_node=5"))
+    assert (list(cut), cut["layout"][0], "5 data-parallel ranks" in cut["layout"][1]) == (["layout"], "fail", True)
+    here(40, 64)
+    seen = fit(nemo(folder, "checkpoint.keep_last=1000000"))
+    assert (seen["plan"][0], "train needs 52.3 GiB" in seen["plan"][1]) == ("fail", True)
+    assert seen["host memory"][1].startswith("64.0 GiB, the run needs 340.0")
+    assert {seen["host memory"][0], seen["disk"][0]} == {"fail"}
+    here(0, 512)
+    assert "update needs" in fit(local("device=cuda"))["plan"][1]
 
 
 def test_a_file_system_of_this_node_alone_is_a_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """/dev/shm is memory of this machine on every Linux."""
     monkeypatch.setenv("HF_HOME", "/dev/shm")
-    assert list(doctor.shared_findings(nemo("run.folder=/dev/shm/run"))) == []
-    found = made(doctor.shared_findings, nemo("cluster.nodes=2", "run.folder=/dev/shm/run"))
-    assert found["shared run.folder"][0] == found["shared HF_HOME"][0] == "fail"
+    assert found(nemo("run.folder=/dev/shm/run"), "shared {}") == {}
+    seen = found(nemo("cluster.nodes=2", "run.folder=/dev/shm/run"), "shared {}")
+    assert seen["shared run.folder"][0] == seen["shared HF_HOME"][0] == "fail"
 
 
 def test_problem_files(tmp_path: Path) -> None:
@@ -121,19 +134,23 @@ def test_problem_files(tmp_path: Path) -> None:
     rows = 126 * '{"question": "q", "final_answer": "1"}\n'
     for content, status, fault in (("", "fail", "train.jsonl"), (rows, "ok", "'question' and 'final_answer'")):
         path.write_text(content)
-        found = one(doctor.problems_finding, run)
-        assert (found[0], fault in found[1]) == (status, True), found
+        seen = found(run, "problems")["problems"]
+        assert (seen[0], fault in seen[1]) == (status, True), seen
 
 
 def test_what_single_keys_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # what Python itself takes for not installed
-    assert one(doctor.extras_finding, local("rollout.engine=vllm"))[0] == "fail"
-    assert one(doctor.extras_finding, local("student.lora_rank=8")) == ("ok", "transformers, lora -> ")
+    assert found(local("rollout.engine=vllm"), "extras")["extras"][0] == "fail"
+    assert found(local("student.lora_rank=8"), "extras")["extras"] == ("ok", "transformers, lora -> ")
     file = tmp_path / "mine.py"
-    run = local(f"reward={{call: '{file}:brevity'}}")
-    assert "no such file" in one(doctor.rewards_finding, run)[1]
+    (tmp_path / "p.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+    run = local(f"reward={{call: '{file}:brevity'}}", f"data.train={tmp_path / 'p.jsonl'}")
+    assert "no such file" in found(run, "rewards")["rewards"][1]
     file.write_text("def brevity(completions):\n    return [0.0 for _ in completions]\n")
-    assert one(doctor.rewards_finding, run) == ("ok", "brevity -> ")
+    assert found(run, "rewards") == {"rewards": ("ok", "brevity -> ")}
+    file.write_text("def brevity(completions, level):\n    return [0.0 for _ in completions]\n")
+    told = ("fail", "reward brevity asks for level; the problems have answer, question -> ")
+    assert found(run, "rewards")["rewards"] == told
 
 
 # -- models ----------------------------------------------------------------------------------------------------------
@@ -141,7 +158,7 @@ def test_what_single_keys_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_damaged_model_folders_and_names_that_are_not_here(tmp_path: Path) -> None:
     def model(name: object) -> tuple[str, str]:
-        return one(doctor.model_finding, nemo(), "student", str(name))
+        return found(nemo(f"student.model_name={name}"), *MODELS)["student model"]
 
     folder = save_model(tmp_path / "m", shard="10KB")
     shards = sorted(folder.glob("model-*.safetensors"))
@@ -153,13 +170,13 @@ def test_damaged_model_folders_and_names_that_are_not_here(tmp_path: Path) -> No
     (folder / "config.json").unlink()
     assert "has no config.json" in model(folder)[1]
     assert model(tmp_path / "absent")[0] == "fail"
-    found = model("nobody/has-this-model")
-    assert (found[0], "hf download nobody/has-this-model" in found[1]) == ("warn", True)
+    seen = model("nobody/has-this-model")
+    assert (seen[0], "hf download nobody/has-this-model" in seen[1]) == ("warn", True)
     # A run inside NeMo-RL would execute a folder's code, even where transformers knows the type.
     path = save_model(tmp_path / "code") / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoConfig": "own.Own"}}))
-    found = model(tmp_path / "code")
-    assert (found[0], "which NeMo-RL would run" in found[1]) == ("fail", True)
+    seen = model(tmp_path / "code")
+    assert (seen[0], "which NeMo-RL would run" in seen[1]) == ("fail", True)
 
 
 def test_tokenizers_and_prompts(tmp_path: Path) -> None:
@@ -168,24 +185,25 @@ def test_tokenizers_and_prompts(tmp_path: Path) -> None:
     questions = ["1+1" * 40, *["1+1"] * 129]
     rows.write_text("".join(f'{{"question": "{q}", "final_answer": "2", "difficulty": 6}}\n' for q in questions))
 
-    def found(*changes: str) -> dict[str, tuple[str, str]]:
+    def seen(*changes: str) -> dict[str, tuple[str, str]]:
         given = [f"data.train={rows}", f"student.model_name={student}", f"teacher.model_name={teacher}"]
         given += ["data.prompt_template={question}", *changes]
-        return made(doctor.tokenizer_findings, nemo(*given))
+        return found(nemo(*given), *TOKENIZERS)
 
-    assert {status for status, _ in found().values()} == {"ok"}
-    assert "non-thinking mode" in found()["chat template"][1]
-    assert "</think>" in found()["chat template"][1]
-    assert found()["teacher tokenizer"][1].endswith("20 columns of padding apart -> ")
+    assert {status for status, _ in seen().values()} == {"ok"}
+    assert "non-thinking mode" in seen()["chat template"][1]
+    assert "</think>" in seen()["chat template"][1]
+    assert seen()["teacher tokenizer"][1].endswith("20 columns of padding apart -> ")
     short = "data.max_prompt_tokens=100"
-    assert found(short, "data.long_prompts=drop")["prompt length"][1].startswith("dropped as too long: 1")
-    told = found(short, "data.long_prompts=refuse")["prompt length"]
+    assert seen(short, "data.long_prompts=drop")["prompt length"][1].startswith("dropped as too long: 1")
+    told = seen(short, "data.long_prompts=refuse")["prompt length"]
     assert (told[0], "1 of 130 prompts have more than data.max_prompt_tokens=100" in told[1]) == ("fail", True)
     saved = teacher / "tokenizer.json"
     saved.write_text(saved.read_text().replace("</think>", "</other>"))
-    told = found()["teacher tokenizer"]
+    told = seen()["teacher tokenizer"]
     assert (told[0], "'</think>' for the student and '</other>' for the teacher" in told[1]) == ("fail", True)
-    assert found("student.model_name=nobody/nothing")["check"][0] == "fail"
+    lost = seen("student.model_name=nobody/nothing")
+    assert (list(lost), lost["student tokenizer"][0]) == (["problems", "student tokenizer"], "fail")
 
 
 def test_a_benchmark_with_a_long_prompt_fails(tmp_path: Path) -> None:
@@ -199,8 +217,8 @@ def test_a_benchmark_with_a_long_prompt_fails(tmp_path: Path) -> None:
     rows.write_text(short + long)
     for content, status, message in ((short, "ok", "dropped as too long: 1"), (long, "fail", "benchmark held: 1 of 1")):
         benchmark.write_text(content)
-        found = made(doctor.tokenizer_findings, local(*given))["prompt length"]
-        assert (found[0], message in found[1]) == (status, True)
+        seen = found(local(*given), *TOKENIZERS)["prompt length"]
+        assert (seen[0], message in seen[1]) == (status, True)
 
 
 @pytest.mark.parametrize(
@@ -216,9 +234,18 @@ def test_templates(template: str | None, statuses: list[str], fault: str, tmp_pa
     """Inside NeMo-RL and in the local back end, which also takes plain prompts."""
     tokenizer = load_tokenizer(str(save_tokenizer(tmp_path)), local_files_only=True)
     tokenizer.chat_template = template
-    found = [one(doctor.chat_finding, tokenizer, run) for run in (nemo(), local())]
-    assert [status for status, _ in found] == statuses
-    assert fault in found[0][1]
+    seen = []
+    for look in (
+        partial(model_files.chat_template_in_nemo_rl, verified=True),
+        model_files.chat_template,
+    ):
+        try:
+            said = look(tokenizer, thinking=False)
+            seen.append(("warn", said.message) if isinstance(said, Caution) else ("ok", said))
+        except UecrError as error:
+            seen.append(("fail", str(error)))
+    assert [status for status, _ in seen] == statuses
+    assert fault in seen[0][1]
 
 
 def test_models_that_do_not_fit_a_local_run(tmp_path: Path) -> None:
@@ -240,12 +267,44 @@ def test_models_that_do_not_fit_a_local_run(tmp_path: Path) -> None:
 
 def test_megatron_checkpoints_and_runs_that_would_be_resumed(tmp_path: Path) -> None:
     inside, alone = nemo(f"run.folder={tmp_path}"), local(f"run.folder={tmp_path}")
-    assert made(doctor.resume_findings, inside) == {}
+    assert found(inside, "resume") == {}
     weights = megatron_weights(tmp_path / "iter_0000007")
     for folder, fault in ((weights, "iter_0000007, 1 shards"), (tmp_path / "absent", "no such folder")):
-        assert fault in one(doctor.megatron_finding, "student.megatron_checkpoint", folder)[1]
+        seen = found(nemo(f"student.megatron_checkpoint={folder}"), "{}.megatron_checkpoint")
+        assert fault in seen["student.megatron_checkpoint"][1]
     step = nemo_rl_step(tmp_path / "checkpoints", weights, tmp_path)
-    assert one(doctor.resume_findings, inside)[0] == "ok"
-    assert one(doctor.resume_findings, alone)[0] == "warn"
+    assert found(inside, "resume")["resume"][0] == "ok"
+    assert found(alone, "resume")["resume"][0] == "warn"
     next(step.rglob("*.distcp")).unlink()
-    assert "missing shard" in one(doctor.resume_findings, inside)[1]
+    assert "missing shard" in found(inside, "resume")["resume"][1]
+
+
+# -- who asks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["local", "nemo_rl"])
+def test_what_stops_a_run_is_also_what_the_doctor_says(kind: str) -> None:
+    """Whatever `config check`, a job's first node or `train` raise from, the doctor looks at; a job's resources it
+    cannot know.
+    """
+    by_asker = {
+        asker: {check.name for check in OF_RUN if asker in check.askers and kind in check.kinds}
+        for asker in (DOCTOR, CONFIG, JOB, NODE, TRAIN)
+    }
+    assert by_asker[CONFIG] | by_asker[NODE] | by_asker[TRAIN] <= by_asker[DOCTOR]
+    assert by_asker[CONFIG] and by_asker[TRAIN] and by_asker[JOB]
+
+
+def test_the_first_refusal_is_raised_and_cautions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = tmp_path / "p.jsonl"
+    rows.write_text('{"question": "1+1", "answer": "2"}\n')
+    run = local(f"data.train={rows}", f"evaluation.benchmarks={{held: {rows}}}", f"run.folder={tmp_path / 'run'}")
+    seen = require(run_facts(run, 0), TRAIN)
+    assert seen["problems"] == "data.train 1, held 1; fields 'question' and 'answer'"
+    told = "held: 1 of 1 questions are also in data.train; it is not held out"
+    assert caplog.messages == [told]
+    assert isinstance(seen["held held out"], Caution)
+    rows.write_text('{"question": "1+1"}\n')
+    with pytest.raises(UecrError, match="answer"):
+        require(run_facts(run, 0), CONFIG)
+    assert not (tmp_path / "run").exists()

@@ -16,21 +16,16 @@ from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods import RunState
 from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.data.batch_file import save_batch
+from nemo_uecr.data.manifest import chosen_problems
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.evaluation import training_evaluation
-from nemo_uecr.nemo.preflight import (
-    check_conversion,
-    check_models,
-    check_visible_models,
-    chosen_problems,
-    encoded_prompts,
-    routes,
-)
 from nemo_uecr.nemo.step import Routes
-from nemo_uecr.plan.doctor import chat_finding
 from nemo_uecr.plan.faults import teacher_alone_faults
 from nemo_uecr.plan.shapes import shape_of
+from nemo_uecr.start.model_files import chat_template_in_nemo_rl
+from nemo_uecr.start.nemo_form import UNSEEN, check_conversion, check_models, encoded_prompts, layout, routes
+from nemo_uecr.start.seen import Caution
 from tests.config.shipped import GRPO
 from tests.data.made import write_jsonl
 from tests.nemo.inside.launched import make_benchmarks, make_tokenizer
@@ -69,11 +64,11 @@ def test_a_model_extended_with_yarn_is_refused_and_not_as_too_short(rope: dict[s
     with pytest.raises(
         ConfigError, match=r"^student.model_name: its rotary embeddings are scaled \(yarn\), [^;]*; [^;]*$"
     ):
-        check_visible_models(config)
+        layout(config, with_models=True)
     (fault,) = teacher_alone_faults(config, shape_of(str(student), role="teacher"), 2048)
     assert "scaled (yarn)" in fault
     (student / "config.json").write_text(json.dumps(SIZES | {"rope_scaling": {"rope_type": "llama3"}}))
-    assert check_visible_models(config)
+    assert layout(config, with_models=True) != UNSEEN
 
 
 @pytest.mark.parametrize(
@@ -114,9 +109,9 @@ def test_equal_prompts_have_one_teacher(tmp_path: Path) -> None:
 def test_layout_faults_of_one_model_are_told_beside_another_of_an_unknown_kind(tmp_path: Path) -> None:
     given = world(tmp_path)
     (tmp_path / "student" / "config.json").write_text(json.dumps(SIZES | {"model_type": "gemma2"}))
-    assert not check_visible_models(load_nemo_config(BASE, given))
+    assert layout(load_nemo_config(BASE, given), with_models=True) == UNSEEN
     with pytest.raises(ConfigError, match="got 8, expected a divisor of the model's 4 layers"):
-        check_visible_models(load_nemo_config(BASE, [*given, "teacher.parallel.pipeline=8"]))
+        layout(load_nemo_config(BASE, [*given, "teacher.parallel.pipeline=8"]), with_models=True)
 
 
 def test_config_check_says_what_it_did_not_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,7 +191,9 @@ def test_marks_that_nemo_rl_hides_from_the_verifier_are_named(
         config = load_nemo_config(BASE, [*given, *reward])
         tokenizer = check_models(config)
         assert [f"student: {mark!r} is a special token" in each for each in caplog.messages] == named
-        assert ("pays for boxes" in chat_finding(tokenizer, config).message) == bool(named)
+        seen = chat_template_in_nemo_rl(tokenizer, thinking=False, verified=not reward)
+        assert isinstance(seen, Caution)
+        assert ("pays for boxes" in seen.message) == bool(named)
 
 
 def test_a_long_prompt_of_a_benchmark_is_refused(tmp_path: Path) -> None:

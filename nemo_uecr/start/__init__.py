@@ -1,0 +1,1 @@
+"""Every check before a run, once: the doctor prints them, `train`, `config check` and Slurm jobs raise from them."""

@@ -1,0 +1,249 @@
+"""What the checks read of a run, in plain values: filled from a configuration of the local back end or of NeMo-RL.
+
+A check takes a few of them, so that it does not matter which kind of file they came from. What is read from disk (the
+problems, the tokenizer, the sizes of the models) is read once, when the first check asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from nemo_uecr.config.nemo_schema import NemoDataConfig
+from nemo_uecr.config.schema import (
+    CallReward,
+    Config,
+    DataConfig,
+    RoutingConfig,
+    SelfTeacherConfig,
+    UrlTeacherConfig,
+    VerifierReward,
+    teacher_folders,
+    teacher_models,
+    url_teachers,
+)
+from nemo_uecr.core.methods import Method
+from nemo_uecr.data.problems import Problem
+from nemo_uecr.errors import DataError
+from nemo_uecr.paths import SCHEME
+from nemo_uecr.plan import faults
+from nemo_uecr.plan.contents import ASSUMED, CPU, Device, Lengths, Plan
+from nemo_uecr.plan.local import Sizes, local_plan
+from nemo_uecr.plan.shapes import ModelShape, shape_of
+from nemo_uecr.start import machine, model_files, problem_sets
+from nemo_uecr.start.job import Resources
+from nemo_uecr.start.problem_sets import TRAIN, Problems
+from nemo_uecr.start.seen import Caution
+
+#: `machine`: no run at all.
+Kind = Literal["machine", "local", "nemo_rl"]
+LENGTHS = Lengths(prompt=1, response=1, sigma=0.0)  # they do not change the memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What the checks of this machine read."""
+
+    kind: Kind
+    ray_port: int  # of the Ray head
+    nodes: int
+    gpus: int  # that are needed on this node
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Machine):
+    """What the checks of a run read; the key of a model is `student`, `teacher` or `teachers.NAME`."""
+
+    folder: Path
+    kept_checkpoints: int
+    resources: Resources | None  # of its Slurm job; None where no check asks for them
+    method: Method
+    tolerances: Mapping[str, float]
+    # How it is laid out, and the memory that it takes.
+    device: Literal["auto", "cpu", "cuda"]
+    layout: Callable[[bool], str | None]  # refuses faults, with True also those of the models that are here
+    size_of: Callable[[str, str], ModelShape]  # of a model and its key
+    plan_on: Callable[[Device], Plan]
+    too_long: Callable[[int], list[str]]  # faults of a prompt of so many tokens with the longest response
+    # Its models.
+    models: Mapping[str, str]  # folder or hub name of each that is loaded
+    tokenizers: Mapping[str, str]  # of each teacher, also of one on a server
+    servers: Mapping[str, UrlTeacherConfig]
+    teacher_probe: float  # tolerance of a server's scores
+    settled_ends: frozenset[str]  # teachers for which the run states how an end token is scored
+    ends_remedy: str  # for the others, with {} for the key
+    stop: Sequence[str]
+    megatron_checkpoints: Mapping[str, str | None]
+    # What it reads.
+    data: DataConfig | NemoDataConfig
+    benchmarks: Mapping[str, str]
+    read: Callable[[], Problems]
+    least_problems: int  # of a step
+    max_response_tokens: int
+    routing: RoutingConfig | None
+    teacher_names: Sequence[str]  # that problems are routed to
+    templates: Mapping[str, str]  # prompts of its own that a teacher reads, by that name
+    reward: Sequence[VerifierReward | CallReward]
+    correct_at: float
+    # What it needs besides the packages of every run.
+    engine: str
+    extras: Sequence[str]
+
+    @property
+    def given(self) -> Resources:
+        """The resources of its Slurm job."""
+        assert self.resources is not None
+        return self.resources
+
+    @property
+    def student(self) -> str:
+        """Folder or hub name of the student."""
+        return self.models["student"]
+
+    @property
+    def verified(self) -> bool:
+        """Whether the built-in verifier is among the rewards."""
+        return any(isinstance(each, VerifierReward) for each in self.reward)
+
+    @property
+    def of_the_demo(self) -> bool:
+        """Whether a model is one that the first use makes."""
+        return any(name.startswith(SCHEME) for name in self.models.values())
+
+    @property
+    def conversions(self) -> Path:
+        """Where NeMo-RL keeps the Megatron weights that it makes, one node for all."""
+        from nemo_uecr.nemo import upstream
+
+        return upstream.conversions()
+
+    @property
+    def shared_paths(self) -> dict[str, str]:
+        """What every node reads or writes."""
+        paths = {"run.folder": str(self.folder), "data.train": self.data.train}
+        made = {f"{key}.megatron_checkpoint": folder for key, folder in self.megatron_checkpoints.items() if folder}
+        if len(made) < len(self.models):
+            made["HF_HOME"] = str(self.conversions)
+        here = {f"{key}.model_name": name for key, name in self.models.items() if Path(name).expanduser().is_dir()}
+        return paths | made | here
+
+    # Read once, by the first check that asks.
+
+    @cached_property
+    def problems(self) -> Problems:
+        """Training problems and benchmarks, by `data.train` and by name."""
+        return self.read()
+
+    @property
+    def training(self) -> Sequence[Problem]:
+        """The problems to train on."""
+        return self.problems[TRAIN]
+
+    @property
+    def training_if_read(self) -> Sequence[Problem] | None:
+        """The same where they can be read without making the demo."""
+        try:
+            return self.problems.get(TRAIN)
+        except DataError:  # another check's finding
+            return None
+
+    @cached_property
+    def shapes(self) -> dict[str, ModelShape]:
+        """Sizes of every model; DataError where one is not on this machine."""
+        return {key: self.size_of(name, key) for key, name in self.models.items()}
+
+    @property
+    def unplanned(self) -> Caution | None:
+        """Why the run has no plan; None where it has one."""
+        try:
+            _ = self.shapes
+        except DataError as error:
+            return Caution(f"memory and disk are not checked: {error}", "name a folder that is here")
+        return None
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan on the GPU of this machine, on an H200 where it has none, or on its CPU."""
+        if self.device != "cuda":
+            return self.plan_on(CPU)
+        memory = machine.gpu_memory()
+        return self.plan_on(ASSUMED if memory is None else replace(ASSUMED, name="GPU of this machine", memory=memory))
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The student's."""
+        return model_files.tokenizer_of(self.student)
+
+    @cached_property
+    def prompts(self) -> dict[int, list[int]]:
+        """Token ids of the training prompts that fit, by place."""
+        return problem_sets.prompts_that_fit(self.tokenizer, self.problems, self.data)
+
+    @property
+    def kept(self) -> list[Problem]:
+        """The problems that have a prompt."""
+        return [self.training[place] for place in self.prompts]
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(map(len, self.prompts.values()))
+
+
+def size_of(name: str, key: str) -> ModelShape:
+    """Sizes of a model from its config.json or a table; the demo's are known where the demo is."""
+    return shape_of(name, role=key)
+
+
+def of_machine(*, ray_port: int) -> Machine:
+    """This machine, for no run in particular."""
+    return Machine(kind="machine", ray_port=ray_port, nodes=1, gpus=0)
+
+
+def of_local(config: Config, size_of: Sizes, *, ray_port: int, resources: Resources | None) -> Run:
+    """A run of the local back end."""
+    active, teachers = config.active_teachers, teacher_models(config)
+    few_bits = any(getattr(teacher, "quantize", "none") != "none" for teacher in active.values())
+    needed = {"lora": config.student.lora_rank > 0, "lowbit": few_bits or config.train.optimizer != "adamw"}
+    own_prompts = {key: one.prompt_template for key, one in active.items() if isinstance(one, SelfTeacherConfig)}
+
+    def too_long(prompt: int) -> list[str]:
+        student, *others = (size_of(name, key) for key, name in run.models.items())
+        return faults.length_faults(config, student, dict(zip(teachers, others, strict=True)), prompt)
+
+    run = Run(
+        kind="local", ray_port=ray_port, nodes=1, gpus=int(config.device == "cuda"),
+        folder=Path(config.run.folder), resources=resources,
+        method=config.method,
+        tolerances=config.tolerances.model_dump(),
+        kept_checkpoints=config.checkpoint.keep_last + 1 + config.checkpoint.keep_best,
+        device=config.device,
+        layout=lambda _: None,
+        size_of=size_of,
+        plan_on=lambda device: local_plan(config, device, LENGTHS, sizes=size_of),
+        too_long=too_long,
+        models={"student": config.student.model_name, **teachers},
+        tokenizers=teacher_folders(config),
+        servers=url_teachers(config),
+        teacher_probe=config.tolerances.teacher_probe,
+        settled_ends=frozenset(key for key, one in active.items() if getattr(one, "end_token", None) is not None),
+        ends_remedy="the teacher scores the token that ends a response low: set {}.end_token=own or left_out",
+        stop=config.rollout.stop,
+        megatron_checkpoints={},
+        data=config.data,
+        benchmarks=config.evaluation.benchmarks,
+        read=lambda: problem_sets.local_problems(config.data, config.evaluation.benchmarks),
+        least_problems=0,
+        max_response_tokens=config.rollout.max_response_tokens,
+        routing=config.routing,
+        teacher_names=[key.removeprefix("teachers.") for key in active],
+        templates={key.removeprefix("teachers."): template for key, template in own_prompts.items()},
+        reward=config.reward,
+        correct_at=config.correct_at,
+        engine=config.rollout.engine,
+        extras=[*(extra for extra, asked in needed.items() if asked), *config.trackers],
+    )  # fmt: skip
+    return run

@@ -1,0 +1,177 @@
+"""Checks of models before they are loaded: weight files, tokenizers, chat templates, end tokens, conversions."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.config.schema import UrlTeacherConfig
+from nemo_uecr.errors import DataError
+from nemo_uecr.files import file_sha256, read_object, replace_file
+from nemo_uecr.generation import adapter, models
+from nemo_uecr.generation.engines import check_model, check_model_place, difference_of_ends, end_ids, unended_turn
+from nemo_uecr.paths import SCHEME
+from nemo_uecr.start.seen import Caution, Refusal, advised
+from nemo_uecr.verifier.extract import opens_thought
+
+log = logging.getLogger(__name__)
+
+QUESTION = "What is 2 + 3?"
+CODE = ("config.json", "tokenizer_config.json")  # files that can name code of a model folder's own
+RELEASE = "take tokenizer_config.json or chat_template.jinja of the model's own release"
+
+
+def whole_model(role: str, name: str) -> str | Caution:
+    """A folder has all of a model's weights and no code to be fetched, or the hub's cache has the name."""
+    folder = Path(name).expanduser()
+    if name.startswith(SCHEME):
+        return f"{name} is made once, then cached"
+    check_model(str(folder))
+    if not folder.is_dir():
+        here = models.cached(name) is not None
+        message = f"{name} is {'' if here else 'not '}in the hub's cache of this machine"
+        remedy = f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder"
+        return advised(here, message, remedy)
+    if (base := adapter.base_of(folder)) is not None:
+        return whole_model(role, base)
+    if "model_type" not in read_object(folder / "config.json"):
+        raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
+    models.refuse_kernels(str(folder))
+    return f"{folder}, every weight file is complete"
+
+
+def model_without_code(role: str, name: str) -> str | Caution:
+    """The same of a model inside NeMo-RL, which would run code of the folder's own."""
+    seen, folder = whole_model(role, name), Path(name).expanduser()
+    own = [file for file in CODE if (folder / file).is_file() and "auto_map" in read_object(folder / file)]
+    if own:
+        raise DataError(
+            f"{folder / own[0]} names code of its own (auto_map), which NeMo-RL would run; choose a model without"
+        )
+    return seen
+
+
+def loaded_without_code(auto: Any, name: str) -> Any:
+    """What one of transformers' Auto classes loads for a model inside NeMo-RL, which would run code of the model's."""
+    check_model_place(name)
+    loaded = models.load_pretrained(auto, name, local_files_only=models.only_here(name))
+    if code := getattr(loaded, "init_kwargs", vars(loaded)).get("auto_map"):
+        raise DataError(
+            f"model {name!r} names code of its own ({str(code)[:80]}), which NeMo-RL would run; remove auto_map from "
+            "its files if transformers knows the model type, or choose another model"
+        )
+    return loaded
+
+
+def tokenizer_of(name: str) -> Any:
+    """A tokenizer from a folder or the hub's cache, without network access."""
+    return models.load_tokenizer(str(Path(name).expanduser()), local_files_only=True)
+
+
+def same_tokenizer(student: Any, student_name: str, name: str, *, columns_of: str) -> str:
+    """A teacher means the same text by every token id; ``columns_of`` names the model with its output columns."""
+    teacher = tokenizer_of(name)
+    places = (adapter.config_place(str(Path(model).expanduser())) for model in (student_name, columns_of))
+    ours, theirs = (models.output_columns(place, local_files_only=True) for place in places)
+    models.check_same_tokenizer(student, teacher, (ours, theirs))
+    padded = "" if ours == theirs else f"; {abs(theirs - ours)} columns of padding apart"
+    return f"the same {len(student)} ids as the student's{padded}"
+
+
+def same_end_tokens(student: Any, student_name: str, name: str, *, settled: bool, remedy: str) -> str | Caution:
+    """Student and teacher end a response with the same tokens, or the run states how to score that token."""
+    places = (str(Path(place).expanduser()) for place in (student_name, name))
+    unequal = difference_of_ends(student, *(end_ids(place, tokenizer_of(place), local=True) for place in places))
+    return advised(not unequal or settled, unequal or "the student's", remedy)
+
+
+def chat_template(tokenizer: Any, *, thinking: bool) -> str | Caution:
+    """The chat template keeps the user's text, and has the requested thinking mode."""
+    if tokenizer.chat_template is None:  # the local back end takes plain prompts
+        return Caution("the student's tokenizer has none", RELEASE)
+    modes = [models.rendered(tokenizer, QUESTION, thinking=mode) for mode in (False, True)]
+    mode = "thinking" if thinking else "non-thinking"
+    if modes[0] == modes[1]:
+        message = f"it has no {mode} mode: enable_thinking changes nothing"
+        return Caution(message, f"fine for a model that never thinks; else {RELEASE}")
+    return f"{mode} mode, a response begins after {modes[thinking][-24:]!r}"
+
+
+def chat_template_in_nemo_rl(tokenizer: Any, *, thinking: bool, verified: bool) -> str | Caution:
+    """The same where NeMo-RL applies it, which needs one and hides special tokens from a verifier."""
+    if tokenizer.chat_template is None:
+        raise Refusal("the student's tokenizer has none", RELEASE)
+    seen = chat_template(tokenizer, thinking=thinking)
+    return visible_marks(tokenizer, verified=verified) or seen
+
+
+def visible_marks(tokenizer: Any, *, verified: bool) -> Caution | None:
+    """NeMo-RL hides no mark of thoughts from the built-in verifier, where that is among the rewards."""
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    marks = [mark for mark in special if opens_thought(mark) or opens_thought(f"{mark}analysis")]  # gpt-oss's channels
+    if not marks or not verified:
+        return None
+    message = (
+        f"{marks[0]!r} is a special token, and NeMo-RL removes those before it asks for a reward: the built-in "
+        "verifier cannot tell a thought from the answer, and pays for boxes in thoughts; take a reward of your own "
+        "(reward=FILE.py:FUNCTION) or backend: local"
+    )
+    return Caution(message, "")
+
+
+def ended_turn(tokenizer: Any, ends: frozenset[int], stop: Sequence[str]) -> str | Caution | None:
+    """A response ends with the token that ends a turn in the chat template, where there is one."""
+    if tokenizer.chat_template is None:
+        return None
+    fault = unended_turn(tokenizer, ends, stop)
+    return advised(not fault, fault or "a response ends as a turn of the chat template does", "")
+
+
+def ends_of(name: str, tokenizer: Any) -> frozenset[int]:
+    """Ids of the tokens that end a response of a model on this machine."""
+    return end_ids(str(Path(name).expanduser()), tokenizer, local=True)
+
+
+def server(asked: UrlTeacherConfig, *, columns: int, ids: int, tolerance: float, longest: int) -> str:
+    """A teacher's server passes the checks that a run makes at its start."""
+    from nemo_uecr.hosted_teacher.client import TeacherServer
+
+    client = TeacherServer(asked, columns, ids, tolerance, {})
+    client.check(longest=longest)
+    return f"{asked.url} serves {client.first['root']}, entropy: {asked.entropy}"
+
+
+def conversion(role: str, name: str) -> str:
+    """NeMo-RL's conversion of a model has ended, and was made of the weights that the folder holds now.
+
+    NeMo-RL finds its conversions by the model's name and takes any that has begun; without a tracker file Megatron
+    would load none of its weights. The sha256 of a folder's weight files stands beside each.
+    """
+    from nemo_uecr.nemo import upstream
+
+    folder, converted = Path(name), upstream.conversion_folder(name)
+    begun = (converted / "iter_0000000").exists()
+    if begun and not all(any(converted.glob(last)) for last in ("iter_0000000/run_config.yaml", "latest_*")):
+        raise DataError(
+            f"{role}.model_name: NeMo-RL's conversion {converted} was interrupted; remove it, and the run makes it "
+            "again, unless another run is making it now"
+        )
+    seen = f"{converted} {'is used' if begun else 'will be made'}"
+    if not folder.is_dir():
+        return seen
+    log.info("%s: hashing the weight files of %s", role, folder)
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.bin"))]
+    hashes = {path.name: file_sha256(path) for path in files}
+    record = converted.with_name(f"{converted.name}.sha256.json")
+    if not begun:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(record, json.dumps(hashes, indent=1).encode())
+    elif not record.is_file() or json.loads(record.read_bytes()) != hashes:
+        raise DataError(
+            f"{role}.model_name: no record shows that NeMo-RL's conversion {converted} was made of the weights that "
+            f"are now in {folder}; remove it, and the run makes it again when it starts"
+        )
+    return seen

@@ -1,0 +1,141 @@
+"""Checks of what a run reads besides its models: problems, prompts, the teacher of each, and reward functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nemo_uecr.config.nemo_schema import NemoDataConfig
+from nemo_uecr.config.schema import CallReward, DataConfig, ProblemsConfig, RoutingConfig, VerifierReward
+from nemo_uecr.data.manifest import training_problems
+from nemo_uecr.data.problems import Problem, check_references, check_routing, filled, problems_of, teacher_name
+from nemo_uecr.errors import DataError
+from nemo_uecr.generation.models import fitting_prompts
+from nemo_uecr.paths import SCHEME
+from nemo_uecr.start.seen import Caution
+from nemo_uecr.verifier.pool import SHARED
+from nemo_uecr.verifier.rewards import Rewards
+
+if TYPE_CHECKING:
+    from nemo_uecr.core.methods import Method
+    from nemo_uecr.nemo.step import Routes
+
+#: The training problems among those of a run; the others are benchmarks by name.
+TRAIN = "data.train"
+Problems = Mapping[str, Sequence[Problem]]
+
+
+def local_problems(data: DataConfig, benchmarks: Mapping[str, str]) -> Problems:
+    """Every problem of a local run; the demo's, made on first use, are left out."""
+    read: Problems = {} if data.train.startswith(SCHEME) else {TRAIN: training_problems(data)}
+    named = {name: given for name, given in benchmarks.items() if not given.startswith(SCHEME)}
+    return {**read, **benchmark_problems(data, named)}
+
+
+def benchmark_problems(data: DataConfig | NemoDataConfig, benchmarks: Mapping[str, str]) -> Problems:
+    """The problems of each benchmark."""
+    return {name: problems_of(data, given, f"evaluation.benchmarks.{name}") for name, given in benchmarks.items()}
+
+
+def readable(problems: Problems, benchmarks: Iterable[str], data: ProblemsConfig, *, verified: bool) -> str:
+    """The problems can be read, and the answers that the verifier must judge can be judged: how many there are.
+
+    Training is ``verified`` where the verifier is among its rewards; benchmarks always are.
+    """
+    for name, read in problems.items():
+        if verified or name != TRAIN:
+            check_references(name, read, template=data.prompt_template)
+    counts = {name: len(read) for name, read in problems.items()}
+    counted = ", ".join(f"{name} {counts.get(name, 'of the demo')}" for name in (TRAIN, *benchmarks))
+    return f"{counted}; fields {data.question_key!r} and {data.answer_key!r}"
+
+
+def enough(count: int, needed: int, where: str) -> str:
+    """So many problems fill a step."""
+    if count < needed:
+        raise DataError(
+            f"{where}: {count} problems are left to train on; expected at least "
+            f"rollout.prompts_per_step={needed}, because no step would ever be filled"
+        )
+    return f"{count} problems, {needed} in a step"
+
+
+def held_out(problems: Problems, benchmark: str) -> str | Caution:
+    """No question of a benchmark is trained on."""
+    trained = {problem.question.strip() for problem in problems.get(TRAIN, ())}
+    questions = [problem.question.strip() for problem in problems.get(benchmark, ())]
+    if count := sum(question in trained for question in questions):
+        message = f"{benchmark}: {count} of {len(questions)} questions are also in data.train; it is not held out"
+        return Caution(message, "nemo-uecr data prepare takes them out of the training problems")
+    return "no question is also in data.train"
+
+
+def prompts_that_fit(tokenizer: Any, problems: Problems, data: DataConfig | NemoDataConfig) -> dict[int, list[int]]:
+    """Token ids of the training prompts by place; too long ones are refused unless they are to be dropped."""
+    for name, read in problems.items():
+        if name != TRAIN:
+            fitting_prompts(tokenizer, read, data, name)
+    return fitting_prompts(tokenizer, problems[TRAIN], data)
+
+
+def dropped(prompts: Mapping[int, Sequence[int]], problems: Sequence[Problem]) -> str:
+    """How many training prompts are left out."""
+    count = len(problems) - len(prompts)
+    return f"dropped as too long: {count}" if count else "every prompt fits"
+
+
+def routed(
+    kept: Sequence[Problem], routing: RoutingConfig | None, teachers: Sequence[str], templates: Mapping[str, str]
+) -> str:
+    """Every problem has a teacher, and the columns that its teacher's own prompt ``templates`` read."""
+    check_routing(kept, routing, teachers)
+    names = [teacher_name(problem, routing, teachers) for problem in kept]
+    for problem, name in zip(kept, names, strict=True):
+        if name in templates:
+            filled(templates[name], problem)
+    return shares(names)
+
+
+def routes(
+    kept: Sequence[Problem], prompts: Iterable[Sequence[int]], routing: RoutingConfig | None, teachers: Sequence[str]
+) -> Routes:
+    """The teacher of each problem inside NeMo-RL, which knows a response's problem by its prompt alone."""
+    from nemo_uecr.nemo.step import Routes
+
+    check_routing(kept, routing, teachers)
+    names = [teacher_name(problem, routing, teachers) for problem in kept]
+    by_prompt: dict[tuple[int, ...], str] = {}
+    for problem, name, ids in zip(kept, names, prompts, strict=True):
+        if by_prompt.setdefault(tuple(ids), name) != name:
+            raise DataError(
+                f"problem {problem.id!r} is routed to the teacher {name}, an equal prompt before it to "
+                f"{by_prompt[tuple(ids)]}; expected one teacher per prompt"
+            )
+    return Routes(by_prompt, names)
+
+
+def shares(names: Sequence[str]) -> str:
+    """How many problems each teacher scores."""
+    return ", ".join(f"{name} {count}" for name, count in sorted(Counter(names).items()))
+
+
+def rewards_load(
+    settings: Sequence[VerifierReward | CallReward], problems: Sequence[Problem] | None, *, correct_at: float
+) -> str:
+    """The reward functions can be loaded, and their parameters are columns of the problems, where those are known."""
+    rewards = Rewards(settings, correct_at=correct_at, pool=SHARED)
+    try:
+        if problems is not None:
+            rewards.check_columns(sorted({name for problem in problems for name in problem.columns}))
+    finally:
+        rewards.close()
+    return ", ".join(each.label for each in settings) or "NeMo-RL's environment"
+
+
+def identities(method: Method, tolerances: Mapping[str, float]) -> str:
+    """The method's identities hold on a made batch."""
+    from nemo_uecr.core.invariants import smoke_test
+
+    smoke_test(method, dict(tolerances))
+    return f"{method.name}: its identities hold on a made batch"

@@ -1,0 +1,23 @@
+"""What the doctor finds with some of the checks, of a configuration of either back end."""
+
+from __future__ import annotations
+
+from nemo_uecr.cli.look import run_facts
+from nemo_uecr.config.nemo_schema import AnyConfig
+from nemo_uecr.start.checks import DOCTOR, OF_RUN, findings
+
+#: Checks by the thing that they look at, with those that must have passed before.
+MODELS = ("{} model",)
+TOKENIZERS = (
+    "problems", "student tokenizer", "chat template", "end of turn", "prompt length", "enough prompts", "routing",
+    "{} tokenizer", "{} end tokens",
+)  # fmt: skip
+MEMORY = ("layout", "plan", "generation length", "host memory", "disk")
+
+
+def found(config: AnyConfig, *names: str) -> dict[str, tuple[str, str]]:
+    """Status and words of each finding."""
+    run = run_facts(config, 9900)
+    asked = [check for check in OF_RUN if check.name in names]
+    assert {check.name for check in asked} == set(names)
+    return {one.check: (one.status, f"{one.message} -> {one.remedy}") for one in findings(asked, run, DOCTOR)}
