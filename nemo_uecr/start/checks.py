@@ -94,11 +94,16 @@ OF_RUN: tuple[Check[Run], ...] = (
     Check("extras", LOCAL, {DOCTOR, TRAIN}, lambda run, _: machine.extras(run.engine, run.extras)),
     Check(
         "problems", RUNS, {DOCTOR, CONFIG, NODE, TRAIN},
-        lambda run, _: problem_sets.readable(run.problems, run.benchmarks, run.data, verified=run.verified),
+        lambda run, _: problem_sets.readable(run.problems, run.benchmarks, run.data),
     ),
     Check(
         "enough problems", NEMO_RL, {DOCTOR, CONFIG, TRAIN},
         lambda run, _: problem_sets.enough(len(run.training), run.least_problems, run.data.train), after=("problems",),
+    ),
+    Check(
+        "answers", RUNS, {DOCTOR, CONFIG, NODE, TRAIN},
+        lambda run, _: problem_sets.judged(run.problems, run.data.prompt_template, verified=run.verified),
+        after=("problems",),
     ),
     Check(
         "{} held out", LOCAL, {DOCTOR, CONFIG, TRAIN}, lambda run, name: problem_sets.held_out(run.problems, name),
@@ -116,7 +121,8 @@ OF_RUN: tuple[Check[Run], ...] = (
     Check("layout", RUNS, {DOCTOR, CONFIG, NODE, TRAIN}, lambda run, _: run.layout(True)),
     Check("plan", RUNS, {DOCTOR}, lambda run, _: run.unplanned or memory.fits(run.plan), after=("layout",)),
     Check(
-        "generation length", LOCAL, {DOCTOR}, lambda run, _: memory.positions(run.too_long, run.data.max_prompt_tokens),
+        "generation length", LOCAL, {DOCTOR},
+        lambda run, _: memory.positions(run.too_long, run.data.max_prompt_tokens),
         keys=where(lambda run: run.unplanned is None),
     ),
     Check(
@@ -177,6 +183,10 @@ OF_RUN: tuple[Check[Run], ...] = (
     Check(
         "prompt length", RUNS, {DOCTOR}, lambda run, _: problem_sets.dropped(run.prompts, run.training),
         keys=where(lambda run: Path(run.data.train).exists()), after=("student tokenizer", "problems"),
+    ),
+    Check(
+        "token ids", RUNS, {DOCTOR},
+        lambda run, _: problem_sets.known_ids(run.prompts, run.columns, run.tokenizer), after=("prompt length",),
     ),
     Check(
         "enough prompts", NEMO_RL, {DOCTOR},

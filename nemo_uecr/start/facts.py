@@ -28,6 +28,7 @@ from nemo_uecr.config.schema import (
 from nemo_uecr.core.methods import Method
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
+from nemo_uecr.generation import adapter, models
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.plan import faults
 from nemo_uecr.plan.contents import ASSUMED, CPU, Device, Lengths, Plan
@@ -76,6 +77,7 @@ class Run(Machine):
     settled_ends: frozenset[str]  # teachers for which the run states how an end token is scored
     ends_remedy: str  # for the others, with {} for the key
     stop: Sequence[str]
+    vocabulary: int | None  # output columns of the student, where they are configured
     megatron_checkpoints: Mapping[str, str | None]
     # What it reads.
     data: DataConfig | NemoDataConfig
@@ -177,6 +179,12 @@ class Run(Machine):
         """The student's."""
         return model_files.tokenizer_of(self.student)
 
+    @property
+    def columns(self) -> int:
+        """Output columns of the student."""
+        place = adapter.config_place(str(Path(self.student).expanduser()))
+        return self.vocabulary or models.output_columns(place, local_files_only=True)
+
     @cached_property
     def prompts(self) -> dict[int, list[int]]:
         """Token ids of the training prompts that fit, by place."""
@@ -189,7 +197,7 @@ class Run(Machine):
 
     @property
     def longest_prompt(self) -> int:
-        """Tokens of the longest prompt."""
+        """Tokens of the longest training prompt."""
         return max(map(len, self.prompts.values()))
 
 
@@ -232,6 +240,7 @@ def of_local(config: Config, size_of: Sizes, *, ray_port: int, resources: Resour
         settled_ends=frozenset(key for key, one in active.items() if getattr(one, "end_token", None) is not None),
         ends_remedy="the teacher scores the token that ends a response low: set {}.end_token=own or left_out",
         stop=config.rollout.stop,
+        vocabulary=None,
         megatron_checkpoints={},
         data=config.data,
         benchmarks=config.evaluation.benchmarks,

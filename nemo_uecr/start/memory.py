@@ -34,17 +34,15 @@ def disk(plan: Plan, folder: Path, checkpoints: int) -> str:
     return required(free >= checkpoints * each, f"{free / GIB:.1f} GiB free, {needed}", remedy)
 
 
-def positions(too_long: Callable[[int], list[str]], prompt: int) -> str | Caution:
-    """Prompts of up to ``prompt`` tokens and their responses fit the models' positions.
+def positions(too_long: Callable[[int], list[str]], allowed: int) -> str | Caution:
+    """Prompts of the ``allowed`` length and their responses fit the models' positions.
 
     A local run refuses only prompts that are really too long; ``too_long`` are the faults at a prompt of some tokens.
     """
-    if not (faults := too_long(prompt)):
-        return f"prompts of up to {prompt} tokens fit the models' positions"
-    message, remedy = (
-        "; ".join(faults),
-        "a local run refuses only prompts that are really too long; fine if there are none",
-    )
+    if not (faults := too_long(allowed)):
+        return f"prompts of up to {allowed} tokens fit the models' positions"
+    message = "; ".join(faults)
+    remedy = "a local run refuses only prompts that are really too long; fine if there are none"
     if too_long(1):  # whatever the prompts
         raise Refusal(message, remedy)
     return Caution(message, remedy)

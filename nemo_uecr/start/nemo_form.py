@@ -61,6 +61,7 @@ def of_nemo(config: NemoConfig, *, ray_port: int, resources: Resources | None) -
         ends_remedy="backend nemo_rl has no key for it: give both models the same eos_token_id in "
         "generation_config.json",
         stop=config.rollout.stop,
+        vocabulary=config.student.vocabulary,
         megatron_checkpoints={key: section.megatron_checkpoint for key, section in loaded.items()},
         data=config.data,
         benchmarks=benchmarks,

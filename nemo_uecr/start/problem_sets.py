@@ -11,7 +11,7 @@ from nemo_uecr.config.schema import CallReward, DataConfig, ProblemsConfig, Rout
 from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.data.problems import Problem, check_references, check_routing, filled, problems_of, teacher_name
 from nemo_uecr.errors import DataError
-from nemo_uecr.generation.models import fitting_prompts
+from nemo_uecr.generation.models import check_ids, fitting_prompts
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.start.seen import Caution
 from nemo_uecr.verifier.pool import SHARED
@@ -38,17 +38,19 @@ def benchmark_problems(data: DataConfig | NemoDataConfig, benchmarks: Mapping[st
     return {name: problems_of(data, given, f"evaluation.benchmarks.{name}") for name, given in benchmarks.items()}
 
 
-def readable(problems: Problems, benchmarks: Iterable[str], data: ProblemsConfig, *, verified: bool) -> str:
-    """The problems can be read, and the answers that the verifier must judge can be judged: how many there are.
-
-    Training is ``verified`` where the verifier is among its rewards; benchmarks always are.
-    """
-    for name, read in problems.items():
-        if verified or name != TRAIN:
-            check_references(name, read, template=data.prompt_template)
+def readable(problems: Problems, benchmarks: Iterable[str], data: ProblemsConfig) -> str:
+    """The problems can be read: how many there are, and by which fields."""
     counts = {name: len(read) for name, read in problems.items()}
     counted = ", ".join(f"{name} {counts.get(name, 'of the demo')}" for name in (TRAIN, *benchmarks))
     return f"{counted}; fields {data.question_key!r} and {data.answer_key!r}"
+
+
+def judged(problems: Problems, template: str, *, verified: bool) -> str:
+    """The verifier can judge the answers; of training only where it is among the rewards (``verified``)."""
+    names = [name for name in problems if verified or name != TRAIN]
+    for name in names:
+        check_references(name, problems[name], template=template)
+    return f"the verifier can judge those of {', '.join(names)}" if names else "none goes to the verifier"
 
 
 def enough(count: int, needed: int, where: str) -> str:
@@ -61,14 +63,14 @@ def enough(count: int, needed: int, where: str) -> str:
     return f"{count} problems, {needed} in a step"
 
 
-def held_out(problems: Problems, benchmark: str) -> str | Caution:
+def held_out(problems: Problems, benchmark: str) -> Caution | None:
     """No question of a benchmark is trained on."""
     trained = {problem.question.strip() for problem in problems.get(TRAIN, ())}
     questions = [problem.question.strip() for problem in problems.get(benchmark, ())]
     if count := sum(question in trained for question in questions):
         message = f"{benchmark}: {count} of {len(questions)} questions are also in data.train; it is not held out"
         return Caution(message, "nemo-uecr data prepare takes them out of the training problems")
-    return "no question is also in data.train"
+    return None
 
 
 def prompts_that_fit(tokenizer: Any, problems: Problems, data: DataConfig | NemoDataConfig) -> dict[int, list[int]]:
@@ -83,6 +85,12 @@ def dropped(prompts: Mapping[int, Sequence[int]], problems: Sequence[Problem]) -
     """How many training prompts are left out."""
     count = len(problems) - len(prompts)
     return f"dropped as too long: {count}" if count else "every prompt fits"
+
+
+def known_ids(prompts: Mapping[int, Sequence[int]], columns: int, tokenizer: Any) -> str:
+    """The student has an output column for every id of the prompts."""
+    check_ids(prompts.values(), columns, tokenizer, "the student")
+    return f"below the student's {columns} output columns"
 
 
 def routed(
