@@ -102,7 +102,12 @@ class UecrLoss:
         metrics = self._metrics(loss, data, mask, float(global_valid_toks))
         if self._native is None:
             return loss.total, metrics
-        total, native_metrics = self._native(next_token_logprobs, data, global_valid_seqs, global_valid_toks)
+        total, native_metrics = self._native(
+            next_token_logprobs=next_token_logprobs,
+            data=data,
+            global_valid_seqs=global_valid_seqs,
+            global_valid_toks=global_valid_toks,
+        )
         if second is not None:  # NeMo-RL's own loss knows the first alone
             total = total + second[1] * own(next_token_logprobs, old_logp, second[0], mask).total
         return total, metrics | native_metrics | {"loss": float(total.detach())}

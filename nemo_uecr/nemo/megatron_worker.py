@@ -34,7 +34,8 @@ class WorkerMethods:
         """Build NeMo-RL's worker, measure what it holds beside its model, and correct its sampling parameters."""
         self._host_copy: list[Tensor] = []
         super().__init__(*args, **kwargs)
-        held = (*self.model.parameters(), *self.model.buffers())
+        # The module's own method: Megatron's data-parallel wrapper has an attribute of that name, its gradient buffers.
+        held = (*self.model.parameters(), *torch.nn.Module.buffers(self.model))
         self._baseline = torch.cuda.memory_allocated() - sum(tensor.nbytes for tensor in held)
         options = self.cfg["uecr"]
         if options["filters"] == "paper":

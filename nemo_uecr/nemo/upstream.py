@@ -1,27 +1,23 @@
-"""The only file that names NeMo-RL's internals: what is expected of them, checked, and what is put in their place.
+"""The only file that names NeMo-RL's internals: how they are called, checked, and what is put in their place.
 
-`native_signatures.yaml` lists every name that is used here with the parameters it must have. NeMo-RL 0.7 and its main
-branch both fit; signatures decide, not a version number. NeMo-RL is imported inside functions, so that this module
-loads without it.
+`native_calls.yaml` lists every name that is used here with the call that is made. NeMo-RL 0.7, 0.8 and its main branch
+fit; calls decide, not a version number. NeMo-RL is imported inside functions, so that this module loads without it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
-import inspect
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from nemo_uecr.errors import DependencyError, UecrError, first_line
+from nemo_uecr.errors import UecrError, first_line
+from nemo_uecr.nemo.native_calls import UpstreamError as UpstreamError
+from nemo_uecr.nemo.native_calls import check_side, load
+from nemo_uecr.nemo.native_calls import native as native
 from nemo_uecr.nemo.worker_scoring import Columns, MicroBatch, ScoreRequest
 from nemo_uecr.stopping import StopRequest
 
@@ -34,73 +30,15 @@ VLLM_WORKER_FQN = "nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWork
 Evaluate = Callable[[Any, int], tuple[dict[str, float], dict[str, float]]]
 
 
-class UpstreamError(DependencyError):
-    """The installed NeMo-RL is not the one this back end was written for."""
-
-
 class WorkerError(UecrError, RuntimeError):
     """A worker died or did not answer in time; the message names it."""
 
 
 def check() -> str:
-    """Refuse a NeMo-RL in which a name or signature is not what this back end was written for; returns its version."""
-    version = str(_load("nemo_rl.package_info").__version__)
-    check_signatures(expected_signatures("driver"), version)
+    """Refuse a NeMo-RL that does not fit the calls of `native_calls.yaml`; returns its version."""
+    version = str(load("nemo_rl.package_info").__version__)
+    check_side("driver", version)
     return version
-
-
-@functools.cache
-def expected_signatures(side: str) -> list[tuple[str, str, list[str] | None]]:
-    """Module, qualified name and parameters of what a side, ``driver`` or ``worker``, takes from NeMo-RL."""
-    table = yaml.safe_load(Path(__file__).with_name("native_signatures.yaml").read_text(encoding="utf-8"))
-    return [
-        (module, name, None if parameters is None else parameters.split())
-        for module, names in table[side].items()
-        for name, parameters in names.items()
-    ]
-
-
-def native(name: str) -> Any:
-    """A class or function of NeMo-RL's, from the module in which the table has it."""
-    table = [*expected_signatures("driver"), *expected_signatures("worker")]
-    return getattr(_load(next(module for module, known, _ in table if known.split(".")[0] == name)), name)
-
-
-def check_signatures(expected: list[tuple[str, str, list[str] | None]], version: str) -> None:
-    """Compare names and parameters with what is installed; the first that differs is named."""
-    for module, name, parameters in expected:
-        target = _load(module)
-        if parameters == ["absent"]:
-            if hasattr(target, name):
-                raise UpstreamError(f"NeMo-RL {version}: {module} has {name}; expected none, as in 0.7")
-            continue
-        try:
-            target = attrgetter(name)(target)
-        except AttributeError as error:
-            raise UpstreamError(f"NeMo-RL {version}: {module} has no {name}; expected it there") from error
-        if parameters is None:
-            continue
-        names = [one for one in inspect.signature(target).parameters if f"{one}?" not in parameters]
-        wanted = [parameter for parameter in parameters if parameter != "..." and not parameter.endswith("?")]
-        if wanted != (names[: len(wanted)] if "..." in parameters else names):
-            raise UpstreamError(
-                f"NeMo-RL {version}: {module}.{name} takes ({', '.join(names)}); expected ({', '.join(parameters)})"
-            )
-
-
-def _load(module: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("nemo_rl"):
-            raise UpstreamError(
-                f"NeMo-RL imports {error.name}, which is not installed for {sys.executable}; run inside NeMo-RL's "
-                "container, or install it"
-            ) from error
-        raise UpstreamError(
-            f"NeMo-RL cannot be imported ({error}); run inside its container, or put its source tree on PYTHONPATH "
-            "(the package of that name on PyPI is empty)"
-        ) from error
 
 
 @contextlib.contextmanager
@@ -128,7 +66,7 @@ def substitutions(
             return stop.asked
 
     ours: dict[str, Any] = {
-        "_create_advantage_estimator": lambda master_config: estimator(),
+        "_create_advantage_estimator": lambda *args, **kwargs: answering_estimator(estimator()),
         "RayVirtualCluster": make_cluster,
         "TimeoutChecker": StoppingTimeoutChecker,
     }
@@ -140,6 +78,23 @@ def substitutions(
         yield
     finally:
         vars(grpo).update(theirs)
+
+
+class ResultEstimator:
+    """An estimator that answers as trees after 0.8 propose: its advantages are one field of a result."""
+
+    def __init__(self, estimator: Any, result: Callable[..., Any]) -> None:
+        self._estimator, self._result = estimator, result
+
+    def compute_advantage(self, **given: Any) -> Any:
+        """The estimator's advantages as NeMo-RL's ``AdvantageResult``."""
+        return self._result(advantages=self._estimator.compute_advantage(**given))
+
+
+def answering_estimator(estimator: Any) -> Any:
+    """The estimator, answering in the form that the installed NeMo-RL reads: a tensor, or its ``AdvantageResult``."""
+    result = getattr(load("nemo_rl.algorithms.advantage_estimator"), "AdvantageResult", None)
+    return estimator if result is None else ResultEstimator(estimator, result)
 
 
 def register_worker() -> None:
@@ -221,12 +176,16 @@ def run_loop(
     returns and the completed steps.
     """
     tokenizer, dataset, environments = parts
-    made = native("setup")(config, tokenizer, dataset, None, policy_factory=make_policy)
+    made = native("setup")(
+        master_config=config, tokenizer=tokenizer, dataset=dataset, val_dataset=None, policy_factory=make_policy
+    )
     policy, generation, _, _, dataloader, _, _, logger, checkpointer, state, config, *_ = made
     before(config, completed_steps(state))
     native("grpo_train")(
-        policy, generation, dataloader, None, tokenizer, loss, environments, None, logger, checkpointer, state, config
-    )
+        policy=policy, policy_generation=generation, wrapped_dataloader=dataloader, val_dataloader=None,
+        tokenizer=tokenizer, loss_fn=loss, task_to_env=environments, val_task_to_env=None, logger=logger,
+        checkpointer=checkpointer, grpo_save_state=state, master_config=config,
+    )  # fmt: skip
     return completed_steps(state)
 
 
@@ -307,19 +266,30 @@ def wait(method: str, futures: Sequence[Any], names: Sequence[str], *, seconds: 
             cause = f"{type(error.cause).__name__}: {first_line(error.cause)}"
             raise WorkerError(f"{method}: worker {name} raised {cause}") from error
         except ray.exceptions.RayError as error:  # RayActorError, and another where Ray ends a worker for memory
-            reason = f"{type(error).__name__}: {first_line(error)}"  # on memory it lists every process of the node
-            raise WorkerError(
-                f"{method}: worker {name} died ({reason:.300}); expected an answer. Look at its log; the usual cause "
-                "is memory"
-            ) from error
+            raise WorkerError(f"{method}: worker {name} {_death(error)}") from error
     return [answers[future] for future in futures]
+
+
+def _death(error: Exception) -> str:
+    """How a worker died, in one line.
+
+    Of an actor whose constructor raised, Ray's message is a sentence about a creation task and a traceback, which the
+    error ends. On memory the message lists every process of the node.
+    """
+    message = str(error)
+    if "creation task" in message:
+        after_frames = message.rpartition('\n  File "')[2].splitlines()[1:]
+        cause = next((line for line in after_frames if line and not line.startswith(" ")), first_line(error))
+        return f"could not be made: {cause:.300}"
+    reason = f"{type(error).__name__}: {first_line(error)}"
+    return f"died ({reason:.300}); expected an answer. Look at its log; the usual cause is memory"
 
 
 def worker_actor(methods: type) -> Any:
     """NeMo-RL's Megatron worker with our methods, as a Ray actor; actors cannot be subclassed, Impl classes can."""
     import ray
 
-    check_signatures(expected_signatures("worker"), "in the worker's environment")
+    check_side("worker", "in the worker's environment")
 
     class UecrMegatronPolicyWorker(methods, native("MegatronPolicyWorkerImpl")):  # type: ignore[misc]
         pass
@@ -328,27 +298,35 @@ def worker_actor(methods: type) -> Any:
     return ray.remote(runtime_env=environment)(UecrMegatronPolicyWorker)
 
 
+class RawLogits:
+    """Hands each micro-batch's raw logits to a function; mixed in before NeMo-RL's `LogprobsPostProcessor`."""
+
+    columns: Columns
+
+    def __call__(
+        self, data_dict: Any, input_ids: Any, cu_seqlens_padded: Any, original_seq_length: int | None = None,
+        input_is_next_token_logprobs: bool = False,
+    ) -> Any:  # fmt: skip
+        """What NeMo-RL's forward calls with the logits of a micro-batch."""
+        if input_is_next_token_logprobs:
+            raise UpstreamError("NeMo-RL's forward gives no logits: input_is_next_token_logprobs; expected False")
+
+        def finish(logits: Any) -> Any:
+            ids, lengths = (data_dict[name].to(logits.device) for name in ("input_ids", "input_lengths"))
+            return logits.new_zeros(()), self.columns(logits, MicroBatch(ids, lengths, cu_seqlens_padded))
+
+        return finish
+
+
 def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
     """Run a worker's model over its micro-batches and hand each one's raw logits to ``columns``.
 
     Returns what ``columns`` answered, on the last pipeline stage alone. The post-processor derives from NeMo-RL's own,
     because its forward dispatches on the class. Without sampling parameters the forward neither divides nor filters.
     """
-
-    class RawLogits(native("LogprobsPostProcessor")):  # type: ignore[misc]
-        def __call__(
-            self, data_dict: Any, input_ids: Any, cu_seqlens_padded: Any, original_seq_length: int | None = None,
-            input_is_next_token_logprobs: bool = False,
-        ) -> Any:  # fmt: skip
-            if input_is_next_token_logprobs:
-                raise UpstreamError("NeMo-RL's forward gives no logits: input_is_next_token_logprobs; expected False")
-
-            def finish(logits: Any) -> Any:
-                ids, lengths = (data_dict[name].to(logits.device) for name in ("input_ids", "input_lengths"))
-                return logits.new_zeros(()), columns(logits, MicroBatch(ids, lengths, cu_seqlens_padded))
-
-            return finish
-
+    kind = type("RawLogits", (RawLogits, native("LogprobsPostProcessor")), {})
+    process = kind(worker.cfg, sampling_params=None)
+    process.columns = columns
     timer = worker.mcore_state.straggler_timer
     batches, count, size, _, padded = native("get_microbatch_iterator")(
         data,
@@ -363,7 +341,7 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
         seq_length=padded,
         mbs=size,
         num_microbatches=count,
-        post_processing_fn=RawLogits(worker.cfg, sampling_params=None),
+        post_processing_fn=process,
         forward_only=True,
         defer_fp32_logits=worker.defer_fp32_logits,
         sampling_params=None,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from nemo_uecr.nemo.native_calls import check_called, check_replaced, native_calls
 from nemo_uecr.nemo.upstream import WorkerError, call_all, score_on_workers, wait
 from nemo_uecr.slurm.replicas import ReplicaError, outcome_of
 from tests.nemo.local_ray import local_ray
@@ -128,6 +131,40 @@ def test_a_dead_worker_is_named() -> None:
     with pytest.raises(WorkerError, match=r"score_tokens: worker teacher-0-1 died \(ActorDied.* Look at its log"):
         wait("score_tokens", [first.hang.remote(50), second.die.remote()], NAMES, seconds=60)
     ray.kill(first)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_whose_constructor_raises_reports_its_error() -> None:
+    """To Ray it died; the usual cause of that is another."""
+
+    @ray.remote(num_cpus=0)
+    class Refusing:
+        def __init__(self) -> None:
+            raise ValueError("no such layer\nexpected another")
+
+        def answer(self) -> None: ...
+
+    future = Refusing.remote().answer.remote()
+    with pytest.raises(WorkerError, match=r"^x: worker teacher-0-0 could not be made: ValueError: no such layer$"):
+        wait("x", [future], NAMES[:1], seconds=60)
+
+
+def test_what_ray_adds_to_the_methods_of_an_actor_s_parents_is_no_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NeMo-RL's module makes an actor of its worker's class when it is imported."""
+
+    class MegatronPolicyWorkerImpl:
+        def move_model(self, model: Any, device: str, move_params: bool = True, move_grads: bool = True) -> Any: ...
+
+    ray.remote(type("MegatronPolicyWorker", (MegatronPolicyWorkerImpl,), {}))
+    assert "_ray_trace_ctx" in str(inspect.signature(MegatronPolicyWorkerImpl.move_model))
+    module = ModuleType("nemo_rl.models.policy.workers.megatron_policy_worker")
+    module.MegatronPolicyWorkerImpl = MegatronPolicyWorkerImpl  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    worker = native_calls("worker")
+    for row in (row for row in worker.called if row.module == module.__name__):
+        check_called(row, "0.7.0")
+    (pair,) = [row for row in worker.replaced if row.module == module.__name__]
+    check_replaced(pair, "0.7.0")
 
 
 @pytest.mark.usefixtures("cluster")

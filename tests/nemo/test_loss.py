@@ -90,7 +90,7 @@ def test_the_second_surrogate_joins_nemo_rls_own_loss() -> None:
     )  # fmt: skip
     # The reference KL is inside the native loss, once; ours reports none of its own.
     loss = loss_of(KL, "method.name=grpo_plus_opd", "method.opd_coef=2", "teacher.model_name=t")
-    loss._native = lambda logp, data, seqs, tokens: (logp.new_tensor(10.0), {"loss": 10.0, "probs_ratio": 7.0})
+    loss._native = lambda **given: (torch.tensor(10.0), {"loss": 10.0, "probs_ratio": 7.0})
     total, metrics = call(loss, data, torch.tensor([[0.0, math.log(1.5)]]))
     assert float(total) == pytest.approx(13.0, abs=1e-5)
     assert (metrics["loss"], metrics["probs_ratio"]) == (pytest.approx(13.0, abs=1e-5), 7.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import os
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import pytest
 from nemo_uecr.config.load import flattened, load_nemo_config
 from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.native_calls import UpstreamError, native_calls
+from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.translate import master_config
-from nemo_uecr.nemo.upstream import UpstreamError, expected_signatures
 from tests.config.shipped import CONFIGS, GIVEN, SCALES, nemo_run
 
 SOURCE = Path(os.environ.get("NEMO_RL_SOURCE", ""))
@@ -98,9 +100,7 @@ def test_nothing_that_nemo_rl_ships_is_left_out(shipped: list[str], translated: 
 
 
 def test_every_name_of_the_table_is_missed(nemo_rl: str) -> None:
-    names = sorted(
-        {(module, name.split(".")[0]) for module, name, asked in expected_signatures("driver") if asked != ["absent"]}
-    )
+    names = sorted({(each.module, each.name.split(".")[0]) for each in native_calls("driver").called})
     assert len(names) > 20
     for module, name in names:
         with pytest.MonkeyPatch.context() as patch:
@@ -115,13 +115,17 @@ def test_conversions_are_kept_where_nemo_rl_keeps_them(nemo_rl: str, monkeypatch
         assert str(upstream.conversions()) == upstream.native("get_megatron_checkpoint_dir")()
 
 
-def test_the_workers_table_is_that_of_the_source(nemo_rl: str) -> None:
-    """Megatron's side cannot be imported by the driver: read from the source, and checked at run time in the worker."""
-    for module, name, parameters in expected_signatures("worker"):
-        body: Any = ast.parse((SOURCE / (module.replace(".", "/") + ".py")).read_text())
-        for part in name.split("."):
-            body = next(node for node in body.body if getattr(node, "name", None) == part)
-        found = [argument.arg for argument in body.args.args]
-        found = [one for one in found if f"{one}?" not in parameters]
-        wanted = [parameter for parameter in parameters if parameter != "..." and not parameter.endswith("?")]
-        assert (found[: len(wanted)] if "..." in parameters else found) == wanted, name
+def test_what_the_loop_calls_of_ours_is_found_in_its_source(nemo_rl: str) -> None:
+    """`check_passed` compares nothing where it finds no call."""
+    for row in native_calls("driver").passed:
+        source = inspect.getsource(importlib.import_module(row.module))
+        functions = [node for node in ast.parse(source).body if getattr(node, "name", "") == row.function]
+        (function,) = functions
+        assert f"{row.call}(" in ast.unparse(function), row.call
+
+
+def test_every_method_of_ours_that_overrides_is_checked(nemo_rl: str) -> None:
+    replaced = {row.name for row in native_calls("driver").replaced}
+    for name in vars(PolicyMethods):
+        if name in vars(upstream.native("Policy")) and not name.startswith("__"):
+            assert f"Policy.{name}" in replaced
