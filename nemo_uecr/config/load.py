@@ -47,9 +47,9 @@ FREE_KEYS = re.compile(
 )
 #: `${` and the backslashes before it, which OmegaConf reads as escapes there and nowhere else.
 INTERPOLATION = re.compile(r"(\\*)\$\{")
-#: `${mul:a,b}`, `${div:a,b}` and `${max:a,b}`, as NeMo-RL has them.
+#: `${mul:a,b}` and the others that NeMo-RL has, `add` since 0.8.
 RESOLVERS: dict[str, Callable[..., Any]] = {
-    "mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b),
+    "mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b), "add": lambda a, b: a + b,
 }  # fmt: skip
 
 C = TypeVar("C", bound=BaseModel)
@@ -115,7 +115,8 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
     layer = _merged_layers([base, *(override_layer(text, schema) for text in overrides)])
     if isinstance(name := layer.values.get("method"), str):
         raise ConfigError(f"method: got {name!r}, expected a section; write method.name={name}")
-    config = validated(schema, _with_paths(_resolved(layer, shown)), layer.origins, shown)
+    values = without_missing(resolved(layer.values, layer.origins, shown))
+    config = validated(schema, _with_paths(values), layer.origins, shown)
     beside = Path(shown).with_name("origins.json")
     written = read_object(beside) if beside.is_file() else {}
     stated = {key: at for key, at in layer.origins.items() if at != shown or written.get(key) != DEFAULT}
@@ -136,19 +137,19 @@ def load_method(name: str, overrides: Sequence[str], run: Method | None = None) 
     return validated(_MethodAlone, layer.values, layer.origins, OVERRIDE).method
 
 
-def _resolved(layer: Layer, path: str) -> dict[str, object]:
-    """The values with every `${...}` resolved and `???` left out."""
+def resolved(values: Any, origins: Mapping[str, str], path: str) -> Any:
+    """The values, plain or OmegaConf's, with every `${...}` resolved; ``origins`` and ``path`` are for messages."""
     # OmegaConf 2.4 warns about `register_new_resolver`; in 2.3 `register_resolver` is an older, weaker function.
     current = "use_cache" in inspect.signature(OmegaConf.register_resolver).parameters
     register = OmegaConf.register_resolver if current else OmegaConf.register_new_resolver
     for name, function in RESOLVERS.items():
         register(name, function, replace=True)
     try:
-        return _without_missing(OmegaConf.to_container(OmegaConf.create(layer.values), resolve=True))
+        return OmegaConf.to_container(OmegaConf.create(values), resolve=True)
     except OmegaConfBaseException as error:
         key, said = str(getattr(error, "full_key", None) or "a value"), str(error).splitlines()[0]
         hint = "; an environment variable is ${oc.env:NAME}" if re.search("key '[A-Z_]+' not found", said) else ""
-        raise ConfigError(f"{key}: {said}{hint} ({_set_where(key, layer.origins, path)})") from error
+        raise ConfigError(f"{key}: {said}{hint} ({_set_where(key, origins, path)})") from error
 
 
 def _with_paths(value: Any, key: str = "") -> Any:
@@ -162,9 +163,10 @@ def _with_paths(value: Any, key: str = "") -> Any:
     return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
-def _without_missing(tree: Mapping[str, object]) -> dict[str, object]:
+def without_missing(tree: Mapping[str, object]) -> dict[str, object]:
+    """The values without those that are `???`."""
     return {
-        key: _without_missing(value) if isinstance(value, Mapping) else value
+        key: without_missing(value) if isinstance(value, Mapping) else value
         for key, value in tree.items()
         if value != MISSING
     }
@@ -239,6 +241,14 @@ def read_chain(path: str, above: tuple[str, ...] = ()) -> Layer:
 
     A file without parents keeps its replace markers. ``above`` lists the files that inherit it.
     """
+    tree, names = read_file(path, above)
+    parents = [read_chain(_parent(path, name), (*above, path)) for name in names]
+    own = _layer(tree, path)
+    return _merged_layers([*parents, own]) if parents else own
+
+
+def read_file(path: str, above: tuple[str, ...]) -> tuple[dict[str, object], list[str]]:
+    """The values of one file and the names of its parents; ``above`` lists the files that inherit it."""
     if os.path.realpath(path) in map(os.path.realpath, above):
         raise ConfigError(f"{above[-1]}: 'defaults' leads back to {path}; a file cannot inherit itself")
     tree = _read_mapping(path, above)
@@ -246,9 +256,7 @@ def read_chain(path: str, above: tuple[str, ...] = ()) -> Layer:
     names = [defaults] if isinstance(defaults, str) else defaults
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{path}: defaults: got {defaults!r}, expected a file name or a list of file names")
-    parents = [read_chain(_parent(path, name), (*above, path)) for name in names]
-    own = _layer(tree, path)
-    return _merged_layers([*parents, own]) if parents else own
+    return tree, names
 
 
 def _parent(path: str, name: str) -> str:

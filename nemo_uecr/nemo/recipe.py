@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from nemo_uecr.config.load import MISSING, changed, flattened, validated, value_at
+from nemo_uecr.config.load import changed, flattened, validated, value_at, without_missing
 from nemo_uecr.config.schema import (
     BFLOAT16_ON_GPU,
     SEVERAL,
@@ -139,13 +139,6 @@ class UecrSection(Section):
         return self
 
 
-def _without_missing(section: object) -> object:
-    if not isinstance(section, Mapping):
-        return section
-    kept = {key: _without_missing(value) for key, value in section.items() if value != MISSING}
-    return {key: value for key, value in kept.items() if value != {} or section[key] == {}}
-
-
 class _Recipe(BaseModel):
     """A recipe as far as it is ours, so that an error names `uecr.` and the key."""
 
@@ -157,7 +150,10 @@ def section_of(values: Mapping[str, Any], origins: Mapping[str, str] | None = No
     given = values.get("uecr")
     if given is None:
         raise ConfigError("the recipe has no section uecr; add its method: '++uecr.method={name: uecr, ...}'")
-    tree = {"uecr": _without_missing(given)}
+    teacher = given.get("teacher")
+    if isinstance(teacher, Mapping) and not without_missing(teacher):  # `model_name: ???` names none yet
+        given = {**given, "teacher": None}
+    tree = without_missing({"uecr": given})
     return validated(_Recipe, tree, origins or {}, path or "the recipe", within="uecr.").uecr
 
 
