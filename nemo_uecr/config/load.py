@@ -25,8 +25,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
+from nemo_uecr import door
 from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import Config, MethodSection, Section, nearest_name
+from nemo_uecr.config.schema import Config, MethodSection, Section, named_method, nearest_name
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
 from nemo_uecr.files import read_object
@@ -112,7 +113,8 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
             raise ConfigError(f"{shown} has the key {key}, so it is a file for another command: {command}")
     if {"policy", "grpo"} <= base.values.keys():
         raise ConfigError(f"{shown} is a configuration of NeMo-RL itself; expected one that inherits nemo_rl_base.yaml")
-    layer = _merged_layers([base, *(override_layer(text, schema) for text in overrides)])
+    own = own_method(base.values.get("method"), overrides)
+    layer = _merged_layers([base, *(override_layer(text, schema, own) for text in overrides)])
     if isinstance(name := layer.values.get("method"), str):
         raise ConfigError(f"method: got {name!r}, expected a section; write method.name={name}")
     values = without_missing(resolved(layer.values, layer.origins, shown))
@@ -133,7 +135,8 @@ class _MethodAlone(Section):
 def load_method(name: str, overrides: Sequence[str], run: Method | None = None) -> Method:
     """The method with the settings of ``run``, or else its defaults, and `method.key=value` overrides."""
     base = _layer({"method": {**({} if run is None else run.settings()), "name": name}}, OVERRIDE)
-    layer = _merged_layers([base, *(override_layer(text, _MethodAlone) for text in overrides)])
+    own = own_method(base.values.get("method"), overrides)
+    layer = _merged_layers([base, *(override_layer(text, _MethodAlone, own) for text in overrides)])
     return validated(_MethodAlone, layer.values, layer.origins, OVERRIDE).method
 
 
@@ -278,7 +281,14 @@ def _read_mapping(path: str, above: tuple[str, ...]) -> dict[str, object]:
     return tree
 
 
-def override_layer(text: str, schema: type[BaseModel]) -> Layer:
+def own_method(section: object, overrides: Sequence[str] = ()) -> type[Method] | None:
+    """The method that a section `method` names, if it comes from a user's file: its settings are keys, too."""
+    named = [section.get("name")] if isinstance(section, Mapping) else []
+    named += [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("method.name=")]
+    return named_method(named[-1]) if named and isinstance(named[-1], str) and door.is_own(named[-1]) else None
+
+
+def override_layer(text: str, schema: type[BaseModel], own: type[Method] | None = None) -> Layer:
     """Parse `dotted.key=value` from the command line; the value is YAML, its origin `override`.
 
     Hydra's `+key=value` and `++key=value` mean the same. A whole mapping of names, `evaluation.benchmarks={...}`, or a
@@ -288,9 +298,9 @@ def override_layer(text: str, schema: type[BaseModel]) -> Layer:
     name = name.strip().lstrip("+")
     if not name:
         raise ConfigError(f"override {text!r}: expected key=value, without blanks around the equals sign")
-    parts, annotation = key_of(name, schema)
+    parts, annotation = key_of(name, schema, own)
     if annotation is None:
-        raise ConfigError(_unknown(name, schema, {name: OVERRIDE}, ""))
+        raise ConfigError(_unknown(name, known_keys(schema, own), {name: OVERRIDE}, ""))
     if NoneType in get_args(annotation) and written.lower() in ("false", "true", "none", "off"):
         raise ConfigError(f"{name}: got {written!r}, expected a value, or null for none")
     value = _override_value(text, written, annotation)
@@ -319,21 +329,36 @@ def _takes_text(annotation: object) -> bool:
 # -- known keys ------------------------------------------------------------------------------------------------------
 
 
+def known_keys(schema: type[BaseModel], own: type[Method] | None = None) -> dict[str, Any]:
+    """The type of every section and key by dotted name, in schema order; NAME is a name that the user chooses.
+
+    ``own`` is a method of the user's, whose settings are keys like those of the shipped ones.
+    """
+    keys = dict(_schema_keys(schema))
+    if own is not None:
+        for place in [place for place, kind in keys.items() if kind is Method]:
+            keys |= _settings_of(place, own)
+    return keys
+
+
 @cache
-def known_keys(schema: type[BaseModel]) -> dict[str, Any]:
-    """The type of every section and key by dotted name, in schema order; NAME is a name that the user chooses."""
+def _schema_keys(schema: type[BaseModel]) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for name, field in schema.model_fields.items():
         keys[name] = field.annotation
         place = f"{name}.NAME" if get_origin(field.annotation) is dict else name
         for section in sections_of(field.annotation):
-            keys |= {f"{place}.{key}": inner for key, inner in known_keys(section).items()}
+            keys |= {f"{place}.{key}": inner for key, inner in _schema_keys(section).items()}
         if field.annotation is Method:
             keys[f"{name}.name"] = str
             for method in METHODS.values():
-                kinds = get_type_hints(method)
-                keys |= {f"{name}.{key}": kinds[key] for key in method.ranges()}
+                keys |= _settings_of(name, method)
     return keys
+
+
+def _settings_of(section: str, method: type[Method]) -> dict[str, Any]:
+    kinds = get_type_hints(method)
+    return {f"{section}.{key}": kinds[key] for key in method.ranges()}
 
 
 def sections_of(annotation: object) -> list[type[BaseModel]]:
@@ -343,9 +368,9 @@ def sections_of(annotation: object) -> list[type[BaseModel]]:
     return [section for part in get_args(annotation) for section in sections_of(part)]
 
 
-def key_of(name: str, schema: type[BaseModel]) -> tuple[list[str], Any]:
+def key_of(name: str, schema: type[BaseModel], method: type[Method] | None = None) -> tuple[list[str], Any]:
     """The parts of a key, of which a name that the user chooses is one, and its type; None for an unknown key."""
-    keys = known_keys(schema)
+    keys = known_keys(schema, method)
     holder = next((key for key, kind in keys.items() if name.startswith(f"{key}.") and get_origin(kind) is dict), None)
     if holder is None:
         return name.split("."), keys.get(name)
@@ -366,11 +391,12 @@ def validated(
 
     ``within`` precedes the keys that the rules of a section name, where the section is not the whole file.
     """
-    for place in (key for key, kind in known_keys(schema).items() if kind is Method):
-        of_method = value_at(values, place)
-        for key in of_method if isinstance(of_method, Mapping) else ():
-            if f"{place}.{key}" not in known_keys(schema):
-                raise ConfigError(_unknown(f"{place}.{key}", schema, origins, path))
+    places = {place: value_at(values, place) for place, kind in known_keys(schema).items() if kind is Method}
+    keys = known_keys(schema, next(filter(None, map(own_method, places.values())), None))
+    for place, section in places.items():
+        for key in section if isinstance(section, Mapping) else ():
+            if f"{place}.{key}" not in keys:
+                raise ConfigError(_unknown(f"{place}.{key}", keys, origins, path))
     try:
         return schema.model_validate(values)
     except ValidationError as error:
@@ -387,7 +413,7 @@ def validated(
         if first["type"] == "value_error":
             message = f"{within}{first['ctx']['error']}"
         elif first["type"] == "extra_forbidden":
-            message = _unknown(name, schema, origins, path)
+            message = _unknown(name, keys, origins, path)
         elif first["type"] == "missing" and isinstance(first["loc"][-1], str):  # else a list is too short
             message = f"{path}: missing {name}; write it in the file or pass {name}=VALUE"
         else:
@@ -396,11 +422,11 @@ def validated(
         raise ConfigError(message + more) from error
 
 
-def _unknown(name: str, schema: type[BaseModel], origins: Mapping[str, str], path: str) -> str:
-    if name in known_keys(schema):
+def _unknown(name: str, keys: Mapping[str, Any], origins: Mapping[str, str], path: str) -> str:
+    if name in keys:
         section, _, key = name.rpartition(".")
         return f"unknown key {name!r} ({_set_where(name, origins, path)}); in a file, write {section}: {{{key}: ...}}"
-    nearest = nearest_name(name, known_keys(schema))
+    nearest = nearest_name(name, keys)
     return f"unknown key {name} ({_set_where(name, origins, path)}); the nearest known key is {nearest}"
 
 
@@ -484,7 +510,7 @@ def check_same_configuration(where: Path, config: Config | NemoConfig, saved: Ma
 
     A method that reads the run's length does not let it change.
     """
-    fixed = {"train.steps"} if "total_steps" in METHODS[config.method.name].reads_run else set()
+    fixed = {"train.steps"} if "total_steps" in config.method.reads_run else set()
     trees = (config.model_dump(mode="json"), saved)  # of the list of rewards, `reward.0.weight` is a key
     ours, theirs = (
         flattened({key: dict(enumerate(v)) if isinstance(v, list) else v for key, v in tree.items()}) for tree in trees

@@ -27,8 +27,10 @@ from pydantic import (
     model_validator,
 )
 
-from nemo_uecr.core.methods import METHODS, Method, method_of
+from nemo_uecr import door
+from nemo_uecr.core.methods import METHODS, Method, method_class
 from nemo_uecr.core.methods.uecr import Puu
+from nemo_uecr.errors import ConfigError
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import AnyConfig
@@ -93,12 +95,8 @@ def _method(values: object) -> Method:
     if not isinstance(values, dict) or "name" not in values:
         raise ValueError(f"method: got {values!r:.60}, expected a section with a name and settings")
     name, settings = values["name"], {key: value for key, value in values.items() if key != "name"}
-    if name not in METHODS:
-        raise ValueError(
-            f"method.name: got {name!r}, the nearest method is {nearest_name(str(name), METHODS)!r}; "
-            f"known methods: {', '.join(METHODS)}"
-        )
-    kinds, method = get_type_hints(METHODS[name]), METHODS[name]
+    method = named_method(name)
+    kinds = get_type_hints(method)
     if missing := [f"method.{key}" for key in method.required() if settings.get(key) is None]:
         raise ValueError(f"{', '.join(missing)}: missing, but method {name} needs it; write {missing[0]}=VALUE")
     for key, allowed in method.ranges().items():
@@ -110,10 +108,26 @@ def _method(values: object) -> Method:
             raise ValueError(f"method.{key}: got {settings[key]!r:.60}, {expected}") from error
         if allowed is not None and settings.get(key) is not None and settings[key] not in allowed:
             raise ValueError(f"method.{key}: got {settings[key]!r}, expected {allowed}")
-    return method_of(name, settings)
+    return method(**{key: value for key, value in settings.items() if key in method.ranges()})
 
 
-#: The section `method`: one of the classes in `nemo_uecr/core/methods`, chosen by its name.
+def named_method(name: object) -> type[Method]:
+    """The class that `method.name` names: a shipped method, or one from a user's file."""
+    if name in METHODS:
+        return METHODS[str(name)]
+    if not isinstance(name, str) or not door.is_own(name):
+        own = "; of a file it is FILE.py:NAME" if ".py" in str(name) else ""
+        raise ValueError(
+            f"method.name: got {name!r}, the nearest method is {nearest_name(str(name), METHODS)!r}; "
+            f"known methods: {', '.join(METHODS)}{own}"
+        )
+    try:
+        return method_class(name)
+    except ConfigError as error:
+        raise ConfigError(f"method.name: {error}") from error
+
+
+#: The section `method`: one of the classes in `nemo_uecr/core/methods`, chosen by its name, or one from a user's file.
 MethodSection = Annotated[
     Method, PlainValidator(_method), PlainSerializer(lambda method: {"name": method.name, **method.settings()})
 ]
@@ -142,7 +156,7 @@ class VerifierReward(Section):
 class CallReward(Section):
     """A function of your own, in TRL's style or in verl's. `reward: FILE.py:FUNCTION` is an abbreviation."""
 
-    call: Annotated[str, Field(pattern=r"^.+\.py:\w+$")]  # `FILE.py:FUNCTION`.
+    call: Annotated[str, Field(pattern=door.PATTERN)]  # `FILE.py:FUNCTION`.
     weight: float = 1.0  # Its weight in the sum.
     name: Annotated[str, Field(pattern=r"^\w+$")] | None = None  # Its name in telemetry; null: the function's.
     args: dict[str, Any] = {}  # Further keyword arguments.

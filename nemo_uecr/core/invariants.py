@@ -146,8 +146,8 @@ def smoke_test(method: Method, tolerances: Mapping[str, float]) -> None:
             if not isinstance(value, float | int):
                 raise InvariantError(f"state[{name!r}] is a {type(value).__name__}; expected a float")
     except (ScoreError, InvariantError, RuntimeError) as error:  # torch's own for shapes that do not fit
-        home = type(method).__module__.replace(".", "/")
-        raise ConfigError(f"method {method.name} on a synthetic batch: {error} (see {home}.py)") from error
+        home = type(method).__module__.replace(".", "/") + ".py" if method.file_sha256 is None else "its file"
+        raise ConfigError(f"method {method.name} on a synthetic batch: {error} (see {home})") from error
 
 
 def _present(tensor: Tensor | None, name: str) -> Tensor:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.errors import DataError, ScoreError
+from nemo_uecr import door
+from nemo_uecr.errors import ConfigError, DataError, ScoreError
 from nemo_uecr.files import read_object, replace_file
 
 if TYPE_CHECKING:
@@ -58,12 +59,25 @@ class SavedBatch:
         return RunState(**json.loads(self.header.get("run", "{}")))
 
     def configured(self, path: Path) -> Method:
-        """The method that the run used, with its settings."""
+        """The method that the run used, with its settings.
+
+        Raises:
+            DataError: There is no such method; or it is in a file that lies beside the batch, or is not the run's.
+        """
         from nemo_uecr.core.methods import METHODS, method_of
 
-        if self.method not in METHODS:
-            raise DataError(f"{path} names method {self.method!r}; expected one of {', '.join(METHODS)}")
-        return method_of(self.method, self.settings)
+        name, sha256 = self.method, None
+        if name is not None and door.is_own(name):
+            # Whoever made the batch named the file: only what the reader has already, and as it was in the run, is run.
+            if door.file_of(name).resolve().is_relative_to(path.resolve().parent):
+                raise DataError(f"{path} names method {name}, whose file lies beside it; move the file elsewhere")
+            sha256 = self.header.get("method_sha256", "none")
+        elif name not in METHODS:
+            raise DataError(f"{path} names method {name!r}; expected one of {', '.join(METHODS)}")
+        try:
+            return method_of(name, self.settings, sha256=sha256)
+        except ConfigError as error:
+            raise DataError(f"{path} names method {name}: {error}") from error
 
 
 def arithmetic() -> str:
@@ -95,6 +109,7 @@ def save_batch(
         "format": FORMAT, "method": method.name, "settings": json.dumps(method.settings()),
         "run": json.dumps(vars(run)), "step": str(step),
     }  # fmt: skip
+    header |= {} if method.file_sha256 is None else {"method_sha256": method.file_sha256}
     header |= {"arithmetic": arithmetic} if arithmetic else {}
     header |= {"teachers": json.dumps(list(teachers))} if teachers else {}
     replace_file(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=header))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import nemo_uecr
+from nemo_uecr import door
 from nemo_uecr.config.load import dump_config, flattened, written_config
 from nemo_uecr.config.schema import CallReward, Config, teacher_models, url_teachers
 from nemo_uecr.data.batch_file import arithmetic
@@ -105,8 +106,8 @@ def _git(*words: str) -> bytes:
 def input_hashes(config: Config) -> dict[str, str]:
     """sha256 of every input file that is on this machine.
 
-    Names are `train`, `train/manifest.json`, `benchmark NAME`, `reward NAME`, and `student/FILE`, `teacher/FILE` or
-    `teachers.NAME/FILE` for each file of a model: weights, configuration, tokenizer, chat template.
+    Names are `train`, `train/manifest.json`, `benchmark NAME`, `reward NAME`, `method`, and `student/FILE`,
+    `teacher/FILE` or `teachers.NAME/FILE` for each file of a model: weights, configuration, tokenizer, chat template.
     """
     train = Path(locate_path(config.data.train))
     train = train / KEPT if (train / DATA_MANIFEST).is_file() else train
@@ -114,6 +115,8 @@ def input_hashes(config: Config) -> dict[str, str]:
     for name, given in config.evaluation.benchmarks.items():
         files |= _source_files(f"benchmark {name}", locate_path(given), "test")
     files |= {f"reward {each.label}": Path(each.path) for each in config.reward if isinstance(each, CallReward)}
+    if config.method.file_sha256 is not None:
+        files["method"] = door.file_of(config.method.name)
     models = {"student": config.student.model_name} | teacher_models(config)
     for role, model in models.items():
         files |= model_files(role, locate_path(model))

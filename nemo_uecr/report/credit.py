@@ -11,7 +11,10 @@ from pathlib import Path
 from statistics import pvariance
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr import door
+from nemo_uecr.core.methods import method_class
 from nemo_uecr.data.batch_file import compute_again, load_batch, saved_texts, scored_batch
+from nemo_uecr.errors import ConfigError
 from nemo_uecr.telemetry.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -34,11 +37,21 @@ ROUNDING = 1e-6
 
 def credit_data(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
     """The maps of every run with saved batches, for the page's script; None if there are none."""
-    saved = [run for run in runs if run.batches]
+    saved = [run for run in runs if run.batches and credit_fault(run) is None]
     if not saved:
         return None
     budget = PAGE_TOKENS // len(saved)
     return {"runs": [{"label": run.label, "steps": credit_maps(run, token_budget=budget)} for run in saved]}
+
+
+def credit_fault(run: RunFolder) -> str | None:
+    """Why a run with saved batches has no map: its method is in a file that is not here, or not as in the run."""
+    if run.batches and door.is_own(run.method):
+        try:
+            method_class(run.method, sha256=run.provenance.get("method", {}).get("sha256", "none"))
+        except ConfigError as error:
+            return f"No credit map, which needs the run's method: {error}."
+    return None
 
 
 def credit_maps(run: RunFolder, *, token_budget: int) -> list[dict[str, Any]]:

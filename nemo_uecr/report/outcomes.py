@@ -212,10 +212,18 @@ def status(run: RunFolder) -> tuple[str, str]:
 
 def method_equation(run: RunFolder) -> str:
     """The method's equation on one line; empty for an unknown method."""
+    return _declared(run)[0]
+
+
+def _declared(run: RunFolder) -> tuple[str, Sequence[str], Sequence[str]]:
+    """The method's equation and the identities that it declares and monitors; a user's file is not run for them."""
     from nemo_uecr.core.methods import METHODS
 
-    method = METHODS.get(run.method)
-    return "" if method is None else method.equation()
+    if run.method in METHODS:
+        method = METHODS[run.method]
+        return method.equation(), method.identities, method.monitored
+    recorded = run.provenance.get("method", {"equation": "", "identities": (), "monitored": ()})
+    return recorded["equation"], recorded["identities"], recorded["monitored"]
 
 
 def objective(run: RunFolder) -> list[str]:
@@ -242,10 +250,8 @@ class Verdict(NamedTuple):
 def verdicts(run: RunFolder) -> list[Verdict]:
     """The identities that the run's method declares or monitors, and the first ratio."""
     from nemo_uecr.core.invariants import EXACT, IDENTITIES
-    from nemo_uecr.core.methods import METHODS
 
-    method = METHODS.get(run.method)
-    declared, monitored = ((), ()) if method is None else (method.identities, method.monitored)
+    _, declared, monitored = _declared(run)
     judged = []
     for name in (*declared, *monitored):
         tolerance = 0.0 if name in EXACT else run.tolerances.get(name)

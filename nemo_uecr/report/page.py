@@ -18,7 +18,7 @@ from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.report import curves, outcomes
 from nemo_uecr.report.charts import draw, reading
-from nemo_uecr.report.credit import credit_data
+from nemo_uecr.report.credit import credit_data, credit_fault
 from nemo_uecr.report.markup import DASH, data_block, templates
 from nemo_uecr.telemetry.run_folder import RunFolder, read_runs
 
@@ -95,7 +95,7 @@ def _card(run: RunFolder, outcome: outcomes.Outcome) -> dict[str, Any]:
         "equation": outcomes.method_equation(run),
         "objective": outcomes.objective(run),
         "figures": outcomes.figures(run, outcome),
-        "warnings": [*run.notes, *stopped],
+        "warnings": [*run.notes, *filter(None, [credit_fault(run)]), *stopped],
     }
 
 

@@ -8,7 +8,6 @@ verl's style judges one response: ``f(data_source, solution_str, ground_truth, e
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import inspect
 import json
 import math
@@ -17,10 +16,11 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nemo_uecr import door
+from nemo_uecr.errors import ConfigError
 from nemo_uecr.verifier.process import outlive_requests_to_stop, serve
 
 TRL, VERL = {"prompts", "completions", "completion_ids"}, {"solution_str"}
@@ -34,6 +34,7 @@ CONTENT = re.compile(r"""\[["']content["']\]""")
 #: Frames and characters of a traceback that are passed on.
 FRAMES, TRACEBACK = 4, 4_000
 Record = Mapping[str, Any]
+EXPECTED = "a function, or an instance with __call__, in TRL's or verl's style"
 
 
 class UnusableError(Exception):
@@ -44,18 +45,12 @@ class UserReward:
     """A reward function from a file, called in its own style."""
 
     def __init__(self, call: str, args: Record, messages: bool) -> None:
-        """Import ``FILE.py:FUNCTION``; ``messages``: a TRL function gets conversations instead of texts."""
-        file, _, name = call.rpartition(":")
+        """Load ``FILE.py:FUNCTION``; ``messages``: a TRL function gets conversations instead of texts."""
         self._loop = asyncio.new_event_loop()  # one for all calls: a client or a semaphore belongs to its loop
         asyncio.set_event_loop(self._loop)
-        sys.path.insert(0, str(Path(file).resolve().parent))  # for imports of neighbouring files, as in any script
-        stem = Path(file).stem  # by its own name the processes that it spawns find it, too
-        spec: Any = importlib.util.spec_from_file_location(f"reward_{stem}" if stem in sys.modules else stem, file)
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        if not callable(function := getattr(module, name, None)) or inspect.isclass(function):
-            raise UnusableError(f"{file} has no function {name!r}; of a class name an instance")
-        self._function: Callable[..., Any] = function
+        name, found = call.rpartition(":")[2], door.load(call, expected=EXPECTED, fits=_is_function)
+        function: Callable[..., Any] = found.value
+        self._function = function
         self._args, self._messages = args, messages
         parameters = inspect.signature(function).parameters
         self._names = set(parameters)
@@ -63,7 +58,7 @@ class UserReward:
         plain = (each for each in parameters.values() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
         asked = {each.name for each in plain if each.default is each.empty} - args.keys() - GIVEN[self.batched]
         self.columns = sorted(asked) if self.batched else []  # that the problems must have
-        self.reads_content = self.batched and CONTENT.search(inspect.getsource(module)) is not None
+        self.reads_content = self.batched and CONTENT.search(found.source) is not None
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         if self.batched == (not VERL.isdisjoint(parameters)):
             raise UnusableError(
@@ -122,6 +117,10 @@ class UserReward:
         }
 
 
+def _is_function(value: object) -> bool:
+    return callable(value) and not inspect.isclass(value)
+
+
 def _traceback(error: BaseException) -> str:
     """The traceback from the user's own line on."""
     first = error.__traceback__
@@ -137,7 +136,7 @@ def main(pipe: Connection, settings: Record, orphan_limit: int) -> None:
     try:
         reward = UserReward(**settings)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's file may raise anything
-        fault = str(error) if isinstance(error, UnusableError) else _traceback(error)
+        fault = str(error) if isinstance(error, ConfigError | UnusableError) else _traceback(error)
         pipe.send_bytes(json.dumps({"error": fault}).encode())
         return
     hello = {"batched": reward.batched, "columns": reward.columns, "reads_content": reward.reads_content}

@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from nemo_uecr.errors import ConfigError, RewardError
@@ -73,15 +72,13 @@ class FunctionReward(ChildProcess):
 
     def __init__(self, settings: CallReward) -> None:
         """Start the worker, so that a function that cannot be loaded is reported before anything else begins."""
-        if not Path(settings.path).is_file():
-            raise ConfigError(f"reward.call: {settings.path}: no such file; expected FILE.py:FUNCTION")
         call = json.dumps({"call": settings.call, "args": settings.args, "messages": settings.messages})
         words, limit = [call, str(math.ceil(settings.timeout_s) + ORPHAN_MARGIN)], settings.timeout_s
         super().__init__("nemo_uecr.verifier.reward_worker", words, time_limit=limit, output=STDERR)
         self._label, hello = settings.label, self.start()
         if "error" in hello:
             self.close()
-            raise ConfigError(f"reward.call: {settings.call} cannot be used:\n{hello['error']}")
+            raise ConfigError(f"reward.call: {settings.call} cannot be used: {hello['error']}")
         self._batched: bool = hello["batched"]
         self.columns: list[str] = hello["columns"]
         self.misses_messages: bool = hello["reads_content"] and not settings.messages

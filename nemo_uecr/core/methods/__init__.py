@@ -1,18 +1,25 @@
-"""The methods by name: every named `Method` in a module of this folder. Importing them loads no torch."""
+"""The methods by name: every named `Method` in a module of this folder, and those of users' files, `FILE.py:NAME`.
+
+Importing them loads no torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
 
+from nemo_uecr import door
 from nemo_uecr.core.methods import base
 from nemo_uecr.core.methods.base import Advantages, Method, RunState
 from nemo_uecr.errors import ConfigError
 
-__all__ = ["METHODS", "Advantages", "Method", "RunState", "method_of"]
+__all__ = ["METHODS", "Advantages", "Method", "RunState", "method_class", "method_of"]
+
+EXPECTED = "a class that derives from nemo_uecr.core.methods.Method and has __call__(self, batch)"
 
 
 def _found() -> dict[str, type[Method]]:
@@ -28,13 +35,15 @@ def _found() -> dict[str, type[Method]]:
         if found[each.name] is not each:
             homes = f"{each.__module__} and {found[each.name].__module__}"
             raise ConfigError(f"two methods are named {each.name!r}, in {homes}; expected different names")
-        if "__dataclass_params__" not in vars(each):
-            raise ConfigError(
-                f"{each.__module__}: expected @dataclass(frozen=True, kw_only=True) above {each.__name__}"
-            )
-        if taken := each.ranges().keys() & vars(RunState()).keys():
-            raise ConfigError(f"method {each.name}: the setting {min(taken)} has the name of a field of RunState")
+        _check_class(each, each.__module__)
     return found
+
+
+def _check_class(method: type[Method], where: str) -> None:
+    if "__dataclass_params__" not in vars(method):
+        raise ConfigError(f"{where}: expected @dataclass(frozen=True, kw_only=True) above {method.__name__}")
+    if taken := method.ranges().keys() & vars(RunState()).keys():
+        raise ConfigError(f"{where}: the setting {min(taken)} of {method.__name__} has the name of a field of RunState")
 
 
 def _module(name: str) -> ModuleType:
@@ -51,16 +60,44 @@ METHODS: dict[str, type[Method]] = _found()
 SETTINGS = frozenset(key for method in METHODS.values() for key in method.ranges())
 
 
-def method_of(name: str, settings: Mapping[str, Any]) -> Method:
+def method_class(name: str, *, sha256: str | None = None) -> type[Method]:
+    """The class of a method: a shipped one by its name, or one from a user's file, whose name is then `FILE.py:NAME`.
+
+    Args:
+        name: as in ``method.name`` of a configuration.
+        sha256: digest of the user's file that a run recorded; another file is refused.
+
+    Raises:
+        ConfigError: If there is no such method, or the file has none under this name.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    if not door.is_own(name):
+        raise ConfigError(f"no method {name!r}; expected one of {', '.join(METHODS)}, or FILE.py:NAME")
+    own = door.load(name, expected=EXPECTED, fits=_is_method, sha256=sha256)
+    return _own(name, own.value, own.sha256)
+
+
+def _is_method(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Method) and value.__call__ is not Method.__call__
+
+
+@cache
+def _own(name: str, found: type[Method], sha256: str) -> type[Method]:
+    """The class under the name that the configuration has for it; the user's own class stays as it is."""
+    _check_class(found, name)
+    known = {"__doc__": found.__doc__, "__module__": found.__module__, "__qualname__": found.__qualname__}
+    return type(found.__name__, (found,), known | {"name": name, "file_sha256": sha256})
+
+
+def method_of(name: str, settings: Mapping[str, Any], *, sha256: str | None = None) -> Method:
     """A method with its settings; those of other methods are left out.
 
     Raises:
-        ConfigError: If there is no such method or setting, or one is missing or out of range.
+        ConfigError: If there is no such method (see `method_class`) or setting, or one is missing or out of range.
     """
-    if name not in METHODS:
-        raise ConfigError(f"no method {name!r}; expected one of {', '.join(METHODS)}")
-    method = METHODS[name]
-    if unknown := settings.keys() - SETTINGS:
+    method = method_class(name, sha256=sha256)
+    if unknown := settings.keys() - SETTINGS - method.ranges().keys():
         listed = ", ".join(method.ranges()) or "none"
         raise ConfigError(f"{name}: unknown setting {', '.join(sorted(unknown))}; expected of {listed}")
     if missing := [key for key in method.required() if settings.get(key) is None]:

@@ -141,6 +141,8 @@ class Method:
     monitored: ClassVar[tuple[str, ...]] = ()
     #: Whether it compares the responses of a group, so that a group of one cannot be used.
     needs_group: ClassVar[bool] = True
+    #: Digest of the user's file that the class comes from; None for a shipped method.
+    file_sha256: ClassVar[str | None] = None
 
     def __post_init__(self) -> None:
         for each in fields(self):
