@@ -45,7 +45,7 @@ def run_provenance(config: Config | NemoConfig, versions: Mapping[str, str]) -> 
     """What either back end records of a run: loss, versions, seeds and the numbers' conventions."""
     settings = config.method.settings()
     method = config.method  # of a user's file, which a reader of the record may not have
-    declared = {"equation": method.equation(), "identities": method.identities, "monitored": method.monitored}
+    declared = {"equation": method.equation(), "identities": [*method.identities], "monitored": [*method.monitored]}
     from_file = {} if method.file_sha256 is None else {"method": declared | {"sha256": method.file_sha256}}
     own = [] if config.reward == (VerifierReward(),) else [each.label for each in config.reward]
     return from_file | {
