@@ -63,10 +63,8 @@ def load(text: str, *, expected: str, fits: Callable[[Any], bool], sha256: str |
     file, name = file_of(text), text.rpartition(":")[2]
     content = _content(file)
     digest = hashlib.sha256(content).hexdigest()
-    if sha256 not in (None, digest):
-        raise ConfigError(
-            f"{file}: sha256 {digest[:12]} here, {sha256!s:.12} in the run; put the run's content of the file back"
-        )
+    if sha256 is not None:
+        _check_digest(file, digest, sha256)
     values = vars(_module(file, content, digest))
     if name not in values:
         fitting = [each for each, value in values.items() if not each.startswith("_") and _defined(value, values, fits)]
@@ -75,6 +73,22 @@ def load(text: str, *, expected: str, fits: Callable[[Any], bool], sha256: str |
     if not fits(values[name]):
         raise ConfigError(f"{text} is {_kind(values[name])}; expected {expected}")
     return Own(values[name], importlib.util.decode_source(content), digest)
+
+
+def check(text: str, sha256: str | None) -> None:
+    """Refuse a file that is not the one of a run, before it is loaded.
+
+    Raises:
+        ConfigError: It is missing, inside a run folder, or has another digest.
+    """
+    _check_digest(file_of(text), hashlib.sha256(_content(file_of(text))).hexdigest(), sha256)
+
+
+def _check_digest(file: Path, digest: str, recorded: str | None) -> None:
+    if digest != recorded:
+        raise ConfigError(
+            f"{file}: sha256 {digest[:12]} here, {recorded!s:.12} in the run; put the run's content of the file back"
+        )
 
 
 def failed_at(error: BaseException, file: Path) -> str:

@@ -98,6 +98,7 @@ _METHODS = """
 ## Methods
 
 The token advantage of each method and the scores that it reads, from the classes in `nemo_uecr/core/methods`.
+[One of your own](add-a-method.md) is a class in a file that `method.name` names.
 delta is log pi_T(y_t) - log pi_old(y_t) at temperature 1. A method that reads no teacher score loads no teacher.
 
 """
@@ -105,7 +106,7 @@ delta is log pi_T(y_t) - log pi_old(y_t) at temperature 1. A method that reads n
 _METRICS = """\
 # Metrics
 
-Every metric of a training step, by its name in `metrics.jsonl`, TensorBoard, Weights & Biases and MLflow; NeMo-RL's
+Every metric of a training step, by its name in `metrics.jsonl` and the trackers; NeMo-RL's
 own logger puts `train/` before it. `python tools/pages.py metrics` writes this page from
 `nemo_uecr/telemetry/metric_table.py`: edit the table, not the page.
 
@@ -117,6 +118,34 @@ that is not finite is left out with a warning.
 ([configuration.md](configuration.md)). With `offline` nothing leaves the machine. `wandb sync` uploads
 `RUN/wandb/offline-run-*` later, and `swanlab sync` uploads `RUN/swanlab/run-*`.
 `mlflow ui --backend-store-uri sqlite:///RUN/mlflow.db` and `TRACKIO_DIR=RUN/trackio trackio show` show theirs.
+
+## A tracker of your own
+
+`telemetry.tracker=FILE.py:NAME` sends the metrics of a local run anywhere else, through a class in a file of yours:
+
+```python
+# my_tracker.py
+import json
+import urllib.request
+
+
+class Board:
+    def __init__(self, folder, project, key, parameters):
+        # The key is the same after a resume; the parameters are the configuration's values by dotted key.
+        self.url = f"http://board.example/{project}/{key}"
+
+    def log(self, metrics, step):
+        self._send({"step": step, **metrics})
+
+    def finish(self, failed):
+        self._send({"state": "failed" if failed else "finished"})
+
+    def _send(self, record):
+        urllib.request.urlopen(self.url, json.dumps(record).encode(), timeout=10)
+```
+
+A tracker that cannot be made is refused at the start. One that fails later is reported once, gets no more steps but
+still the end, and the run goes on. After a resume, `log` gets steps again that a killed attempt had logged.
 """
 #: Prefix -> when its metrics are present.
 _PRESENCE = {
@@ -287,7 +316,7 @@ def _settings() -> Iterator[str]:
             default = "required" if each.default is dataclasses.MISSING else _written(each.default)
             found.setdefault((f"`method.{each.name}`", expects, default, meaning[each.name]), []).append(name)
     yield from (*_SETTINGS.splitlines(), "| key | expects | default | meaning | of |", "|---|---|---|---|---|")
-    yield _row(("`method.name`", "a name in the table of methods", "required", "The method.", "all"))
+    yield _row(("`method.name`", "a name in the table of methods, or `FILE.py:NAME`", "required", "The method.", "all"))
     for cells, of in found.items():
         others = [name for name in METHODS if name not in of]
         yield _row((*cells, f"all but {', '.join(others)}" if len(others) < len(of) else ", ".join(of)))

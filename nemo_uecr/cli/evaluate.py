@@ -116,6 +116,7 @@ def evaluate(
 
 def label_of(text: str) -> tuple[str, str]:
     """Label (by default the last part of the name) and model of ``[LABEL=]MODEL``; of a run its checkpoint, printed."""
+    from nemo_uecr.data.sources import file_kind
     from nemo_uecr.generation.trained import check_trained, trained_model
 
     label, sign, model = text.partition("=")
@@ -123,7 +124,7 @@ def label_of(text: str) -> tuple[str, str]:
         label, model = Path(text.removeprefix(SCHEME)).name, text
     if label in ("", ".", "..") or "/" in label or not model:
         raise DataError(f"{text!r}: expected MODEL or LABEL=MODEL, the label a plain name: its folder is --out/LABEL")
-    if model.endswith((".jsonl", ".parquet")):
+    if file_kind(Path(model)):
         raise DataError(f"{model} is a file of problems, not a model; name it with --benchmarks")
     path = Path(model).expanduser()
     if (path / "checkpoints").is_dir():

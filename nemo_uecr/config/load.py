@@ -46,6 +46,8 @@ FREE_KEYS = re.compile(
     r"train\.(steps|activation_checkpointing|microbatch_responses)|(telemetry|checkpoint|tolerances)\..*|run\.folder"
     r"|offload.*|threads|rollout\.(gpu_memory|microbatch_responses)|.*\.(url|timeout_s)"
 )
+#: Keys that may name code which decides what is trained; rewards have processes and records of their own.
+OWN_CODE = re.compile(r"method\.name|data\.train|evaluation\.benchmarks\..+")
 #: `${` and the backslashes before it, which OmegaConf reads as escapes there and nowhere else.
 INTERPOLATION = re.compile(r"(\\*)\$\{")
 #: `${mul:a,b}` and the others that NeMo-RL has, `add` since 0.8.
@@ -502,7 +504,29 @@ def read_written(path: Path) -> dict[str, object]:
 
 def written_config(path: Path) -> Config:
     """The configuration that a local run wrote; see `read_written`."""
-    return validated(Config, read_written(path), {}, str(path))
+    return written_as(Config, path)
+
+
+def written_as(schema: type[C], path: Path) -> C:
+    """A run's configuration. Of the code that it names only what is as it was in the run is loaded.
+
+    Somebody else may have made the folder, and the files are this machine's.
+    """
+    values, record = read_written(path), path.with_name("provenance.json")
+    if named := own_code(values):
+        recorded = read_object(record).get("code", {}) if record.is_file() else {}
+        for key, text in named.items():
+            try:
+                door.check(text, recorded.get(key))
+            except ConfigError as error:
+                raise CheckpointError(f"{path}: {key}: {error}") from error
+    return validated(schema, values, {}, str(path))
+
+
+def own_code(values: Mapping[str, object]) -> dict[str, str]:
+    """The method and the readers of data that a configuration takes from users' files, by key."""
+    given = {key: value for key, value in flattened(values).items() if OWN_CODE.fullmatch(key)}
+    return {key: value for key, value in given.items() if isinstance(value, str) and door.is_own(value)}
 
 
 def check_same_configuration(where: Path, config: Config | NemoConfig, saved: Mapping[str, object]) -> None:

@@ -44,6 +44,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 UpToOne = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
+OwnCode = Annotated[str, Field(pattern=door.PATTERN)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
 Dtype = Literal["float32", "bfloat16"]
 Quantize = Literal["none", "int8", "nf4"]
@@ -156,7 +157,7 @@ class VerifierReward(Section):
 class CallReward(Section):
     """A function of your own, in TRL's style or in verl's. `reward: FILE.py:FUNCTION` is an abbreviation."""
 
-    call: Annotated[str, Field(pattern=door.PATTERN)]  # `FILE.py:FUNCTION`.
+    call: OwnCode  # `FILE.py:FUNCTION`.
     weight: float = 1.0  # Its weight in the sum.
     name: Annotated[str, Field(pattern=r"^\w+$")] | None = None  # Its name in telemetry; null: the function's.
     args: dict[str, Any] = {}  # Further keyword arguments.
@@ -450,6 +451,7 @@ class TelemetryConfig(Section):
     # Trackio; offline: into the run folder's trackio/; online: to TRACKIO_SPACE_ID or TRACKIO_SERVER_URL.
     trackio: Tracking = "off"
     swanlab: Tracking = "off"  # SwanLab; offline: into the run folder, for `swanlab sync`; online: to its service.
+    tracker: OwnCode | None = None  # `FILE.py:NAME`: a class that gets the metrics, of your own (docs/metrics.md).
     project: Text = "nemo-uecr"  # The trackers' project, MLflow's experiment.
     # Steps between saved batches (replay and credit map), the first step included; 0: none.
     save_batch_every: NonNegativeInt

@@ -5,6 +5,7 @@ This is the only reader of rows: `data prepare`, training, benchmarks, `evaluate
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from nemo_uecr.data.sources import Row, Source, find_source, raw_lines, read_rows
+from nemo_uecr.data.sources import Row, Source, find_source, raw_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.verifier.extract import Verdict, reference_answer
 from nemo_uecr.verifier.pool import SHARED, check_responses
@@ -297,8 +298,15 @@ def rows_of(source: Source, fields: Fields | None = None) -> Iterator[tuple[str,
     if fields is not None:
         keys = [fields.question, fields.answer, *filter(None, [fields.difficulty, fields.id])]
         columns = {*keys, *(key.partition(".")[0] for key in keys), *CARRIED}
-    for file in source.files:
-        yield from read_rows(file, columns=columns)
+    yield from source.rows(columns)
+
+
+def rows_sha256(source: Source) -> str:
+    """A digest of a source's rows in their order, for a reader whose file says nothing of what it reads."""
+    digest = hashlib.sha256()
+    for _, row in source.rows():
+        digest.update(json.dumps(_plain(row)).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def fields_of(source: Source, keys: Keys) -> Fields:

@@ -1,4 +1,4 @@
-"""Where problems are: a file, a folder or a data set on the hub; which of its splits is meant; and its rows.
+"""Where problems are: a file, a folder, a data set on the hub or a reader of the user's; which split; and its rows.
 
 A source is written PLACE or PLACE:CHOICE, where CHOICE names a split, a configuration or both (`main/train`), or is a
 pattern that takes several together (`*/train`).
@@ -15,15 +15,18 @@ import re
 import shutil
 import sys
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from inspect import Parameter, isfunction, signature
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from nemo_uecr.errors import DataError
+from nemo_uecr import door
+from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.generation.models import has_hub_form, one_line, only_here
 
 log = logging.getLogger(__name__)
@@ -32,8 +35,6 @@ Row = dict[str, object]
 Splits = dict[str, list[Path]]
 #: The split that is taken where a source has several: training reads `train`, everything else `test`.
 Role = Literal["train", "test"]
-#: What a file can be, in the order of preference where a split comes as several; texts may end in .gz.
-KINDS = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
 #: JSON that describes a data set, caches of `datasets`, and hidden files.
 NO_DATA = re.compile(r"(?:dataset_\w+|state|config|manifest|metadata)\.json|cache-.*\.arrow|(?:\.|__).*")
 #: Words in the names of files and folders that name a split, as the hub reads them.
@@ -49,6 +50,9 @@ DECODER = json.JSONDecoder()
 NOT_BLANK = re.compile(r"\S")
 BOM = b"\xef\xbb\xbf"
 PARQUET_ROWS = 1024
+#: What a user's reader is.
+READER = "a function without arguments that yields rows, each a dict"
+STARRED = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -72,24 +76,39 @@ BENCHMARKS = {
 
 @dataclass(frozen=True)
 class Source:
-    """The files of one split, in order, of a path or hub name; the commit is None for local files."""
+    """The files of one split, in order, of a path or hub name; the commit is None for local files.
+
+    Of a reader `FILE.py:NAME` the file is the Python file, and its function yields the rows.
+    """
 
     name: str
     files: tuple[Path, ...]
     revision: str | None
+    reader: Callable[[], Iterable[Row]] | None = None
+
+    def rows(self, columns: Collection[str] | None = None) -> Iterator[tuple[str, Row]]:
+        """The place and content of each row, one at a time; of a table's file perhaps only some columns."""
+        if self.reader is not None:
+            yield from _own_rows(self, self.reader)
+            return
+        for file in self.files:
+            yield from read_rows(file, columns=columns)
 
 
 def find_source(given: str, role: Role, *, revision: str | None = None) -> Source:
     """The files of a source that training (``train``) or a benchmark (``test``) reads.
 
     Args:
-        given: file, folder, ``owner/name`` on the hub or a name in `BENCHMARKS`, each with ``:CHOICE`` or without.
+        given: file, folder, ``owner/name`` on the hub or a name in `BENCHMARKS`, each with ``:CHOICE`` or without; or
+            ``FILE.py:NAME``, a function without arguments that yields rows.
         role: the split that is taken where there are several and ``given`` chooses none.
         revision: branch, tag or commit on the hub; None is its main branch.
 
     Raises:
-        DataError: nothing is there, or several splits are and none is chosen.
+        DataError: nothing is there, or several splits are and none is chosen; or a reader cannot be loaded.
     """
+    if door.is_own(given):
+        return _own_source(given)
     name, choice = given.removeprefix("https://huggingface.co/datasets/"), ""
     if not Path(name).expanduser().exists() and ":" in name:
         name, _, choice = name.rpartition(":")
@@ -102,18 +121,32 @@ def find_source(given: str, role: Role, *, revision: str | None = None) -> Sourc
     splits, default = _splits(path, name) if path.is_dir() else ({}, "")
     if not splits:
         if hub:
-            raise DataError(f"{name}: no file of this data set on the hub ends in {', '.join(KINDS)}; convert one")
+            raise DataError(f"{name}: no file of this data set on the hub ends in {', '.join(READERS)}; convert one")
         owner = f"; with a folder {path.parent} here it is no name on the hub" if has_hub_form(name) else ""
         raise DataError(
             f"no file {path.absolute()}, or none of problems in it{owner}; expected one that ends in "
-            f"{', '.join(KINDS)}, or a folder or a data set on the hub with such files"
+            f"{', '.join(READERS)}, or a folder or a data set on the hub with such files"
         )
     files = _chosen(splits, choice, default, role, name)
-    kind = next(kind for kind in KINDS if any(_kind(file) == kind for file in files))
-    if left := [file.name for file in files if _kind(file) != kind]:
+    kind = next(kind for kind in READERS if any(file_kind(file) == kind for file in files))
+    if left := [file.name for file in files if file_kind(file) != kind]:
         log.warning("%s: its %s files are read, and not %s", given, kind, ", ".join(left))
-    files = [path / file for file in files if _kind(file) == kind]
+    files = [path / file for file in files if file_kind(file) == kind]
     return Source(name, tuple(files), path.name if hub else None)
+
+
+def _own_source(given: str) -> Source:
+    try:
+        own = door.load(given, expected=READER, fits=_is_reader)
+    except ConfigError as error:
+        raise DataError(str(error)) from error
+    return Source(given, (door.file_of(given),), None, own.value)
+
+
+def _is_reader(value: object) -> bool:
+    if not isfunction(value):
+        return False
+    return all(each.default is not each.empty or each.kind in STARRED for each in signature(value).parameters.values())
 
 
 @cache
@@ -122,7 +155,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
     import huggingface_hub
     from huggingface_hub import constants, errors
 
-    wanted = ["README.md", *(f"*{kind}{packed}" for kind in KINDS for packed in ("", ".gz"))]
+    wanted = ["README.md", *(f"*{kind}{packed}" for kind in READERS for packed in ("", ".gz"))]
     only_here(name, "dataset")  # a silent hub is asked once
     try:
         # Returns the cached snapshot when the hub is offline and the revision is already on disk.
@@ -138,18 +171,21 @@ def _snapshot(name: str, revision: str | None) -> Path:
 
 def on_hub(given: str) -> bool:
     """Whether a name is taken for one of the hub's, as no such path exists."""
+    if door.is_own(given):
+        return False
     path = Path(given).expanduser()
     name = given if path.exists() else given.partition(":")[0]
-    named = has_hub_form(name) and not path.parent.exists() and _kind(Path(name)) is None
+    named = has_hub_form(name) and not path.parent.exists() and file_kind(Path(name)) is None
     return not path.exists() and (named or name in BENCHMARKS)
 
 
 # Splits.
 
 
-def _kind(file: Path) -> str | None:
+def file_kind(file: Path) -> str | None:
+    """Which of `READERS` reads a file of problems; None for another file."""
     suffix = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
-    return suffix if suffix in KINDS else None
+    return suffix if suffix in READERS else None
 
 
 def _splits(folder: Path, name: str) -> tuple[Splits, str]:
@@ -161,7 +197,7 @@ def _splits(folder: Path, name: str) -> tuple[Splits, str]:
     files = [
         file.relative_to(folder)
         for file in sorted(folder.rglob("*"))
-        if _kind(file) and not any(map(NO_DATA.fullmatch, file.relative_to(folder).parts)) and file.is_file()
+        if file_kind(file) and not any(map(NO_DATA.fullmatch, file.relative_to(folder).parts)) and file.is_file()
     ]
     card = folder / "README.md"
     head = card.read_text(encoding="utf-8", errors="replace").partition("\n---")[0] if card.is_file() else ""
@@ -242,24 +278,24 @@ def _chosen(splits: Splits, choice: str, default: str, role: Role, name: str) ->
 
 def read_rows(file: Path, *, columns: Collection[str] | None = None) -> Iterator[tuple[str, Row]]:
     """The place and content of each row, one at a time; of a table's file perhaps only some columns."""
-    kind = _kind(file)
+    kind = file_kind(file) or ".jsonl"
     try:
-        if kind in (".parquet", ".arrow"):
-            yield from _table_rows(file, kind, columns)
-        elif kind == ".csv":
-            text = io.StringIO(_content(file).decode("utf-8"), newline="")
-            csv.field_size_limit(sys.maxsize)  # a long solution is no fault
-            for number, row in enumerate(csv.DictReader(text), start=1):
-                if None in row:
-                    raise DataError(f"{file}: row {number} has more cells than the header; quote cells with commas")
-                yield f"{file}: row {number}", row
-        else:
-            yield from _json_rows(file)
+        yield from READERS[kind](file, columns)
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file}: not a whole {kind or 'JSONL'} file in UTF-8 ({error}); copy it again") from error
+        raise DataError(f"{file}: not a whole {kind} file in UTF-8 ({error}); copy it again") from error
 
 
-def _table_rows(file: Path, kind: str, columns: Collection[str] | None) -> Iterator[tuple[str, Row]]:
+def _csv_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[str, Row]]:
+    text = io.StringIO(_content(file).decode("utf-8"), newline="")
+    csv.field_size_limit(sys.maxsize)  # a long solution is no fault
+    for number, row in enumerate(csv.DictReader(text), start=1):
+        if None in row:
+            raise DataError(f"{file}: row {number} has more cells than the header; quote cells with commas")
+        yield f"{file}: row {number}", row
+
+
+def _table_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[str, Row]]:
+    """The rows of a Parquet file, or of an Arrow stream, as `datasets` keeps tables."""
     import numpy as np
     import pyarrow
     import pyarrow.parquet
@@ -267,11 +303,11 @@ def _table_rows(file: Path, kind: str, columns: Collection[str] | None) -> Itera
     number = 0
     try:
         with file.open("rb") as raw:
-            if kind == ".parquet":
+            if file_kind(file) == ".parquet":
                 table = pyarrow.parquet.ParquetFile(raw)
                 names = [name for name in table.schema_arrow.names if columns is None or name in columns]
                 batches = table.iter_batches(batch_size=PARQUET_ROWS, columns=names)
-            else:  # as `datasets` keeps tables
+            else:
                 batches = iter(pyarrow.ipc.open_stream(raw))
             for batch in batches:
                 short = [field.name for field in batch.schema if field.type == pyarrow.float32()]
@@ -281,8 +317,8 @@ def _table_rows(file: Path, kind: str, columns: Collection[str] | None) -> Itera
                     number += 1
                     yield f"{file}: row {number}", row
     except pyarrow.ArrowException as error:
-        fault = str(error).partition(".")[0]
-        raise DataError(f"{file}: not a whole {kind[1:].title()} file ({fault}); copy it again") from error
+        kind, fault = file.suffix[1:].title(), str(error).partition(".")[0]
+        raise DataError(f"{file}: not a whole {kind} file ({fault}); copy it again") from error
 
 
 def _opened(file: Path) -> io.BufferedIOBase:
@@ -302,11 +338,11 @@ def raw_lines(file: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, text
 
 
-def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
+def _json_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[str, Row]]:
     """The rows of JSONL, of a JSON array, or of objects that take several lines each."""
     parts = ((f"{file}:{number}", line) for number, line in raw_lines(file))
     first = next((line for _, line in raw_lines(file)), b"")
-    whole = _kind(file) == ".json" or first.startswith(b"[") or first == b"{"
+    whole = file_kind(file) == ".json" or first.startswith(b"[") or first == b"{"
     for where, part in [(str(file), _content(file))] if whole else parts:
         try:
             rows = list(_values(part.decode("utf-8")))
@@ -326,3 +362,26 @@ def _values(text: str) -> Iterator[object]:
         value, end = DECODER.raw_decode(text, found.start())
         yield from value if isinstance(value, list) else [value]
         found = NOT_BLANK.search(text, end)
+
+
+def _own_rows(source: Source, reader: Callable[[], Iterable[Row]]) -> Iterator[tuple[str, Row]]:
+    """The rows that a user's function yields; it may raise anything."""
+    rows: Iterator[Row] | None = None
+    for number in count(1):
+        try:
+            rows = iter(reader()) if rows is None else rows
+            row = next(rows)
+        except StopIteration:
+            return
+        except (Exception, SystemExit) as error:
+            fault = door.failed_at(error, source.files[0].resolve())
+            raise DataError(f"{source.name} fails at row {number}: {fault}") from error
+        if not isinstance(row, Mapping):
+            raise DataError(f"{source.name}: row {number} is a {type(row).__name__}; expected a dict")
+        yield f"{source.name}: row {number}", dict(row)
+
+
+#: Who reads which kind of file, in the order of preference where a split comes as several; texts may end in .gz.
+READERS: dict[str, Callable[[Path, Collection[str] | None], Iterator[tuple[str, Row]]]] = {
+    ".parquet": _table_rows, ".arrow": _table_rows, ".jsonl": _json_rows, ".json": _json_rows, ".csv": _csv_rows,
+}  # fmt: skip

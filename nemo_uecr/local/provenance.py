@@ -23,6 +23,7 @@ from nemo_uecr.config.schema import CallReward, Config, teacher_models, url_teac
 from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.manifest import KEPT
 from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
+from nemo_uecr.data.problems import rows_sha256
 from nemo_uecr.data.sources import Role, find_source
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import file_sha256, read_object, replace_file
@@ -106,24 +107,26 @@ def _git(*words: str) -> bytes:
 def input_hashes(config: Config) -> dict[str, str]:
     """sha256 of every input file that is on this machine.
 
-    Names are `train`, `train/manifest.json`, `benchmark NAME`, `reward NAME`, `method`, and `student/FILE`,
-    `teacher/FILE` or `teachers.NAME/FILE` for each file of a model: weights, configuration, tokenizer, chat template.
+    Names are `train`, `train/manifest.json`, `train/rows` (what a reader of the user's yields), `benchmark NAME`,
+    `reward NAME`, and `student/FILE`, `teacher/FILE` or `teachers.NAME/FILE` for each file of a model: weights,
+    configuration, tokenizer, chat template.
     """
     train = Path(locate_path(config.data.train))
     train = train / KEPT if (train / DATA_MANIFEST).is_file() else train
     files = _source_files("train", str(train), "train") | {f"train/{DATA_MANIFEST}": train.with_name(DATA_MANIFEST)}
-    for name, given in config.evaluation.benchmarks.items():
-        files |= _source_files(f"benchmark {name}", locate_path(given), "test")
+    benchmarks = {f"benchmark {name}": locate_path(given) for name, given in config.evaluation.benchmarks.items()}
+    for name, given in benchmarks.items():
+        files |= _source_files(name, given, "test")
+    readers = {name: given for name, given in ({"train": str(train)} | benchmarks).items() if door.is_own(given)}
     files |= {f"reward {each.label}": Path(each.path) for each in config.reward if isinstance(each, CallReward)}
-    if config.method.file_sha256 is not None:
-        files["method"] = door.file_of(config.method.name)
     models = {"student": config.student.model_name} | teacher_models(config)
     for role, model in models.items():
         files |= model_files(role, locate_path(model))
     for role, teacher in url_teachers(config).items():  # its server has the weights, whatever lies beside the tokenizer
         beside = model_files(f"{role} tokenizer", locate_path(teacher.tokenizer))
         files |= {name: path for name, path in beside.items() if "token" in path.name}
-    return {name: file_sha256(path) for name, path in files.items() if path.is_file()}
+    hashes = {name: file_sha256(path) for name, path in files.items() if path.is_file()}
+    return hashes | {f"{name}/rows": rows_sha256(find_source(given, "train")) for name, given in readers.items()}
 
 
 def _source_files(name: str, given: str, role: Role) -> dict[str, Path]:

@@ -48,7 +48,7 @@ def credit_fault(run: RunFolder) -> str | None:
     """Why a run with saved batches has no map: its method is in a file that is not here, or not as in the run."""
     if run.batches and door.is_own(run.method):
         try:
-            method_class(run.method, sha256=run.provenance.get("method", {}).get("sha256", "none"))
+            method_class(run.method, sha256=run.provenance.get("code", {}).get("method.name", "none"))
         except ConfigError as error:
             return f"No credit map, which needs the run's method: {error}."
     return None

@@ -93,6 +93,10 @@ OF_RUN: tuple[Check[Run], ...] = (
     Check("method", RUNS, {DOCTOR, TRAIN}, lambda run, _: problem_sets.identities(run.method, run.tolerances)),
     Check("extras", LOCAL, {DOCTOR, TRAIN}, lambda run, _: machine.extras(run.engine, run.extras)),
     Check(
+        "tracker", LOCAL, {DOCTOR, CONFIG, TRAIN}, lambda run, _: machine.tracker(str(run.tracker)),
+        keys=where(lambda run: run.tracker is not None),
+    ),
+    Check(
         "problems", RUNS, {DOCTOR, CONFIG, NODE, TRAIN},
         lambda run, _: problem_sets.readable(run.problems, run.benchmarks, run.data),
     ),

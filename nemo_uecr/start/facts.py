@@ -93,6 +93,7 @@ class Run(Machine):
     # What it needs besides the packages of every run.
     engine: str
     extras: Sequence[str]
+    tracker: str | None  # from a file of the user's
 
     @property
     def given(self) -> Resources:
@@ -254,5 +255,6 @@ def of_local(config: Config, size_of: Sizes, *, ray_port: int, resources: Resour
         correct_at=config.correct_at,
         engine=config.rollout.engine,
         extras=[*(extra for extra, asked in needed.items() if asked), *config.trackers],
+        tracker=config.telemetry.tracker,
     )  # fmt: skip
     return run

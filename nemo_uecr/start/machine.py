@@ -16,6 +16,7 @@ from nemo_uecr.generation.engines import check_engine
 from nemo_uecr.plan import network
 from nemo_uecr.plan.contents import GIB
 from nemo_uecr.start.seen import Caution, Refusal, advised, required
+from nemo_uecr.telemetry.sinks import own_tracker
 
 IMAGE = "nvcr.io/nvidia/nemo-rl:v0.7.0"
 RAY_VENVS = Path("/opt/ray_venvs")  # of that image: an environment for each kind of worker
@@ -76,6 +77,12 @@ def extras(engine: str, names: Sequence[str]) -> str:
     check_engine(engine)
     require_extra(*names)
     return ", ".join([engine, *names])
+
+
+def tracker(named: str) -> str:
+    """The file of a tracker of the user's can be run, and has it."""
+    own_tracker(named)
+    return named
 
 
 def package(module: str, python: str, remedy: str) -> str:

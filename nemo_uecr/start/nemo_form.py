@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.config.load import check_same_configuration, read_written, validated
+from nemo_uecr.config.load import check_same_configuration, written_as
 from nemo_uecr.config.nemo_schema import NemoConfig, NemoRlEnvironment, NemoStudentConfig, NemoTeacherConfig
 from nemo_uecr.config.schema import VerifierReward, teacher_models
 from nemo_uecr.data.manifest import chosen_problems
@@ -77,7 +77,7 @@ def of_nemo(config: NemoConfig, *, ray_port: int, resources: Resources | None) -
         reward=[each for each in config.reward if not isinstance(each, NemoRlEnvironment)],
         correct_at=config.correct_at,
         engine="vllm",
-        extras=[],
+        extras=[], tracker=None,
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def train(config: NemoConfig, *, resume: bool, origins: Mapping[str, str]) -> Pa
     folder = Path(config.run.folder)
 
     def check_same(written: Path) -> None:
-        saved = validated(NemoConfig, read_written(written), {}, str(written))
+        saved = written_as(NemoConfig, written)
         check_same_configuration(written, config, saved.model_dump(mode="json"))
 
     with locked(folder):

@@ -9,11 +9,14 @@ from functools import cache
 from typing import Any
 
 import nemo_uecr
+from nemo_uecr import door
+from nemo_uecr.config.load import own_code
 from nemo_uecr.config.methods import objective
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config, VerifierReward
 from nemo_uecr.core import EPSILON, GAP_CLIP
 from nemo_uecr.core.methods import RunState
+from nemo_uecr.files import file_sha256
 from nemo_uecr.reproducible import derive
 
 
@@ -46,9 +49,11 @@ def run_provenance(config: Config | NemoConfig, versions: Mapping[str, str]) -> 
     settings = config.method.settings()
     method = config.method  # of a user's file, which a reader of the record may not have
     declared = {"equation": method.equation(), "identities": [*method.identities], "monitored": [*method.monitored]}
-    from_file = {} if method.file_sha256 is None else {"method": declared | {"sha256": method.file_sha256}}
+    code = {key: file_sha256(door.file_of(text)) for key, text in own_code(config.model_dump(mode="json")).items()}
+    from_files: dict[str, Any] = {"code": code} if code else {}
+    from_files |= {"method": declared} if "method.name" in code else {}
     own = [] if config.reward == (VerifierReward(),) else [each.label for each in config.reward]
-    return from_file | {
+    return from_files | {
         "objective": objective(config),
         "versions": {"nemo_uecr": nemo_uecr.__version__, "python": platform.python_version(), **versions},
         "platform": platform.platform(),

@@ -1,6 +1,7 @@
 """Where a run's records go: JSONL files always, the clients that a run asks for, and progress for people.
 
-TensorBoard, Weights & Biases and MLflow are written through their own clients, each imported only when it is asked for.
+TensorBoard, Weights & Biases and the others are written through their own clients, each imported only when it is asked
+for; a tracker from a user's file is one more.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from nemo_uecr import door
 from nemo_uecr.config.schema import TelemetryConfig
 from nemo_uecr.errors import ConfigError, DependencyError, RunFolderError, first_line
 from nemo_uecr.files import append_whole, replace_file
@@ -31,6 +33,8 @@ Record = dict[str, Any]
 KEY_FILE = "tracking.key"
 #: MLflow's tag for that name.
 TAG = "nemo_uecr.key"
+#: What a user's tracker is.
+TRACKER = "a class with log(metrics, step) and finish(failed), made with folder, project, key and parameters"
 #: The longest parameter that every MLflow server takes.
 MLFLOW_VALUE = 500
 
@@ -187,6 +191,8 @@ def open_clients(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str,
                 f"telemetry.{name} is {mode}, but {name} does not start ({first_line(error)}); repair that, or set "
                 f"telemetry.{name}=off"
             ) from error
+    if wanted.tracker is not None:
+        clients.append(_own(wanted.tracker, folder, wanted, parameters))
     return clients
 
 
@@ -300,6 +306,32 @@ def _mlflow(folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, obje
         client.set_terminated(run, status="FAILED" if failed else "FINISHED")
 
     return Client("MLflow", mlflow.exceptions.MlflowException, write, finish)
+
+
+def own_tracker(named: str) -> Callable[..., Any]:
+    """The class that `telemetry.tracker` names."""
+    try:
+        made: Callable[..., Any] = door.load(named, expected=TRACKER, fits=_is_tracker).value
+    except ConfigError as error:
+        raise ConfigError(f"telemetry.tracker: {error}") from error
+    return made
+
+
+def _own(named: str, folder: Path, wanted: TelemetryConfig, parameters: Mapping[str, object]) -> Client:
+    """A tracker from a user's file; any of its errors is a service's that may fail."""
+    made = own_tracker(named)
+    try:
+        tracker = made(folder=folder, project=wanted.project, key=run_key(folder), parameters=dict(parameters))
+    except (Exception, SystemExit) as error:
+        fault = door.failed_at(error, door.file_of(named).resolve())
+        raise DependencyError(
+            f"telemetry.tracker: {named} does not start ({fault}); repair that, or set telemetry.tracker=null"
+        ) from error
+    return Client(named, Exception, tracker.log, tracker.finish)
+
+
+def _is_tracker(value: object) -> bool:
+    return isinstance(value, type) and all(callable(getattr(value, name, None)) for name in ("log", "finish"))
 
 
 # All of them

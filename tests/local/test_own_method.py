@@ -96,7 +96,7 @@ def test_it_trains_is_recorded_and_replays(file: Path, capsys: pytest.CaptureFix
     assert "width = 0.5" in told
     assert entry_point(words) == 0
     record = json.loads(Path("run/provenance.json").read_text())
-    assert record["sha256"]["method"] == record["method"]["sha256"] == digest
+    assert record["code"] == {"method.name": digest}
     steps = tiny.metrics(Path("run"))
     assert [step["identity/sign_kept"] for step in steps] == [0, 0, 0]
     assert all(step["identity/budget_error"] > 1e-3 for step in steps)
@@ -150,7 +150,10 @@ def test_a_changed_file_is_refused_at_resume_and_by_replay(file: Path, capsys: p
     own = ("train.steps=1", "checkpoint.every=1", "telemetry.save_batch_every=1", "method.name=my_method.py:SoftGate")
     tiny.run(Path("run"), *own)
     file.write_text(SOURCE.replace("2.0 *", "3.0 *"))
-    with pytest.raises(CheckpointError, match=r"input 'method': sha256 \w+ in the run, \w+ here; put the old content"):
+    changed = (
+        r"run/config\.yaml: method\.name: my_method\.py: sha256 \w{12} here, \w{12} in the run; put the run's content"
+    )
+    with pytest.raises(CheckpointError, match=changed):
         tiny.run(Path("run"), *own, "train.steps=2", resume=True)
     line = refused(capsys, "replay", "run", "--check")
     assert "step-000001.safetensors names method my_method.py:SoftGate: my_method.py: sha256" in line
