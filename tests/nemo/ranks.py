@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.nemo.source import SOURCE
+
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240
 MEGATRON = ("megatron.core", "transformers.models.qwen3.modeling_qwen3")
@@ -48,9 +50,8 @@ def run_ranks(
 
 def _paths() -> str:
     # Not NeMo-RL's source tree: it has a package `tests` of its own, which would hide ours.
-    source = os.environ.get("NEMO_RL_SOURCE")
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join([str(ROOT), *(path for path in given if path != source)])
+    return os.pathsep.join([str(ROOT), *(path for path in given if path != SOURCE)])
 
 
 def _main(folder: str, world: int, imports: Sequence[str], name: str, arguments: dict[str, Any]) -> None:

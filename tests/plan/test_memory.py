@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.plan import local
 from nemo_uecr.plan.contents import CPU, Lengths
 from nemo_uecr.plan.shapes import KNOWN, ModelShape, Sharded, forward_flops, kv_token_bytes, shape_of
+from tests.nemo.source import MISSING, SOURCE
 from tests.plan import subjects
 from tests.plan.live_bytes import LiveBytes, keeping, nbytes
 from tests.plan.subjects import real_model, save_model, sizes_of, split, tiny_shape
@@ -130,13 +130,13 @@ def test_scoring_keeps_one_chunk_beside_the_logits(divided: bool) -> None:
 
 
 @pytest.mark.nemo
-@pytest.mark.skipif("NEMO_RL_SOURCE" not in os.environ, reason="NEMO_RL_SOURCE is not set")
+@pytest.mark.skipif(SOURCE is None, reason=MISSING)
 @pytest.mark.parametrize("training", [True, False])
 def test_logits_are_those_of_nemo_rl(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """NeMo-RL's own chunked log-probability on one rank: forward and backward, and scoring alone."""
     import torch.distributed as dist
 
-    monkeypatch.setattr(sys, "path", [*sys.path, os.environ["NEMO_RL_SOURCE"]])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(SOURCE)])
     from nemo_rl.distributed.model_utils import ChunkedDistributedLogprob
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

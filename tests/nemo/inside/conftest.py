@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.nemo.local_ray import local_ray
+from tests.nemo.source import MISSING, SOURCE
 
-SOURCE = os.environ.get("NEMO_RL_SOURCE")
 ON_PYTHON_311 = str(Path(__file__).parent / "on_python_311")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    skip = pytest.mark.skip(reason="NEMO_RL_SOURCE is not set; set it to NeMo-RL's source tree, version 0.7")
+    skip = pytest.mark.skip(reason=MISSING)
     for item in items:
         if here in Path(item.path).parents:
             item.add_marker(pytest.mark.nemo)

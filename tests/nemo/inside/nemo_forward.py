@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.machinery
-import os
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from nemo_uecr.conversion import on_cpu
 from nemo_uecr.nemo.worker_scoring import ScoreRequest, score_tokens
 from tests.nemo import tiny_qwen3
 from tests.nemo.on_ranks import TEMPERATURES, batch
+from tests.nemo.source import SOURCE
 
 MICRO = 2
 
@@ -76,7 +76,7 @@ def _keep_sixteen_bits(model: Any) -> None:
 @functools.cache
 def megatron_data() -> Any:
     """NeMo-RL's packing, with what it takes from newer Megatron packages: masks of padded rows, a field."""
-    sys.path.append(os.environ["NEMO_RL_SOURCE"])
+    sys.path.append(str(SOURCE))
     sys.meta_path.insert(0, _Absent(frozenset()))
     from tests.nemo.inside.on_python_311 import sitecustomize  # noqa: F401, I001 - before NeMo-RL
     from nemo_rl.models.megatron import data

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 
 from nemo_uecr.nemo.translate import master_config, teacher_policy
 from tests.config.shipped import nemo_run
+from tests.nemo.source import SOURCE
 
 METHODS = ("offload_after_refit", "offload_before_refit", "_clear_fp8_caches")
 
@@ -36,7 +36,7 @@ class Cached(torch.nn.Linear):
 
 def offloading_methods() -> dict[str, Any]:
     """NeMo-RL's own, by name."""
-    file = Path(os.environ["NEMO_RL_SOURCE"], "nemo_rl/models/policy/workers/megatron_policy_worker.py")
+    file = Path(str(SOURCE), "nemo_rl/models/policy/workers/megatron_policy_worker.py")
     found: Any = [node for node in ast.walk(ast.parse(file.read_text())) if getattr(node, "name", None) in METHODS]
     for node in found:
         node.decorator_list = []  # timing

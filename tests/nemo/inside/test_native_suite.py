@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.nemo.inside.conftest import ON_PYTHON_311
+from tests.nemo.source import SOURCE
 
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = [
@@ -40,7 +41,7 @@ def substituted():
 
 def test_the_native_suite_is_unmoved(nemo_rl: str, tmp_path: Path) -> None:
     (tmp_path / "plugin.py").write_text(PLUGIN)
-    source = os.environ["NEMO_RL_SOURCE"]
+    source = str(SOURCE)
     paths = os.pathsep.join([str(tmp_path), source, str(ROOT), ON_PYTHON_311, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [

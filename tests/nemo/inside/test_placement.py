@@ -17,6 +17,7 @@ from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.translate import master_config, teacher_gpus_of_nodes
 from nemo_uecr.stopping import StopRequest
 from tests.config.shipped import nemo_run
+from tests.nemo.source import SOURCE
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -102,7 +103,7 @@ def test_a_worker_binds_itself_to_the_cpus_that_its_node_lists(tmp_path: Path) -
     first = min(os.sched_getaffinity(0))
     (tmp_path / "gpu-cpus").write_text(f"0:{first}\n")
     environment = {"NRL_GPU_CPU_AFFINITY_FILE": str(tmp_path / "gpu-cpus"), "NRL_DISABLE_NUMA_MEMBIND": "1"}
-    source = f"{os.environ['NEMO_RL_SOURCE']}/nemo_rl/distributed/numa_utils.py"
+    source = f"{SOURCE}/nemo_rl/distributed/numa_utils.py"
     words = [sys.executable, "-c", BINDS, source]
     done = subprocess.run(words, env=os.environ | environment, capture_output=True, text=True, check=True)
     assert done.stdout == f"False True [{first}]\n"

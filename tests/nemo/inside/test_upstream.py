@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from nemo_uecr.nemo.native_calls import UpstreamError, native_calls
 from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.translate import master_config
 from tests.config.shipped import CONFIGS, GIVEN, SCALES, nemo_run
-
-SOURCE = Path(os.environ.get("NEMO_RL_SOURCE", ""))
+from tests.nemo.source import SOURCE
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -38,7 +36,7 @@ def shipped(nemo_rl: str) -> list[str]:
 
     utils = importlib.import_module("nemo_rl.utils.config")
     utils.register_omegaconf_resolvers()
-    path = SOURCE / "examples" / "configs" / "grpo_math_1B_megatron.yaml"
+    path = Path(str(SOURCE)) / "examples" / "configs" / "grpo_math_1B_megatron.yaml"
     tree: Any = OmegaConf.to_container(utils.load_config(str(path)), resolve=False)
     return list(flattened(tree))
 

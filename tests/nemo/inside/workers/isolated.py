@@ -1,0 +1,69 @@
+"""A function in a Python of its own, with NeMo-RL and a Megatron that fits it, and a time after which it ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nemo.inside.conftest import ON_PYTHON_311
+from tests.nemo.source import SOURCE
+
+ROOT = Path(__file__).resolve().parents[4]
+#: megatron-core and Megatron-Bridge as NeMo-RL has them; `make .venv-nemo-megatron/.installed`.
+MEGATRON = ROOT / ".venv-nemo-megatron"
+needs_megatron = pytest.mark.skipif(not (MEGATRON / "megatron").is_dir(), reason=f"no {MEGATRON.name}: make test-nemo")
+
+
+def isolated(function: Callable[..., Any], *args: Any, folder: Path, seconds: float, driver: bool = False) -> Any:
+    """What the function returns; its error and last output, if it raises or takes longer.
+
+    A driver of Ray has no Megatron on its own path, only its workers have: Ray imports the worker's class where it
+    reads a handle of one, and without Triton that import would fail half-way and leave torch's loader of tensors
+    replaced.
+    """
+    light = [ON_PYTHON_311, str(ROOT), str(SOURCE)]
+    heavy = os.pathsep.join([ON_PYTHON_311, str(MEGATRON), *light[1:]])
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(light) if driver else heavy, "WORKERS_PATH": heavy,
+        "WORKERS_ON_CPU": str(os.getpid()), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
+        "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "TORCH_CUDA_ARCH_LIST": "9.0",
+        # NeMo-RL keeps its conversions by the model's path alone.
+        "NRL_MEGATRON_CHECKPOINT_DIR": str(folder / "megatron"),
+    }  # fmt: skip
+    answer = folder / "answer.pickle"
+    answer.unlink(missing_ok=True)
+    call = pickle.dumps((function.__module__, function.__qualname__, args, answer)).hex()
+    command = [sys.executable, "-W", "ignore", "-m", __name__, call]
+    started = subprocess.Popen(
+        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        written = started.communicate(timeout=seconds)[0]
+    except subprocess.TimeoutExpired as error:
+        # NeMo-RL's policies start a second Ray when they are deleted after the end of the first, and wait for it.
+        written = f"{(error.stdout or b'').decode()[-6000:]}\nno end within {seconds:g} s"
+    finally:
+        if started.poll() is None:
+            os.killpg(started.pid, signal.SIGKILL)
+            started.wait()
+    assert answer.exists(), written[-8000:]
+    return pickle.loads(answer.read_bytes())
+
+
+def _main(module: str, name: str, args: tuple[Any, ...], answer: Path) -> None:
+    result = getattr(importlib.import_module(module), name)(*args)
+    answer.write_bytes(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    _main(*pickle.loads(bytes.fromhex(sys.argv[1])))

@@ -1,0 +1,156 @@
+"""What runs in processes of its own: NeMo-RL's real Megatron worker with our methods, alone and in its loop."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from tests.nemo.inside.workers import world
+
+#: What every worker of a run must have of its driver's environment.
+WORKERS_VARIABLES = ("WORKERS_ON_CPU", "NRL_MEGATRON_CHECKPOINT_DIR", "TORCHDYNAMO_DISABLE", "HF_HUB_OFFLINE")
+
+
+def make_worker(section: dict[str, Any], *, teacher: bool) -> Any:
+    """The class that Ray would make an actor of, on the only rank of this process."""
+    import numpy as np
+    import ray
+
+    from nemo_uecr.nemo import ray_worker  # isort: skip - before Megatron, for which it puts the stand-ins in place
+    from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
+    from megatron.core.rerun_state_machine import destroy_rerun_state_machine
+    from nemo_rl.distributed.named_sharding import NamedSharding
+    from transformers import AutoTokenizer
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    ray.get_gpu_ids = lambda: [0]
+    destroy_num_microbatches_calculator()  # of another worker in this process
+    destroy_rerun_state_machine()
+    axes = ["pipeline_parallel", "data_parallel", "context_parallel", "tensor_parallel"]
+    return ray_worker.UecrMegatronPolicyWorker.__ray_metadata__.modified_class(
+        section, tokenizer=AutoTokenizer.from_pretrained(section["model_name"]), init_optimizer=not teacher,
+        init_reference_model=not teacher,
+        worker_sharding_annotations=NamedSharding(layout=np.arange(1).reshape(1, 1, 1, 1), names=axes),
+    )  # fmt: skip
+
+
+def packed(data: Any, section: dict[str, Any], *, tokens: str) -> tuple[Any, list[int]]:
+    """A batch as NeMo-RL's policy packs it for its only worker, and the order of its rows."""
+    packing = section["sequence_packing"]
+    rows = data.size if tokens == "train_mb_tokens" else None
+    arguments = {
+        "algorithm": packing["algorithm"], "input_key": "input_ids", "input_lengths_key": "input_lengths",
+        "sequence_length_pad_multiple": section["make_sequence_length_divisible_by"],
+        "max_tokens_per_microbatch": packing[tokens],
+    }  # fmt: skip
+    shards, order = data.shard_by_batch_size(1, batch_size=rows, sequence_packing_args=arguments)
+    return shards[0], order
+
+
+def scores(worker: Any, data: Any, section: dict[str, Any], request: Any) -> dict[str, Any]:
+    from nemo_uecr.nemo.score_checks import verified
+
+    shard, order = packed(data, section, tokens="logprob_mb_tokens")
+    answer = type(data).from_batches([worker.score_tokens(data=shard, request=request)])
+    answer.reorder_data(order)
+    return dict(verified(answer, request, data, scorer="worker"))
+
+
+def natively(method: Any, column: str, data: Any, section: dict[str, Any]) -> Any:
+    """A column of NeMo-RL's own scoring of the batch."""
+    shard, order = packed(data, section, tokens="logprob_mb_tokens")
+    answer = type(data).from_batches([method(data=shard)])
+    answer.reorder_data(order)
+    return answer[column].float()
+
+
+def cycle(worker: Any) -> None:
+    """Off the GPU, as before vLLM wakes, and back, as for scoring."""
+    worker.offload_before_refit()
+    worker.offload_after_refit()
+    worker.prepare_for_lp_inference()
+
+
+def student(folder: Path) -> dict[str, Any]:
+    """Converted and loaded, exported, scored, trained for two steps, offloaded and scored again."""
+    vocabulary = world.make_models(folder)
+    config = world.run_config(folder, vocabulary)
+    section, request = world.policy_section(config, teacher=False), world.request(config, teacher=False)
+    worker = make_worker(section, teacher=False)
+    found: dict[str, Any] = {"wrapper": type(worker.model).__name__, "optimizer": type(worker.optimizer).__name__}
+    worker.prepare_refit_info()
+    found["export"] = {name: value.clone() for name, value in worker._iter_params_with_optional_kv_scales()}
+    data = world.drawn(vocabulary)
+    cycle(worker)
+    found["first"] = first = scores(worker, data, section, request)
+    found["native"] = natively(worker.get_logprobs, "logprobs", data, section)
+    found["reference"] = natively(worker.get_reference_policy_logprobs, "reference_logprobs", data, section)
+    found["errors"] = world.mean_errors(first, data, folder / "student", request.columns)
+    worker.prepare_for_training()
+    shard, _ = packed(world.training_batch(data, first["rollout_logp"]), section, tokens="train_mb_tokens")
+    loss, found["updates"] = world.loss(config), []
+    for _ in range(2):
+        result = worker.train(shard, loss, gbs=data.size, mbs=1)
+        found["updates"].append({**result["all_mb_metrics"], "grad_norm": float(result["grad_norm"].reshape(-1)[0])})
+    cycle(worker)
+    found["trained"] = scores(worker, data, section, request)
+    cycle(worker)
+    found["again"] = scores(worker, data, section, request)
+    worker.assert_room(share=0.5, waking=True)
+    return found | {"data": dict(data)}
+
+
+def teacher(folder: Path) -> dict[str, Any]:
+    """Frozen and offloaded, brought back and scored, twice."""
+    from nemo_uecr.nemo.megatron_worker import is_wrapped
+
+    vocabulary = world.make_models(folder)
+    config = world.run_config(folder, vocabulary)
+    section, request = world.policy_section(config, teacher=True), world.request(config, teacher=True)
+    worker = make_worker(section, teacher=True)
+    found: dict[str, Any] = {"wrapped": is_wrapped(worker.model), "optimizer": worker.optimizer, "rounds": []}
+    worker.offload_after_refit()
+    worker.assert_offloaded(limit_mebi=64)
+    data = world.drawn(vocabulary)
+    for _ in range(2):
+        worker.prepare_for_lp_inference()
+        found["rounds"].append(scores(worker, data, section, request))
+        worker.offload_after_refit()
+    found["errors"] = world.mean_errors(found["rounds"][0], data, folder / "teacher", request.columns)
+    return found
+
+
+def both(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The teacher, then the student, in one process: imports take longer than either."""
+    made = folder / "t", folder / "s"
+    for each in made:
+        each.mkdir()
+    return teacher(made[0]), student(made[1])
+
+
+def run(folder: Path, gpus: int, changes: list[str], resume: bool = False, vllm_python: str = "") -> dict[str, Any]:
+    """A whole run over Ray: NeMo-RL's set-up, cluster, worker groups, refit and loop, with a colocated teacher.
+
+    With ``vllm_python``, of an environment with vLLM, NeMo-RL's own workers generate. Returns the numbers that the loop
+    logged, the saved batches, and how often the generator was refitted; what it had at the end is saved beside the run.
+    """
+    import ray
+
+    from tests.nemo.inside.workers.generation import CpuGeneration
+    from tests.nemo.local_ray import local_ray
+
+    vocabulary = world.make_models(folder) if not resume else world.VOCABULARY
+    config = world.run_config(folder, vocabulary, f"cluster.gpus_per_node={gpus}", *changes)
+    os.environ["PYTHONPATH"] = os.environ["WORKERS_PATH"]
+    variables = {name: os.environ[name] for name in WORKERS_VARIABLES}
+    with local_ray(variables, num_cpus=3 * gpus + 2, num_gpus=gpus):
+        world.train(config, resume=resume, generation=None if vllm_python else CpuGeneration, vllm_python=vllm_python)
+        made: Any = CpuGeneration.made
+        if made is not None:
+            ray.get(made.engine.save.remote(folder / ("resumed" if resume else "refitted")))
+    return {"refits": made.refits if made else None, **world.left_behind(folder / "run")}

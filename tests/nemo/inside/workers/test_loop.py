@@ -1,0 +1,48 @@
+"""A whole run over Ray on a CPU: NeMo-RL's real worker groups, cluster, refit and loop, with a colocated teacher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.nemo.inside.workers import parts
+from tests.nemo.inside.workers.isolated import isolated, needs_megatron
+
+pytestmark = needs_megatron
+SECONDS = 900  # 70 on two free cores
+TENSOR_PARALLEL = [f"{role}.parallel.{key}" for role in ("student", "teacher") for key in ("tensor=2", "sequence=true")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Two steps of a student and a teacher that share two GPUs, each cut over both."""
+    folder = tmp_path_factory.mktemp("run")
+    return isolated(parts.run, folder, 2, TENSOR_PARALLEL, folder=folder, seconds=SECONDS, driver=True)
+
+
+def test_the_loop_trains_two_steps(run: Any) -> None:
+    """Every response that was generated, from a ratio of 1, with a gradient that rewards and teacher give."""
+    logged = run["logged"]
+    for step in (1, 2):
+        assert logged["train/count/trained"][step] == 8
+        assert 0 < logged["train/grad_norm"][step] < float("inf")
+        assert logged["train/policy/first_ratio_error"][step] < 0.02
+    assert run["refits"] == 2
+
+
+def test_the_teacher_scored_what_was_trained(run: Any) -> None:
+    assert run["batches"].keys() == {1, 2}
+    for tensors in run["batches"].values():
+        mask = tensors["mask"].bool()
+        assert int(mask.sum()) > 8
+        assert bool((tensors["teacher_logp"][mask] < 0).all())
+        assert float((tensors["teacher_logp"] - tensors["old_logp"])[mask].abs().mean()) > 0.01
+        assert float(tensors["task_reward"].std()) > 0
+        assert float(tensors["advantage"][mask].abs().mean()) > 0
+
+
+def test_the_generator_has_the_policys_weights(run: Any) -> None:
+    """What it says of its own tokens is what the refitted student says: within what sixteen bits give."""
+    for step in (1, 2):
+        assert run["logged"]["train/token_mult_prob_error"][step] < 1.1

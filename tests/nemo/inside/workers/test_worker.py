@@ -1,0 +1,79 @@
+"""NeMo-RL's real `MegatronPolicyWorkerImpl` with our methods, in one process on a CPU: the optimizer and all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nemo_uecr.nemo.loss import PREFIX
+from tests.nemo.inside.workers import parts, world
+from tests.nemo.inside.workers.isolated import isolated, needs_megatron
+
+pytestmark = needs_megatron
+SECONDS = 900  # 30 on two free cores
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("worker")
+
+
+@pytest.fixture(scope="module")
+def made(folder: Path) -> Any:
+    return isolated(parts.both, folder, folder=folder, seconds=SECONDS)
+
+
+@pytest.fixture(scope="module")
+def teacher(made: Any) -> Any:
+    return made[0]
+
+
+@pytest.fixture(scope="module")
+def student(made: Any) -> Any:
+    return made[1]
+
+
+def test_a_refit_sends_the_folders_tensors_bit_for_bit(student: Any, folder: Path) -> None:
+    """From a conversion to Megatron's layout and back; a tied head is sent as well."""
+    expected = load_file(folder / "s" / "student" / "model.safetensors")
+    assert student["export"].keys() - expected.keys() <= {"lm_head.weight"}
+    assert [name for name, value in expected.items() if not torch.equal(student["export"][name], value)] == []
+
+
+def test_our_scores_at_the_rollout_temperature_are_nemo_rls_own(student: Any) -> None:
+    chosen = world.scored_tokens(student["data"])
+    for native in (student["native"], student["reference"]):  # the reference is the student before its first update
+        assert float((native - student["first"]["rollout_logp"])[chosen].abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("role", [0, 1])
+def test_scores_are_the_definitions_within_what_sixteen_bits_give(made: Any, role: int) -> None:
+    for name, (ours, transformers) in made[role]["errors"].items():
+        assert ours <= 2 * transformers + 1e-5, name
+
+
+def test_the_students_optimizer_trains_every_token_from_a_ratio_of_one(student: Any) -> None:
+    assert (student["wrapper"], student["optimizer"]) == ("DistributedDataParallel", "ChainedOptimizer")
+    first, second = student["updates"]
+    for update in (first, second):
+        assert sum(map(float, update[f"{PREFIX}trained_tokens"])) == world.trained_tokens(student["data"])
+        assert 0 < update["grad_norm"] < float("inf")
+    worst = [max(map(float, update[f"{PREFIX}first_ratio_error_max"])) for update in (first, second)]
+    assert worst[0] < 0.02 < worst[1]
+
+
+def test_weights_survive_their_way_to_the_host_and_back(student: Any, teacher: Any) -> None:
+    """The same bits after an offload, and others after the updates."""
+    chosen = world.scored_tokens(student["data"])
+    assert float((student["trained"]["logp"] - student["first"]["logp"])[chosen].abs().mean()) > 0
+    for before, after in ((student["trained"], student["again"]), teacher["rounds"]):
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_teacher_has_neither_wrapper_nor_optimizer(teacher: Any) -> None:
+    assert (teacher["wrapped"], teacher["optimizer"]) == (False, None)
