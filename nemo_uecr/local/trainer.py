@@ -7,11 +7,12 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.agreement import TokenSample
@@ -113,53 +114,62 @@ class Rollouts:
         watch: Stopwatch,
         evidence: Evidence,
     ) -> StepBatch:
-        """Score the responses by student, teachers and reference, and put everything into the step's record."""
+        """Score the responses by student, teachers and reference, and put everything into the step's record.
+
+        If a teacher fails, the evidence is the record without its scores.
+        """
         config, models, ids_BT, mask_BT = self.config, self.models, sequences.token_ids(), sequences.mask_BT
         train, rollout, method = config.train, config.rollout, config.method
         minibatches = sequences.micro_rows(minibatch=train.minibatch_responses, microbatch=train.microbatch_responses)
         micro_rows = [rows for minibatch in minibatches for rows in minibatch]
         score = partial(score_policy, micro_rows=micro_rows, rollout_temperature=rollout.temperature)
-        inputs = comparison = None
-        if models.teachers.by_name:
-            inputs = models.teachers.inputs(sequences)
-            columns = min(model.vocabulary for model in (models.student, *models.teachers.models))
-            seed = derive(config.run.seed, "agreement", step)
-            comparison = Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed))
+        inputs = models.teachers.inputs(sequences) if models.teachers.by_name else None
+        comparison = None if inputs is None else self._comparison(step, mask_BT)
         with watch.phase("score_student"):
             self.placement.move_to_device("student")
             probes = () if comparison is None else (comparison.student,)
             student = score(models.student, sequences, entropy=True, probes=probes)
-        record = StepRecord(
-            step=step,
-            problems=[prompt.problem.id for prompt in sequences.prompts],
-            task_reward_B=torch.tensor([outcome.reward for outcome in outcomes]),
-            # Two draws of one problem stay apart.
-            group_B=torch.arange(rollout.prompts_per_step).repeat_interleave(rollout.responses_per_prompt),
-            mask_BT=mask_BT,
-            token_ids_BT=ids_BT,
-            correct_B=torch.tensor([outcome.correct for outcome in outcomes]),
-            truncated_B=torch.tensor([response.truncated for response in sequences.responses]),
-            student=student,
-            run=run_state(config, step=step, state=state),
-            segments_BT=turn_labels(ids_BT, mask_BT, method, models.student.tokenizer),
-        )
-        evidence.batch(record, method)
-        if inputs is not None and comparison is not None:
-            with watch.phase("score_teacher"):
-                entropy = "teacher_entropy" in method.reads
-                teacher = models.teachers.score(
-                    inputs, micro_rows, self.placement, student, entropy=entropy, probes=(comparison.teacher,)
-                )
-            names = inputs.names if config.teachers else ()
-            record = replace(record, teacher=teacher, teachers=names, compared=comparison.result())
-        if models.reference is not None:
-            with watch.phase("score_reference"):
-                self.placement.move_to_device(models.reference.member)
-                reference = score(models.reference, sequences, entropy=False)
-            initial_BT = reference.logp_BT if "initial_logp" in method.reads else None
-            record = replace(record, reference_rollout_logp_BT=reference.rollout_logp_BT, initial_logp_BT=initial_BT)
-        evidence.batch(record, method)
+        teacher = compared = reference = None
+        try:
+            if inputs is not None and comparison is not None:
+                with watch.phase("score_teacher"):
+                    entropy = "teacher_entropy" in method.reads
+                    teacher = models.teachers.score(
+                        inputs, micro_rows, self.placement, student, entropy=entropy, probes=(comparison.teacher,)
+                    )
+                compared = comparison.result()
+            if models.reference is not None:
+                with watch.phase("score_reference"):
+                    self.placement.move_to_device(models.reference.member)
+                    reference = score(models.reference, sequences, entropy=False)
+        finally:
+            record = StepRecord(
+                step=step,
+                problems=[prompt.problem.id for prompt in sequences.prompts],
+                task_reward_B=torch.tensor([outcome.reward for outcome in outcomes]),
+                # Two draws of one problem stay apart.
+                group_B=torch.arange(rollout.prompts_per_step).repeat_interleave(rollout.responses_per_prompt),
+                mask_BT=mask_BT,
+                token_ids_BT=ids_BT,
+                correct_B=torch.tensor([outcome.correct for outcome in outcomes]),
+                truncated_B=torch.tensor([response.truncated for response in sequences.responses]),
+                student=student,
+                run=run_state(config, step=step, state=state),
+                teacher=teacher,
+                teachers=inputs.names if inputs is not None and teacher is not None and config.teachers else (),
+                reference_rollout_logp_BT=None if reference is None else reference.rollout_logp_BT,
+                initial_logp_BT=None if reference is None or "initial_logp" not in method.reads else reference.logp_BT,
+                segments_BT=turn_labels(ids_BT, mask_BT, method, models.student.tokenizer),
+                compared=compared,
+            )
+            evidence.batch(record, method)
         return StepBatch(sequences, minibatches, outcomes, inputs, record)
+
+    def _comparison(self, step: int, mask_BT: Tensor) -> Comparison:
+        """The sampled tokens at which student and teacher are compared, over the columns that all models have."""
+        columns = min(model.vocabulary for model in (self.models.student, *self.models.teachers.models))
+        seed = derive(self.config.run.seed, "agreement", step)
+        return Comparison(TokenSample.of(mask_BT, columns=columns, seed=seed))
 
 
 @dataclass
