@@ -100,18 +100,17 @@ def _fit(
     from nemo_uecr.config.load import load_config
     from nemo_uecr.plan.contents import GIB, GPUS, as_json, typed
     from nemo_uecr.plan.faults import refuse
-    from nemo_uecr.plan.fit import SOLD_GB, card, climb, fit_text
+    from nemo_uecr.plan.fit import attempts_to_fit, fit_text, gpu_of_size
 
     if run.backend != "local":
         raise ConfigError(f"--fit: got backend {run.backend}, expected local; plan --memory {size:g} lists what fits")
     if "cpu" in (device, run.device) or memory is not None:
         raise ConfigError(f"--fit {size:g} plans for a GPU: leave out --memory and --device cpu, set device=cuda")
-    gpu = GPUS[device] if device else min(GPUS.values(), key=lambda each: abs((each.memory or 0) - size * SOLD_GB))
-    gpu = card(gpu, size)
-    tried = climb(lambda more: load_config(config, [*overrides, *more]).config, gpu, lengths, sizes=sizes)
-    refuse(tried[0].plan.mismatches)  # which no rung cures
+    gpu = gpu_of_size(size, GPUS[device] if device else None)
+    tried = attempts_to_fit(lambda more: load_config(config, [*overrides, *more]).config, gpu, lengths, sizes=sizes)
+    refuse(tried[0].plan.mismatches)  # which no change cures
     say(fit_text(tried, ["nemo-uecr", "train", config, *overrides]))
-    best = min(tried, key=lambda rung: (rung.plan.misfits, rung.plan.fullest.size)).plan
+    best = min(tried, key=lambda attempt: (attempt.plan.misfits, attempt.plan.fullest.size)).plan
     write_json(json, {"format": "nemo_uecr.fit/1", "keys": typed(tried[-1].keys), "plan": as_json(best)})
     if best.misfits:
         largest = max(best.fullest.device, key=lambda item: item.size)

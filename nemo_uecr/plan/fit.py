@@ -1,8 +1,8 @@
 """`plan --fit`: the keys with which a run of the local back end fits into one GPU.
 
-Keys are added rung by rung until the run fits, first those that change no number. Each later rung leaves less on the
-GPU than the one before: smaller moments, smaller weights, an adapter instead of both, a teacher in few bits. A rung
-that does not shrink a phase that is too big is skipped.
+Changes are added one after the other until the run fits, first those that change no number. Each later one leaves less
+on the GPU than the one before: smaller moments, smaller weights, an adapter instead of both, a teacher in few bits. A
+change that does not shrink a phase that is too big is skipped.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from dataclasses import dataclass, replace
 from nemo_uecr.config.load import flat_values
 from nemo_uecr.config.schema import Config, TeacherConfig
 from nemo_uecr.core.methods.uecr import Puu
-from nemo_uecr.plan.contents import GIB, Device, Lengths, Plan, typed
+from nemo_uecr.plan.contents import GIB, GPUS, Device, Lengths, Plan, typed
 from nemo_uecr.plan.local import Sizes, local_plan
 
 Keys = dict[str, object]
-SOLD_GB = 0.925 * GIB  # least that CUDA reports per GB on the label: 44.4 GiB for an L40S of 48 GB
+REPORTED_PER_GB = 0.925 * GIB  # least bytes that CUDA reports per GB on the label: 44.4 GiB for an L40S of 48 GB
 MARGIN = 3 * GIB // 2  # left free for the fragmentation of torch's allocator, which no plan counts
 
 
-def card(gpu: Device, size: float) -> Device:
-    """A GPU of ``size`` GB as sold, with the rates of another."""
+def gpu_of_size(size: float, rates: Device | None) -> Device:
+    """A GPU of ``size`` GB as sold, with the rates of another, by default the one of the nearest size."""
+    memory = int(size * REPORTED_PER_GB)
+    gpu = rates or min(GPUS.values(), key=lambda each: abs((each.memory or 0) - size * REPORTED_PER_GB))
     name = f"GPU of {size:g} GB with the rates of the {gpu.name} and {MARGIN / GIB:g} GiB left free"
-    return replace(gpu, name=name, memory=int(size * SOLD_GB), spare=MARGIN)
+    return replace(gpu, name=name, memory=memory, spare=MARGIN)
 
 
-def _rungs(run: Config) -> Iterator[tuple[Keys, str]]:
-    """The keys that each rung adds, never undoing the configuration's own, and what they change."""
+def _changes(run: Config) -> Iterator[tuple[Keys, str]]:
+    """The keys of each change in order, never undoing the configuration's own, and what it changes in the results."""
     yield {"train.microbatch_responses": 1}, "no number beyond rounding"
     yield {"train.activation_checkpointing": True}, "no number"
     if run.offload == "none":
@@ -58,31 +60,33 @@ def _few_bits(run: Config, quantize: str, noise: float) -> Keys:
 
 
 @dataclass(frozen=True)
-class Rung:
-    """A rung that was planned."""
+class Attempt:
+    """A planned run with the changes so far."""
 
     keys: Keys  # all changes to the configuration as written
-    added: tuple[str, ...]  # this rung's changes, as typed
-    changes: str
+    added: tuple[str, ...]  # the last change, as typed
+    changes: str  # what it changes in the results
     plan: Plan
 
 
-def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Lengths, *, sizes: Sizes) -> list[Rung]:
-    """The rungs that helped, in order; the last one fits, unless none does.
+def attempts_to_fit(
+    load: Callable[[Sequence[str]], Config], device: Device, lengths: Lengths, *, sizes: Sizes
+) -> list[Attempt]:
+    """The run as written and with each change that helped, in order; the last one fits, unless none does.
 
     ``load`` returns the configuration with additional `key=value` words.
     """
     written = loaded = load([])
-    tried = [Rung({}, (), "", local_plan(written, device, lengths, sizes=sizes))]
+    tried = [Attempt({}, (), "", local_plan(written, device, lengths, sizes=sizes))]
     keys: Keys = {}
-    for added, changes in _rungs(written):
+    for added, changes in _changes(written):
         if not tried[-1].plan.misfits:
             break
         candidate = load(typed(keys | added))
         if len(tried) > 1 and candidate == loaded:  # already written
             continue
-        for room in _rooms(candidate):  # the rollout with the most room that fits, or with the least
-            config = candidate.model_copy(update={"rollout": candidate.rollout.model_copy(update=room)})
+        for rollout in _rollout_sizes(candidate):  # the largest that fits, or the smallest
+            config = candidate.model_copy(update={"rollout": candidate.rollout.model_copy(update=rollout)})
             plan = local_plan(config, device, lengths, sizes=sizes)
             if not plan.misfits:
                 break
@@ -90,11 +94,11 @@ def climb(load: Callable[[Sequence[str]], Config], device: Device, lengths: Leng
             continue
         keys |= added
         previous, loaded = loaded, candidate
-        taken = {} if plan.misfits else {f"rollout.{key}": value for key, value in room.items()}
+        taken = {} if plan.misfits else {f"rollout.{key}": value for key, value in rollout.items()}
         first, before, after = map(flat_values, (written, previous, config))
         every = {key: value for key, value in (keys | taken).items() if after[key] != first[key]}
         own = {key: value for key, value in (keys | taken).items() if after[key] != before[key]}
-        tried.append(Rung(every, tuple(typed(own)), changes, plan))
+        tried.append(Attempt(every, tuple(typed(own)), changes, plan))
     return tried
 
 
@@ -105,26 +109,28 @@ def _helps(before: Plan, after: Plan) -> bool:
     return not shrunk or any(shrunk)
 
 
-def _rooms(config: Config) -> list[Keys]:
-    """Room for the rollout, most first; it changes no number beyond rounding."""
+def _rollout_sizes(config: Config) -> list[Keys]:
+    """Keys of the memory that the rollout gets, most first; they change no number beyond rounding."""
     if config.rollout.engine == "vllm":
         return [{"gpu_memory": share / 100} for share in range(90, 8, -2)]
     size = config.rollout.microbatch_responses
     return [{"microbatch_responses": size >> halved} for halved in range(size.bit_length())]
 
 
-def fit_text(tried: Sequence[Rung], command: Sequence[str]) -> str:
-    """The rungs tried, and command and needs of the one that fits; ``command`` runs the configuration as written."""
+def fit_text(tried: Sequence[Attempt], command: Sequence[str]) -> str:
+    """What was tried, and command and needs of the one that fits; ``command`` runs the configuration as written."""
     keys, plan = tried[-1].keys, tried[-1].plan
     kept = [word for word in command if word.partition("=")[0] not in keys]
     lines = [plan.title, plan.hardware, "", "tried, each with the keys before it: fullest phase, what the keys change"]
-    for rung in tried:
-        words = f"{' '.join(rung.added) or 'a smaller rollout'} ({rung.changes})" if rung.changes else "as written"
-        lines.append(f"  {rung.plan.fullest.size / GIB:>7.1f} GiB  {rung.plan.fullest.name:<15}  {words}")
+    for attempt in tried:
+        words = (
+            f"{' '.join(attempt.added) or 'a smaller rollout'} ({attempt.changes})" if attempt.changes else "as written"
+        )
+        lines.append(f"  {attempt.plan.fullest.size / GIB:>7.1f} GiB  {attempt.plan.fullest.name:<15}  {words}")
     if not plan.misfits:
         lines += ["", "fits with", f"  {shlex.join([*kept, *typed(keys)])}"]
-        taken = [rung for rung in tried if set(rung.added) & set(typed(keys))]
-        lines += [f"  changes {rung.changes}" for rung in taken if not rung.changes.startswith("no number")]
+        taken = [attempt for attempt in tried if set(attempt.added) & set(typed(keys))]
+        lines += [f"  changes {attempt.changes}" for attempt in taken if not attempt.changes.startswith("no number")]
         lines += [f"  {fact}" for fact in plan.facts]
         lines += [f"  {plan.host_bytes / GIB:.1f} GiB of host memory"]
         lines += [f"  {plan.seconds:,.0f} s per step", f"  {plan.assumptions[0]}"]

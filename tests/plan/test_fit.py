@@ -1,4 +1,4 @@
-"""`plan --fit`: the order of its rungs, what they make room for, and that what it prints is what it planned."""
+"""`plan --fit`: the order of its changes, what they make room for, and that what it prints is what it planned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nemo_uecr.cli.look import sizes
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import load_config
 from nemo_uecr.plan.contents import GIB, GPUS, Lengths, Plan, typed
-from nemo_uecr.plan.fit import Rung, card, climb
+from nemo_uecr.plan.fit import Attempt, attempts_to_fit, gpu_of_size
 from nemo_uecr.plan.local import local_plan
 from tests.config.shipped import CONFIGS
 from tests.plan.subjects import sizes_of
@@ -28,37 +28,37 @@ PLAIN = ("offload=none", "train.microbatch_responses=8", "train.activation_check
 
 
 def planned(path: Path, overrides: Sequence[str], gigabytes: float) -> Plan:
-    gpu = card(GPUS["a100"], gigabytes)
+    gpu = gpu_of_size(gigabytes, GPUS["a100"])
     return local_plan(load_config(path, overrides).config, gpu, LENGTHS, sizes=sizes)
 
 
-def climbed(gigabytes: float, *overrides: str, path: Path = EIGHT) -> list[Rung]:
-    gpu = card(GPUS["a100"], gigabytes)
-    return climb(lambda more: load_config(path, [*overrides, *more]).config, gpu, LENGTHS, sizes=sizes)
+def attempts(gigabytes: float, *overrides: str, path: Path = EIGHT) -> list[Attempt]:
+    gpu = gpu_of_size(gigabytes, GPUS["a100"])
+    return attempts_to_fit(lambda more: load_config(path, [*overrides, *more]).config, gpu, LENGTHS, sizes=sizes)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "transformers"])
-def test_rungs_that_change_no_number_come_first_and_each_makes_room(engine: str) -> None:
-    tried = climbed(9, *PLAIN, f"rollout.engine={engine}")
-    exact = [not rung.changes or rung.changes.startswith("no number") for rung in tried]
+def test_what_changes_no_number_comes_first_and_each_change_makes_room(engine: str) -> None:
+    tried = attempts(9, *PLAIN, f"rollout.engine={engine}")
+    exact = [not attempt.changes or attempt.changes.startswith("no number") for attempt in tried]
     assert exact == sorted(exact, reverse=True)
     assert exact.count(True) == 5
-    assert [word.partition("=")[0] for rung in tried[2:] for word in rung.added[:1]] == [
+    assert [word.partition("=")[0] for attempt in tried[2:] for word in attempt.added[:1]] == [
         "train.activation_checkpointing", "offload", "offload", "train.optimizer", "train.optimizer", "train.optimizer",
         "teacher.quantize", "teacher.quantize",
     ]  # fmt: skip
     for name in ("update", "score teacher"):
-        peaks = [sum(sizes_of(rung.plan, name).values()) for rung in tried]
+        peaks = [sum(sizes_of(attempt.plan, name).values()) for attempt in tried]
         assert peaks == sorted(peaks, reverse=True)
         assert peaks[0] > 3 * peaks[-1]
     assert tried[-1].plan.misfits
 
 
 @pytest.mark.parametrize(("pair", "gigabytes"), [("1p7b_8b", 18), ("0p6b_4b", 13)])
-def test_a_rung_that_shrinks_no_phase_at_fault_is_left_out(pair: str, gigabytes: int) -> None:
+def test_a_change_that_shrinks_no_phase_at_fault_is_left_out(pair: str, gigabytes: int) -> None:
     """The teacher alone is too big: an adapter would change what is trained for nothing."""
     path = CONFIGS / "one_gpu" / f"qwen3_{pair}.yaml"
-    tried = climbed(gigabytes, path=path)
+    tried = attempts(gigabytes, path=path)
     keys = tried[-1].keys
     assert (keys["teacher.quantize"], "student.lora_rank" in keys, tried[-1].plan.misfits) == ("int8", False, False)
     needed = {key: keys[key] for key in keys.keys() - {"train.optimizer"}}
@@ -66,15 +66,15 @@ def test_a_rung_that_shrinks_no_phase_at_fault_is_left_out(pair: str, gigabytes:
 
 
 def test_what_fits_as_written_is_left_alone() -> None:
-    (rung,) = climbed(700, *PLAIN)
-    assert rung.keys == {}
+    (attempt,) = attempts(700, *PLAIN)
+    assert attempt.keys == {}
 
 
 def test_what_is_written_is_never_taken_back() -> None:
     """Neither an adapter nor weights in bfloat16 turn into something that needs more."""
-    assert all("student.lora_rank" not in rung.keys for rung in climbed(9, *PLAIN, "student.lora_rank=8"))
-    tried = climbed(9, *PLAIN, "train.optimizer=adamw8bit_sr")
-    assert {rung.keys.get("train.optimizer") for rung in tried} == {None, "adamw"}  # the adapter's
+    assert all("student.lora_rank" not in attempt.keys for attempt in attempts(9, *PLAIN, "student.lora_rank=8"))
+    tried = attempts(9, *PLAIN, "train.optimizer=adamw8bit_sr")
+    assert {attempt.keys.get("train.optimizer") for attempt in tried} == {None, "adamw"}  # the adapter's
 
 
 @pytest.mark.parametrize("gigabytes", [24, 48, 80])
@@ -104,7 +104,7 @@ def table() -> list[tuple[str, int, str]]:
 def test_the_table_of_the_page(pair: str, gigabytes: int, cell: str) -> None:
     student, teacher = (f"Qwen/Qwen3-{name}" for name in pair.split("_"))
     models = (f"student.model_name={student}-Base", f"teacher.model_name={teacher}")
-    tried = climbed(gigabytes, *models, "offload=none", "rollout.gpu_memory=0.9")
+    tried = attempts(gigabytes, *models, "offload=none", "rollout.gpu_memory=0.9")
     shown = re.compile("offload|train.optimizer|student.lora_rank|teacher.quantize")
     last = [key for key in typed(tried[-1].keys) if shown.match(key)]
     room = re.search(r"values of (\d+) responses", " ".join(tried[-1].plan.facts))
