@@ -27,11 +27,11 @@ from nemo_uecr.core.record import ScoredBatch, group_ids
 from nemo_uecr.data.batch_file import load_batch, saved_texts, scored_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.failure import Evidence
-from nemo_uecr.local.rollout import check_drawn, draw, samples_of
+from nemo_uecr.local.rollout import StepBatch, check_drawn, draw, samples_of
 from nemo_uecr.local.run import encoded_problems, load_models, placement_of, sampler_of
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
-from nemo_uecr.local.trainer import Rollouts
+from nemo_uecr.local.trainer import Models, Rollouts
 from nemo_uecr.reproducible import derive
 from nemo_uecr.stats import DIFFERENT, Array, ClusterBootstrap, Share, pass_at_k, score_interval
 from nemo_uecr.steps.metrics import Stopwatch, agreement_metrics, method_metrics
@@ -87,48 +87,72 @@ def facts_of_config(config: Config, *, problems: int) -> Facts:
     The teachers score even where the configured method reads no scores, and give half a group of responses to each
     problem.
     """
-    asked, size = config, config.rollout.responses_per_prompt
-    entropy = all(getattr(teacher, "entropy", "") != "none" for teacher in (config.teacher, *config.teachers.values()))
-    scoring = method_of("uecr" if entropy else "puu", SCORING)
-    loss = config.loss.model_copy(update={"reference_kl": 0.0})
-    config = config.model_copy(update={"method": scoring, "loss": loss})
+    scoring = _with_scores(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    models = load_models(config, None)
-    prompts, _ = encoded_problems(config, models)
-    count, each = min(problems, len(prompts)), GROUPS * size
-    rollout = config.rollout.model_copy(update={"prompts_per_step": count, "responses_per_prompt": each})
-    config = config.model_copy(update={"rollout": rollout})
-    teacher_B, columns = None, {"student": models.student.vocabulary}
-    numbers: dict[str, float | None] = dict.fromkeys(RECORDED)
-    with closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)) as rewards:
-        sample, placement = sampler_of(config, models.student, prompts, {}), placement_of(config, models, None)
-        rollouts = Rollouts(config, models, placement, sample, rewards, prompts, Path(config.run.folder))
+    models = load_models(scoring, None)
+    prompts, _ = encoded_problems(scoring, models)
+    size, count = config.rollout.responses_per_prompt, min(problems, len(prompts))
+    each = GROUPS * size
+    rollout = scoring.rollout.model_copy(update={"prompts_per_step": count, "responses_per_prompt": each})
+    drawing = scoring.model_copy(update={"rollout": rollout})
+    with closing(Rewards(drawing.reward, correct_at=drawing.correct_at, pool=SHARED)) as rewards:
+        sample, placement = sampler_of(drawing, models.student, prompts, {}), placement_of(drawing, models, None)
+        rollouts = Rollouts(drawing, models, placement, sample, rewards, prompts, Path(drawing.run.folder))
         log.info("advise: %d responses of the student to %d problems", count * each, count)
         batch = rollouts.rollout(1, Stopwatch(), {}, Evidence())
-        record = batch.record
-        if batch.inputs is not None:
-            asks = [prompt for prompt in batch.sequences.prompts[::each] for _ in range(size // 2)]
-            own = own_responses(rollouts, models.teachers, asks)
-            if own is not None:
-                judged = rewards.judge(samples_of(0, Sequences(asks, own), config, models.student.tokens), step=0)
-                teacher_B = np.asarray([outcome.correct for outcome in judged])
-                numbers["teacher/truncated_share"] = float(np.mean([response.truncated for response in own]))
-            if bool((ends_BT := batch.inputs.ends_BT).any()):
-                numbers["teacher/end_gap_mean"] = float(record.scored.gap_BT[ends_BT].mean())
-            if record.compared is not None:
-                numbers |= agreement_metrics(record.compared, record.mask_BT, [])
-            here = {name: each for name, each in models.teachers.by_name.items() if isinstance(each, ModelTeacher)}
-            columns |= {name: teacher.model.vocabulary for name, teacher in here.items()}
+        asked = [prompt for prompt in batch.sequences.prompts[::each] for _ in range(size // 2)]
+        teacher_B, cut = _verdicts_of_teachers(rollouts, asked)
+    record = batch.record
     return _facts(
-        asked,
+        config,
         replace(record.scored, group_B=torch.arange(count * each) // size),
         record.correct_B.numpy(),
         problem_B=np.repeat(np.arange(count), each),
         teacher_B=teacher_B,
-        numbers=numbers | {"response/truncated_share": float(record.truncated_B.double().mean())},
-        columns=columns,
+        numbers=_numbers_of(batch) | {"teacher/truncated_share": cut},
+        columns=_columns_of(models),
     )
+
+
+def _with_scores(config: Config) -> Config:
+    """The configuration with a method whose teachers score, and without the reference that no fact needs."""
+    teachers = (config.teacher, *config.teachers.values())
+    entropy = all(getattr(teacher, "entropy", "") != "none" for teacher in teachers)
+    method = method_of("uecr" if entropy else "puu", SCORING)
+    loss = config.loss.model_copy(update={"reference_kl": 0.0})
+    return config.model_copy(update={"method": method, "loss": loss})
+
+
+def _verdicts_of_teachers(rollouts: Rollouts, prompts: Sequence[Prompt]) -> tuple[Array | None, float | None]:
+    """Whether each prompt's own teacher answers it correctly, and the share of its responses that are cut off.
+
+    Both are None where no teacher is read, or one is on a server.
+    """
+    models, config = rollouts.models, rollouts.config
+    own = own_responses(rollouts, models.teachers, prompts) if models.teachers.by_name else None
+    if own is None:
+        return None, None
+    judged = rollouts.rewards.judge(samples_of(0, Sequences(prompts, own), config, models.student.tokens), step=0)
+    cut = float(np.mean([response.truncated for response in own]))
+    return np.asarray([outcome.correct for outcome in judged]), cut
+
+
+def _numbers_of(batch: StepBatch) -> dict[str, float | None]:
+    """What a run would have recorded of the batch, by the names of the metrics."""
+    record = batch.record
+    numbers: dict[str, float | None] = dict.fromkeys(RECORDED)
+    if batch.inputs is not None and bool((ends_BT := batch.inputs.ends_BT).any()):
+        numbers["teacher/end_gap_mean"] = float(record.scored.gap_BT[ends_BT].mean())
+    if record.compared is not None:
+        numbers |= agreement_metrics(record.compared, record.mask_BT, [])
+    return numbers | {"response/truncated_share": float(record.truncated_B.double().mean())}
+
+
+def _columns_of(models: Models) -> dict[str, int]:
+    """Output columns of the models that were loaded here."""
+    teachers = {name: each for name, each in models.teachers.by_name.items() if isinstance(each, ModelTeacher)}
+    return {"student": models.student.vocabulary} | {name: each.model.vocabulary for name, each in teachers.items()}
 
 
 def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prompt]) -> list[Response] | None:
@@ -162,54 +186,74 @@ def _facts(
     columns: Mapping[str, int],
 ) -> Facts:
     """``teacher_B`` are verdicts of the teacher's own responses, as many to each problem, in the order of problems."""
-    method, scored = config.method, batch.teacher_logp_BT is not None
-    used = method_of("puu" if scored else "grpo", {"alpha": 1.0} | method.settings())
-    right = torch.from_numpy(right_B)
-    metrics = method_metrics(batch, compute(used, batch), used, {}, correct_B=right, truncated_B=right)
+    method, size = config.method, config.rollout.responses_per_prompt
+    scored = batch.teacher_logp_BT is not None
     sampler = ClusterBootstrap.draw(problem_B, replicates=REPLICATES, seed=SEED)
-    problem_K, groups, size = np.arange(sampler.clusters), batch.groups, config.rollout.responses_per_prompt
+    problem_K = np.arange(sampler.clusters)
     rewards = [right_B[problem_B == problem].astype(float) for problem in problem_K]
-    equal_K2 = {  # chance that a group of so many of a problem's responses is all right, and all wrong
-        each: 1.0 - np.asarray([(pass_at_k([1.0 - row], each), pass_at_k([row], each)) for row in rewards])
-        for each in sorted({*SIZES, size})
-        if each <= min(map(len, rewards))
-    }
+    equal_K2 = _equal_groups(rewards, sorted({*SIZES, size}))
     table = table_of(right_B, batch.group_B.numpy(), np.zeros_like(problem_B), problem_B)
     mixed = len(np.unique(table.problem_P[table.mixed_P]))
 
     def mean(value_K: Array) -> Share:
         return sampler.mean(value_K, np.ones(len(value_K), dtype=bool), problem_K)
 
-    def rate(verdicts: Sequence[Array]) -> Share:
-        k = min(map(len, verdicts))  # a problem may be drawn for several prompts
-        found = score_interval({"": [row[:k].tolist() for row in verdicts]})
-        return {"value": found.avg, "low": found.low, "high": found.high}
-
-    shares: dict[str, Share | None] = dict.fromkeys(("teacher", "lead", "order", "kappa"))
-    shares |= {"student": rate(rewards), "equal": mean(equal_K2[size].sum(axis=1))}
-    found = {**numbers, **{name: metrics.get(name) for name in SCORED}, "spread": None, "safe_alpha": None}
+    teacher = lead = order = kappa = None
+    spread = safe_alpha = None
     if scored:
-        reward_B = batch.teacher_reward_B.numpy()
-        found["spread"] = float(groups.std(groups.centre(batch.teacher_reward_B), sample=False).mean())
+        groups, reward_B = batch.groups, batch.teacher_reward_B
+        spread = float(groups.std(groups.centre(reward_B), sample=False).mean())
         if mixed >= DIFFERENT:  # an interval of fewer would be too narrow
-            shares["order"] = sampler.mean(1.0 - conflicts(table, reward_B), table.mixed_P, table.problem_P)
+            order = sampler.mean(1.0 - conflicts(table, reward_B.numpy()), table.mixed_P, table.problem_P)
             rule = method if isinstance(method, UecrTrust) else UecrTrust  # the class has the defaults
-            shares["kappa"] = kappa_interval(batch, problem_B, sampler, horizon=rule.horizon, margin=rule.margin)
-            ties = [tie_point(correct_C, wrong_W) for correct_C, wrong_W in table.mixed(reward_B)]
-            found["safe_alpha"] = float(np.quantile(ties, SHARE, method="inverted_cdf"))
+            kappa = kappa_interval(batch, problem_B, sampler, horizon=rule.horizon, margin=rule.margin)
+            ties = [tie_point(correct_C, wrong_W) for correct_C, wrong_W in table.mixed(reward_B.numpy())]
+            safe_alpha = float(np.quantile(ties, SHARE, method="inverted_cdf"))
     if teacher_B is not None:
         theirs = teacher_B.reshape(sampler.clusters, -1).astype(float)
-        shares["teacher"] = rate([*theirs])
-        shares["lead"] = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards])
+        teacher = _pass_rate([*theirs])
+        lead = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards])
+    student, equal = _pass_rate(rewards), mean(equal_K2[size].sum(axis=1))
+    metrics = _metrics(config, batch, right_B)
     return Facts(
-        shares=shares,
+        shares={
+            "teacher": teacher, "lead": lead, "order": order, "kappa": kappa, "student": student, "equal": equal,
+        },
         problems=sampler.clusters,
         mixed=mixed,
-        numbers=found | {"noise": method.settings().get("scoring_noise")},
+        numbers={
+            **numbers, **{name: metrics.get(name) for name in SCORED}, "spread": spread, "safe_alpha": safe_alpha,
+            "noise": method.settings().get("scoring_noise"),
+        },
         equal={each: both_K2.mean(axis=0).tolist() for each, both_K2 in equal_K2.items()},
         columns=columns,
         config=config,
-    )
+    )  # fmt: skip
+
+
+def _equal_groups(rewards: Sequence[Array], sizes: Sequence[int]) -> dict[int, Array]:
+    """By group size, [K, 2] the chances that a group of a problem's responses is all right, and all wrong."""
+    verdicts = [((1.0 - row).tolist(), row.tolist()) for row in rewards]
+    return {
+        size: 1.0 - np.asarray([(pass_at_k([wrong], size), pass_at_k([right], size)) for wrong, right in verdicts])
+        for size in sizes
+        if size <= min(map(len, rewards))
+    }
+
+
+def _pass_rate(verdicts: Sequence[Array]) -> Share:
+    """avg@k over problems for the largest k that all have: a problem may be drawn for several prompts."""
+    k = min(map(len, verdicts))
+    interval = score_interval({"": [row[:k].tolist() for row in verdicts]})
+    return {"value": interval.avg, "low": interval.low, "high": interval.high}
+
+
+def _metrics(config: Config, batch: ScoredBatch, right_B: Array) -> Mapping[str, float]:
+    """The metrics of a step on this batch, by a method that reads what the batch has."""
+    name = "grpo" if batch.teacher_logp_BT is None else "puu"
+    method = method_of(name, {"alpha": 1.0} | config.method.settings())
+    right = torch.from_numpy(right_B)
+    return method_metrics(batch, compute(method, batch), method, {}, correct_B=right, truncated_B=right)
 
 
 def kappa_interval(

@@ -33,7 +33,7 @@ class Audit:
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     drawn: bool = True  # whether it has a figure
-    made_of: str = ""  # continues the title in a report, which may be of later steps or have it of other scores, too
+    title_suffix: str = ""  # in a report, which may have the audit of other steps or scores, too
 
 
 def write_audit(out: Path, audit: Audit) -> None:
@@ -41,7 +41,12 @@ def write_audit(out: Path, audit: Audit) -> None:
     if out.exists() and not (out / NUMBERS).is_file():
         raise DataError(f"{out} exists and holds no audit; choose another --out")
     numbers = plain(audit.numbers)
-    section = {"title": audit.title + audit.made_of, "note": audit.note, "heads": audit.columns, "rows": audit.rows}
+    section = {
+        "title": audit.title + audit.title_suffix,
+        "note": audit.note,
+        "heads": audit.columns,
+        "rows": audit.rows,
+    }
     record = {"format": FORMAT, "audit": audit.name, "title": audit.title, "numbers": numbers}
     with new_folder(out) as folder:
         for name, content in ((NUMBERS, record), ("section.json", section)):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from nemo_uecr.telemetry.run_folder import RunFolder, read_run
 from nemo_uecr.telemetry.sinks import STEPS, read_records
 
 Record = Mapping[str, Any]
+Fault = tuple[int, str]  # a step, and what is wrong with it
 
 
 def _check_metrics(steps: Sequence[Record], names: Sequence[str], run: str) -> None:
@@ -61,6 +61,55 @@ BATCH_NOTE = (
 )
 
 
+def batch_audit(run: Path, train: Path) -> Audit:
+    """Facts and faults of a run; its prompts are checked if the training data is on this machine."""
+    config = written_config(run / "config.yaml")
+    steps, cut_off = read_records(run / STEPS)  # in their order, with repeated steps
+    batches = read_run(run).batches
+    problems = _problem_ids(config, train)
+    filtered = ("response/truncated_share",) if config.rollout.overlong_filter else ()
+    _check_metrics(steps, (*FACTS, "response/length_mean", "reward/task_mean", *filtered), str(run))
+    last = steps[-1]
+    faults: list[Fault] = [
+        *([(last["step"] + 1, "the last line of the record is incomplete")] if cut_off else []),
+        *_sequence_faults([step["step"] for step in steps], config.train.steps),
+        *_missing_batches({step["step"] for step in steps} - batches.keys(), config.telemetry.save_batch_every),
+        *_count_faults(steps, config, problems),
+    ]
+    for number, path in batches.items():
+        record = next((step for step in steps if step["step"] == number), None)
+        faults += [(number, f"saved batch: {fault}") for fault in _batch_faults(number, path, record, config, problems)]
+    totals = {FACTS[name]: sum(step[name] for step in steps) for name in TOTALS}
+    totals |= {"steps": len(steps), "optimizer steps": last["count/optimizer_steps"]}
+    numbers: Numbers = {
+        "intended": _intended(config),
+        "steps": [step["step"] for step in steps],
+        "facts": {name: [step[name] for step in steps] for name in FACTS},
+        "truncated_share": [step.get("response/truncated_share") for step in steps],
+        "totals": totals,
+        "saved_batches_checked": len(batches),
+        "prompt_order_checked": problems is not None,
+        "faults": [{"step": step, "fault": text} for step, text in faults],
+    }
+    rows = [
+        *((name, _count(value)) for name, value in totals.items()),
+        ("saved batches checked", str(len(batches))),
+        ("prompts compared with the order of the data", "no" if problems is None else "yes"),
+        ("faults", str(len(faults))),
+        *((f"fault at step {step}", text) for step, text in faults),
+    ]
+    suffix = f", after step {last['step']}"
+    return Audit("batch", "Batch facts", BATCH_NOTE, numbers, ("fact", "value"), rows, title_suffix=suffix)
+
+
+def _problem_ids(config: Config | NemoConfig, train: Path) -> list[str] | None:
+    """Ids of the problems that the run drew from; None if this machine has not the data or the tokenizer."""
+    try:
+        return [problem.id for problem in _drawn_from(config, train)]
+    except (DataError, OSError):  # a run from another machine: the rest is still checked
+        return None
+
+
 def _drawn_from(config: Config | NemoConfig, train: Path) -> list[Problem]:
     """The training problems without those whose prompts are too long for the student's tokenizer."""
     problems = training_problems(config.data, train)
@@ -70,60 +119,19 @@ def _drawn_from(config: Config | NemoConfig, train: Path) -> list[Problem]:
     return [problems[place] for place in fitting_prompts(tokenizer, problems, config.data)]
 
 
-def batch_audit(run: Path, train: Path) -> Audit:
-    """Facts and faults of a run; its prompts are checked if the training data is on this machine."""
-    config, problems = written_config(run / "config.yaml"), None
-    steps, cut_off = read_records(run / STEPS)  # in their order, with repeated steps
-    batches = read_run(run).batches
-    with suppress(DataError, OSError):  # a run from another machine: the rest is still checked
-        problems = [each.id for each in _drawn_from(config, train)]
-    rollout, every = config.rollout, config.telemetry.save_batch_every
-    filtered = ("response/truncated_share",) if rollout.overlong_filter else ()
-    _check_metrics(steps, (*FACTS, "response/length_mean", "reward/task_mean", *filtered), str(run))
+def _intended(config: Config | NemoConfig) -> dict[str, int]:
+    """The configured counts of a step."""
+    rollout = config.rollout
     trajectories = rollout.prompts_per_step * rollout.responses_per_prompt
-    optimizer_steps = -(-trajectories // config.train.minibatch_responses)
-    faults = [(steps[-1]["step"] + 1, "the last line of the record is incomplete")] if cut_off else []
-    faults += _sequence_faults([step["step"] for step in steps], config.train.steps)
-    for number in sorted({step["step"] for step in steps} - batches.keys()):
-        if every and (number == 1 or number % every == 0):
-            faults.append((number, "saved batch: missing"))
-    for place, step in enumerate(steps):
-        faults += [
-            (step["step"], f"{FACTS[name]}: {_count(step[name])}, expected {_count(value)}")
-            for name, value in _expected(step, steps[:place], config, problems, optimizer_steps).items()
-            if step[name] != value
-        ]
-    for number, path in batches.items():
-        record = next((step for step in steps if step["step"] == number), None)
-        faults += [(number, f"saved batch: {fault}") for fault in _batch_faults(number, path, record, config, problems)]
-    numbers: Numbers = {
-        "intended": {
-            "prompts": rollout.prompts_per_step,
-            "responses_per_prompt": rollout.responses_per_prompt,
-            "trajectories": trajectories,
-            "optimizer_steps_per_step": optimizer_steps,
-        },
-        "steps": [step["step"] for step in steps],
-        "facts": {name: [step[name] for step in steps] for name in FACTS},
-        "truncated_share": [step.get("response/truncated_share") for step in steps],
-        "totals": {FACTS[name]: sum(step[name] for step in steps) for name in TOTALS}
-        | {"steps": len(steps), "optimizer steps": steps[-1]["count/optimizer_steps"]},
-        "saved_batches_checked": len(batches),
-        "prompt_order_checked": problems is not None,
-        "faults": [{"step": step, "fault": text} for step, text in faults],
+    return {
+        "prompts": rollout.prompts_per_step,
+        "responses_per_prompt": rollout.responses_per_prompt,
+        "trajectories": trajectories,
+        "optimizer_steps_per_step": -(-trajectories // config.train.minibatch_responses),  # rounded up
     }
-    rows = [
-        *((name, _count(value)) for name, value in numbers["totals"].items()),
-        ("saved batches checked", str(len(batches))),
-        ("prompts compared with the order of the data", "no" if problems is None else "yes"),
-        ("faults", str(len(faults))),
-        *((f"fault at step {step}", text) for step, text in faults),
-    ]
-    made_of = f", after step {steps[-1]['step']}"
-    return Audit("batch", "Batch facts", BATCH_NOTE, numbers, ("fact", "value"), rows, made_of=made_of)
 
 
-def _sequence_faults(numbers: Sequence[int], last_step: int) -> Iterator[tuple[int, str]]:
+def _sequence_faults(numbers: Sequence[int], last_step: int) -> Iterator[Fault]:
     for number, count in Counter(numbers).items():
         if count > 1:
             yield number, f"step {number} appears twice in the record"
@@ -132,35 +140,51 @@ def _sequence_faults(numbers: Sequence[int], last_step: int) -> Iterator[tuple[i
         yield missing[0], f"steps missing in the record: {len(missing)}, {missing[0]} first"
 
 
+def _missing_batches(unsaved: Collection[int], every: int) -> Iterator[Fault]:
+    """Steps without a saved batch though one was due: the first step's, and every so many steps'."""
+    for number in sorted(unsaved):
+        if every and (number == 1 or number % every == 0):
+            yield number, "saved batch: missing"
+
+
+def _count_faults(
+    steps: Sequence[Record], config: Config | NemoConfig, problems: Sequence[str] | None
+) -> Iterator[Fault]:
+    """Counts that are not those expected, step by step."""
+    for place, step in enumerate(steps):
+        for name, value in _expected(step, steps[:place], config, problems).items():
+            if step[name] != value:
+                yield step["step"], f"{FACTS[name]}: {_count(step[name])}, expected {_count(value)}"
+
+
 def _expected(
-    step: Record, before: Sequence[Record], config: Config, problems: Sequence[str] | None, optimizer_steps: int
+    step: Record, before: Sequence[Record], config: Config | NemoConfig, problems: Sequence[str] | None
 ) -> dict[str, int]:
-    rollout, number = config.rollout, step["step"]
-    prompts, generated = rollout.prompts_per_step, step["count/trajectories"]
-    filtered = step["response/truncated_share"] * generated if rollout.overlong_filter else 0
+    """A step's counts from the configuration, and from what the step and those before it recorded besides."""
+    number, generated, intended = step["step"], step["count/trajectories"], _intended(config)
     expected = {
-        "count/prompts": prompts,
-        "count/trajectories": prompts * rollout.responses_per_prompt,
+        "count/prompts": intended["prompts"],
+        "count/trajectories": intended["trajectories"],
         "count/rewarded": generated,
         "count/global_steps": number,
     }
     if problems is not None:
         expected["count/unique_prompts"] = len({*_drawn(number, config, problems)})
+    filtered = step["response/truncated_share"] * generated if config.rollout.overlong_filter else 0
     kept = step.get("advantage/trained_share")  # of a method that masks the loss
     if kept is None:
         expected["count/trained"] = round(generated - filtered)
     if not filtered:
-        expected["count/valid_tokens"] = round(
-            step["response/length_mean"] * generated * (1.0 if kept is None else kept)
-        )
+        tokens = step["response/length_mean"] * generated
+        expected["count/valid_tokens"] = round(tokens * (1.0 if kept is None else kept))
     done = next((each["count/optimizer_steps"] for each in reversed(before) if each["step"] == number - 1), None)
     if number == 1 or done is not None:
-        expected["count/optimizer_steps"] = (done or 0) + optimizer_steps
+        expected["count/optimizer_steps"] = (done or 0) + intended["optimizer_steps_per_step"]
     return expected
 
 
 def _batch_faults(
-    number: int, path: Path, record: Record | None, config: Config, problems: Sequence[str] | None
+    number: int, path: Path, record: Record | None, config: Config | NemoConfig, problems: Sequence[str] | None
 ) -> Iterator[str]:
     rollout, tensors = config.rollout, load_batch(path).tensors
     group, mask = tensors["group"].numpy(), tensors["mask"].bool().numpy()
@@ -185,7 +209,7 @@ def _batch_faults(
         yield "its problems are not those that seed and data give for this step"
 
 
-def _drawn(number: int, config: Config, problems: Sequence[str]) -> list[str]:
+def _drawn(number: int, config: Config | NemoConfig, problems: Sequence[str]) -> list[str]:
     """A step's problems by seed and data; one may repeat where a pass over the file ends and the next begins."""
     shape = {"problems": len(problems), "per_step": config.rollout.prompts_per_step, "step": number}
     return [problems[index] for index in step_indices(**shape, seed=config.run.seed, shuffle=config.data.shuffle)]
@@ -234,8 +258,8 @@ def efficiency_audit(runs: Sequence[RunFolder], baseline: str | None) -> Audit:
             "per_step": cost["training_s"] / cost["steps"] / (base["training_s"] / base["steps"]) - 1.0,
         }
     numbers: Numbers = {"baseline": baseline, "runs": costs}
-    made_of = f", after step {runs[0].last_step}"
-    return Audit("efficiency", "Efficiency", COST_NOTE, numbers, COST_COLUMNS, _cost_rows(costs), made_of=made_of)
+    suffix = f", after step {runs[0].last_step}"
+    return Audit("efficiency", "Efficiency", COST_NOTE, numbers, COST_COLUMNS, _cost_rows(costs), title_suffix=suffix)
 
 
 def _costs(run: RunFolder) -> Numbers:

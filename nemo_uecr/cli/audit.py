@@ -308,7 +308,7 @@ def _finish(audit: Audit, out: Path | None, source: Path) -> None:
     beside, name = source, audit.name
     if (source / PLAN).is_file():  # a run may have several folders of scores
         beside, scores = source.resolve().parent, source.resolve().name
-        audit, name = replace(audit, made_of=f", {scores}"), f"{name}-{scores}"
+        audit, name = replace(audit, title_suffix=f", {scores}"), f"{name}-{scores}"
     folder = beside / "audits" / name if out is None else out
     write_audit(folder, audit)
     say(audit.title, text_table(audit.columns, audit.rows), f"audit: {folder}")
