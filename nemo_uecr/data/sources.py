@@ -249,28 +249,43 @@ def _split_in(name: str) -> str | None:
 
 
 def _chosen(splits: Splits, choice: str, default: str, role: Role, name: str) -> list[Path]:
-    labels = sorted(splits)
-    if "*" in choice:
-        found = [label for label in splits if fnmatchcase(label, choice) or fnmatchcase(f"default/{label}", choice)]
-        if found:
-            log.info("%s: reads %s", name, ", ".join(found))
-            return [file for label in found for file in splits[label]]
-    part = choice or default
-    found = [label for label in splits if not part or f"/{part}/" in f"/{label}/"]
-    likely = (choice, f"{default}/{choice}", f"{part}/{role}", role)  # before other configurations'
-    only = [label for label in likely if label in found][:1]
-    only = only or [label for label in found if label.endswith(f"/{role}")] or found
-    parts = [label.split("/")[-1] for label in only]
-    held_out = role == "train" and all(split in HELD_OUT and split not in choice.split("/") for split in parts)
-    if len(only) == 1 and not held_out:
+    """The files of the one split that is meant, or of all that a pattern takes.
+
+    Training reads a held-out split only where the choice names it.
+    """
+    if "*" in choice and (labels := _matching(splits, choice)):
+        log.info("%s: reads %s", name, ", ".join(labels))
+        return [file for label in labels for file in splits[label]]
+    labels = _candidates(splits, choice, default, role)
+    ends = [label.split("/")[-1] for label in labels]
+    held_out = role == "train" and all(split in HELD_OUT and split not in choice.split("/") for split in ends)
+    if len(labels) == 1 and not held_out:
         if len(splits) > 1:
-            log.info("%s: reads %s, of %s", name, only[0], ", ".join(labels))
-        return splits[only[0]]
-    unclear = "only splits that are held out" if held_out else f"{len(only)} splits, and none is chosen"
-    what = unclear if found else f"no configuration or split {choice!r}"
-    example = next((label for label in only or labels if label.endswith(role)), labels[0])
-    listed = ", ".join(labels[:20]) + (f" and {len(labels) - 20} more" if len(labels) > 20 else "")
-    raise DataError(f"{name}: {what}; it has {listed}. Write which is meant, as in {name}:{example}")
+            log.info("%s: reads %s, of %s", name, labels[0], ", ".join(sorted(splits)))
+        return splits[labels[0]]
+    if not labels:
+        fault = f"no configuration or split {choice!r}"
+    elif held_out:
+        fault = "only splits that are held out"
+    else:
+        fault = f"{len(labels)} splits, and none is chosen"
+    known = sorted(splits)
+    example = next((label for label in labels or known if label.endswith(role)), known[0])
+    listed = ", ".join(known[:20]) + (f" and {len(known) - 20} more" if len(known) > 20 else "")
+    raise DataError(f"{name}: {fault}; it has {listed}. Write which is meant, as in {name}:{example}")
+
+
+def _matching(splits: Splits, pattern: str) -> list[str]:
+    """The labels that a pattern takes; it may name the configuration `default` that a label leaves out."""
+    return [label for label in splits if fnmatchcase(label, pattern) or fnmatchcase(f"default/{label}", pattern)]
+
+
+def _candidates(splits: Splits, choice: str, default: str, role: Role) -> list[str]:
+    """The labels that a choice, or the default configuration without one, may mean: one if it is clear."""
+    part = choice or default
+    within = [label for label in splits if not part or f"/{part}/" in f"/{label}/"]
+    exact = [label for label in (choice, f"{default}/{choice}", f"{part}/{role}", role) if label in within]
+    return exact[:1] or [label for label in within if label.endswith(f"/{role}")] or within
 
 
 # Rows.
