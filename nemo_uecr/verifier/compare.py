@@ -61,7 +61,7 @@ def judge_plain(given: str, expected: str) -> Verdict | None:
     return Verdict.CORRECT if words and ours.lower() == theirs.lower() else None
 
 
-def compare(given: str, expected: str) -> Verdict:
+def compare_answers(given: str, expected: str) -> Verdict:
     """Whether two answers are the same number, expression, set, interval or matrix; without a time limit."""
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     given, expected = (without_point(" ".join(text.split())) for text in (given, expected))
@@ -93,40 +93,63 @@ def _equivalent(given: str, expected: str) -> bool:
 
 def _opposed(given: str, expected: str) -> bool:
     """Whether conditions that both hold in one hold one at a time in the other."""
-    joined = [[join.search(text) is not None for join in (_OR, _AND)] for text in (given, expected)]
-    for both, other in zip(joined, (expected, given), strict=True):
-        if both == [False, True] and r"\cup" in other:
-            return True
-    if joined[0] == joined[1] or joined[0] != joined[1][::-1]:
+    either, both = ([joined.search(text) is not None for text in (given, expected)] for joined in (_OR, _AND))
+    only_either = [one and not all_ for one, all_ in zip(either, both, strict=True)]
+    only_both = [all_ and not one for one, all_ in zip(either, both, strict=True)]
+    if (only_both[0] and r"\cup" in expected) or (only_both[1] and r"\cup" in given):
+        return True
+    if not ((only_either[0] and only_both[1]) or (only_both[0] and only_either[1])):
         return False
     named = {part.partition("=")[0].strip() for part in top_level(spelled(expected), ",") if "=" in part}
     return len(named) > 1 or _CONDITION_SIGN.search(expected) is not None
 
 
 def _same_answer(given: str, expected: str, alternatives: bool) -> bool:
-    """Whether two spelled answers are the same; ``alternatives``: they were joined by "or", and make no point."""
-    name = _numbered(given) or _numbered(expected)
-    if name and f"{name}_" not in (expected if _numbered(given) else given):
-        own = re.compile(rf"^{name}(?:_\{{\d\}})?\s*=")
-        ours, theirs = ([own.sub("", part) for part in _listed(text)] for text in (given, expected))
-        return len(ours) == len(theirs) and all(map(_agree, ours, theirs))
-    sides = _either_side(expected)
-    if sides != {expected}:
-        return all(any(_equivalent(each, side) for side in sides) for each in _either_side(given))
-    if re.search(r"\+\s*C$", expected) and len(letters(expected)) == 2:  # the integral of a function of one variable
+    """Whether two spelled answers are the same; ``alternatives``: they were joined by "or", and make no point.
+
+    Each form of an answer is taken away in turn: numbered solutions, values beside their rounding, the constant of an
+    integral, unknowns of a point, the unknown of a set. An equation or single values are left.
+    """
+    if letter := _numbered_in_one(given, expected):
+        return _same_in_order(letter, given, expected)
+    values = _either_side(expected)
+    if values != {expected}:
+        return all(any(_equivalent(each, value) for value in values) for each in _either_side(given))
+    if _is_integral(expected):
         given = _CONSTANT.sub("C", given)
     if not alternatives:
         given, expected = _as_point(given, expected), _as_point(expected, given)
-    member, given = _membership(given)
-    other, expected = _membership(expected)
-    if member and other and member != other:
+    own_unknown, given = _membership(given)
+    unknown, expected = _membership(expected)
+    if own_unknown and unknown and own_unknown != unknown:
         return False
     if _is_equation(expected) and not _is_ordered(expected):
         return _same_equation(given, expected)
-    values = _values_of(given, expected)
-    return any(_agree(value, expected) for value in values) and all(
-        _agree(value, expected, computed=True) for value in values
+    sides = _values_of(given, expected)
+    # One side is the reference itself; the others may be computations that lead to it.
+    return any(_agree(side, expected) for side in sides) and all(
+        _agree(side, expected, computed=True) for side in sides
     )
+
+
+def _numbered_in_one(given: str, expected: str) -> str:
+    """The letter of solutions that one answer numbers, as in ``x_1=-2, x_2=3``, and the other does not; else ""."""
+    for text, other in ((given, expected), (expected, given)):
+        if letter := _numbered(text):
+            return "" if f"{letter}_" in other else letter
+    return ""
+
+
+def _same_in_order(letter: str, given: str, expected: str) -> bool:
+    """Whether two lists have the same values at the same places, with or without ``x=`` or ``x_1=`` before them."""
+    name = re.compile(rf"^{letter}(?:_\{{\d\}})?\s*=")
+    ours, theirs = ([name.sub("", part) for part in _listed(text)] for text in (given, expected))
+    return len(ours) == len(theirs) and all(map(_agree, ours, theirs))
+
+
+def _is_integral(expected: str) -> bool:
+    """Whether a function of one variable ends in a constant: ``x^2 + C``."""
+    return re.search(r"\+\s*C$", expected) is not None and len(letters(expected)) == 2
 
 
 def _same_equation(given: str, expected: str) -> bool:

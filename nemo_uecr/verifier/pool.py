@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 from nemo_uecr.errors import DependencyError
 from nemo_uecr.verifier import process
-from nemo_uecr.verifier.compare import compare, judge_plain
+from nemo_uecr.verifier.compare import compare_answers, judge_plain
 from nemo_uecr.verifier.extract import Checked, Verdict, final_answer, reference_answer
 from nemo_uecr.verifier.process import ChildProcess
 
@@ -123,8 +123,12 @@ def serve(pipe: Connection, time_limit: float) -> None:
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    compare(r"\frac{1}{2}", "0.5")
-    process.serve(pipe, "ready", lambda pair: compare(*pair).value, seconds=time_limit, timer=signal.ITIMER_PROF)
+    compare_answers(r"\frac{1}{2}", "0.5")
+
+    def verdict(pair: list[str]) -> str:
+        return compare_answers(*pair).value
+
+    process.serve(pipe, "ready", verdict, seconds=time_limit, timer=signal.ITIMER_PROF)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("math_verify")
 
-from nemo_uecr.verifier.compare import compare, judge_plain
+from nemo_uecr.verifier.compare import compare_answers, judge_plain
 from nemo_uecr.verifier.extract import Checked, Verdict
 from nemo_uecr.verifier.pool import check_response, judge
 
@@ -94,9 +94,9 @@ SLOW = [
 
 @pytest.mark.parametrize(("answer", "reference"), SLOW, ids=lambda text: text[:12])
 def test_what_is_refused_cheaply_takes_no_two_seconds(answer: str, reference: str) -> None:
-    compare("1/2", r"\frac{1}{2}")  # imports what it needs
+    compare_answers("1/2", r"\frac{1}{2}")  # imports what it needs
     began = time.process_time()
-    assert (judge_plain(answer, reference) or compare(answer, reference)) is Verdict.WRONG
+    assert (judge_plain(answer, reference) or compare_answers(answer, reference)) is Verdict.WRONG
     assert time.process_time() - began < 2.0
 
 
