@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nemo_uecr.audit.store import Responses, ScoreFolder, Tokens
+from nemo_uecr.audit.store import CheckpointTokens, Responses, ScoreFolder
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 from nemo_uecr.stats import Array
@@ -126,7 +126,7 @@ def checkpoint_counts(responses: Responses, nonfinite_B: Array, step: int) -> di
     }
 
 
-def scored_batch(scores: ScoreFolder, tokens: Tokens, rows: Array) -> ScoredBatch:
+def scored_batch(scores: ScoreFolder, tokens: CheckpointTokens, rows: Array) -> ScoredBatch:
     """The float64 record of whole groups, given by their rows in ``tokens``."""
     spans = [tokens.span(int(row)) for row in rows]
     own = tokens.rows[rows]

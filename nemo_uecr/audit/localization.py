@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import torch
 from nemo_uecr.audit.groups import rows_of, scored_batch, seeded
 from nemo_uecr.audit.judging import INVALID, VALID, Labels, is_reasoning_free, segment, token_steps, write_steps
 from nemo_uecr.audit.output import Audit, Numbers, shown, tracked
-from nemo_uecr.audit.store import STUDENT, ScoreFolder, Tokens
+from nemo_uecr.audit.store import STUDENT, CheckpointTokens, ScoreFolder
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.core.record import ScoredBatch
@@ -60,25 +61,23 @@ def localization_audit(
     own = np.asarray(judged.rows)
     names = [scores.responses.ids[row] for row in tokens.rows[own]]
     _, problem_B = np.unique(scores.responses.problem_B[tokens.rows], return_inverse=True)
-    sampler, problem_I = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed), problem_B[own]
+    sampler = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
+    mean = partial(_mean, sampler=sampler, problem_I=problem_B[own])
     batch = scored_batch(scores, tokens, own)
     weights = {
         "PUU": [np.ones(len(valid_N)) for valid_N in judged.valid],
         "no entropy": _weights(batch, "ecr_no_entropy", uecr),
         "full ECR": _weights(batch, "uecr", uecr),
     }
-    streams, shuffled = [seeded(seed, name) for name in names], []
-    for _ in tracked(range(shuffles), "shuffles"):
-        shuffled.append(_gaps(_weights(_permuted(batch, streams), "uecr", uecr), judged.invalid, judged.valid))
-    shuffled_SI = np.stack(shuffled)
     gaps = {name: _gaps(weight, judged.invalid, judged.valid) for name, weight in weights.items()}
+    shuffled_SI = _shuffled_gaps(batch, judged, uecr, [seeded(seed, name) for name in names], shuffles)
     variants: dict[str, Numbers] = {
-        name: {"gap": _mean(gap_I, sampler, problem_I), "positive": _mean(gap_I > 0, sampler, problem_I)}
+        name: {"gap": mean(gap_I), "positive": mean(gap_I > 0)}
         for name, gap_I in {**gaps, "shuffled, mean": shuffled_SI.mean(axis=0)}.items()
     }
     for name, weight in weights.items():
         variants[name] |= {
-            "first_error": _mean(_gaps(weight, judged.first_error, judged.valid_before), sampler, problem_I),
+            "first_error": mean(_gaps(weight, judged.first_error, judged.valid_before)),
             "budget_error": max(abs(float(w_N.mean()) - 1.0) for w_N in weight),
         }
     numbers: Numbers = {
@@ -89,18 +88,31 @@ def localization_audit(
         "scores": scores.provenance(),
         "selection": {**selection, "candidates": len(rows), **counts, "eligible": len(names)},
         "variants": variants,
-        "shuffles": position(shuffled_SI.mean(axis=1), float(variants["full ECR"]["gap"]["value"])),
-        "responses": [
-            {
-                "response": name,
-                "invalid_tokens": int(judged.invalid[place].sum()),
-                "valid_tokens": int(judged.valid[place].sum()),
-                "gap": {variant: float(gap_I[place]) for variant, gap_I in gaps.items()},
-            }
-            for place, name in enumerate(names)
-        ],
+        "shuffles": rank_among(shuffled_SI.mean(axis=1), float(variants["full ECR"]["gap"]["value"])),
+        "responses": _by_response(names, judged, gaps),
     }  # fmt: skip
     return Audit("localization", "ECR credit localization", NOTE, numbers, COLUMNS, _rows(variants))
+
+
+def _shuffled_gaps(
+    batch: ScoredBatch, judged: Judged, uecr: Uecr, streams: Sequence[np.random.Generator], shuffles: int
+) -> Array:
+    """[S, I] gaps of full ECR with the teacher's entropies permuted within every response, each by its own stream."""
+    permuted = (_permuted(batch, streams) for _ in tracked(range(shuffles), "shuffles"))
+    return np.stack([_gaps(_weights(each, "uecr", uecr), judged.invalid, judged.valid) for each in permuted])
+
+
+def _by_response(names: Sequence[str], judged: Judged, gaps: Mapping[str, Array]) -> list[Numbers]:
+    """Every response with its numbers of tokens and its gap in each variant."""
+    return [
+        {
+            "response": name,
+            "invalid_tokens": int(judged.invalid[place].sum()),
+            "valid_tokens": int(judged.valid[place].sum()),
+            "gap": {variant: float(gap_I[place]) for variant, gap_I in gaps.items()},
+        }
+        for place, name in enumerate(names)
+    ]
 
 
 def _weights(batch: ScoredBatch, method: str, uecr: Uecr) -> list[Array]:
@@ -129,12 +141,13 @@ def _gaps(weights: Sequence[Array], above: Sequence[Array], below: Sequence[Arra
     return gaps
 
 
-def _mean(value_I: Array, sampler: ClusterBootstrap, problem_I: Array) -> Share:
+def _mean(value_I: Array, *, sampler: ClusterBootstrap, problem_I: Array) -> Share:
+    """Mean over the responses that have a value, with its interval over problems."""
     return sampler.mean(value_I, np.isfinite(value_I), problem_I)
 
 
-def position(gap_S: Array, full: float) -> Numbers:
-    """The rank of the original positions among the shuffles, and its permutation p-value."""
+def rank_among(gap_S: Array, full: float) -> Numbers:
+    """How many shuffles have at least the gap of the entropies in their own places, and the permutation p-value."""
     above = int((gap_S >= full).sum())
     return {"gap": gap_S, "mean": gap_S.mean(), "at_least_full": above, "p": (above + 1) / (len(gap_S) + 1)}
 
@@ -143,7 +156,7 @@ def position(gap_S: Array, full: float) -> Numbers:
 
 
 class Judged(NamedTuple):
-    """Responses with both kinds of steps: their rows in `Tokens`, and a mask of each one's tokens of every kind."""
+    """Responses with both kinds of steps: rows in `CheckpointTokens`, and masks of their tokens of every kind."""
 
     rows: Sequence[int]
     invalid: Sequence[Array]
@@ -152,7 +165,7 @@ class Judged(NamedTuple):
     valid_before: Sequence[Array]
 
 
-def candidates(scores: ScoreFolder, tokens: Tokens) -> tuple[Array, dict[str, int]]:
+def candidates(scores: ScoreFolder, tokens: CheckpointTokens) -> tuple[Array, dict[str, int]]:
     """Incorrect responses of mixed groups of eight, whose A^task|U is negative, except reasoning-free ones.
 
     Returns their rows in ``tokens``, and the counts of the selection.
@@ -183,7 +196,7 @@ def write_candidates(scores: ScoreFolder, folder: Path, *, checkpoint: int, limi
 
 
 def _judged_responses(
-    scores: ScoreFolder, tokens: Tokens, rows: Array, labels: Mapping[str, Labels], tokenizer: Any
+    scores: ScoreFolder, tokens: CheckpointTokens, rows: Array, labels: Mapping[str, Labels], tokenizer: Any
 ) -> tuple[Judged, dict[str, int]]:
     """The labelled candidates with tokens in both kinds of steps, and the counts of judged and excluded ones."""
     texts = scores.column("response")

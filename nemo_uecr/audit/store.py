@@ -29,8 +29,8 @@ CPU = torch.device("cpu")
 
 FORMAT = "nemo_uecr.scores/4"
 PLAN = "scores.json"
-#: Key of the plan with the names of all requested responses.
-REQUESTED = "asked"
+#: Key in the plan: ids of all responses that were asked for.
+ASKED_IDS = "asked"
 #: Keys of the plan that later calls extend; the first call fixes all others.
 APPEND_ONLY = ("students", "sources")
 #: Columns with one value per response that every audit reads.
@@ -83,7 +83,7 @@ class Responses:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class CheckpointTokens:
     """Token scores of one checkpoint's responses in flat lists, with the log-probabilities of one anchor."""
 
     rows: Array  # [b] index of each response in `Responses`
@@ -117,7 +117,7 @@ class ScoreFolder:
     plan: dict[str, Any]
     responses: Responses
 
-    def tokens(self, anchor: str, checkpoint: int) -> Tokens:
+    def tokens(self, anchor: str, checkpoint: int) -> CheckpointTokens:
         """The tokens of one checkpoint's responses, with the log-probabilities of one anchor."""
         anchors, steps = self.plan["anchors"], self.responses.checkpoints
         if anchor not in anchors:
@@ -132,7 +132,7 @@ class ScoreFolder:
         table = _read(part_paths(self.folder), (*TOKENS, ANCHOR + anchor), checkpoint)
         lengths = compute.list_value_length(table["token_ids"]).to_numpy()
         values = [torch.tensor(compute.list_flatten(column).to_numpy()) for column in table.columns]
-        return Tokens(np.flatnonzero(self.responses.checkpoint_B == checkpoint), _offsets(lengths), *values)
+        return CheckpointTokens(np.flatnonzero(self.responses.checkpoint_B == checkpoint), _offsets(lengths), *values)
 
     def column(self, name: str) -> list[Any]:
         """One column of the responses as Python values, for example ``response``."""
@@ -142,7 +142,7 @@ class ScoreFolder:
         """What was scored and how, for the numbers of an audit."""
         responses = self.responses
         return {
-            "plan": {key: value for key, value in self.plan.items() if key not in ("format", REQUESTED)},
+            "plan": {key: value for key, value in self.plan.items() if key not in ("format", ASKED_IDS)},
             "responses": len(responses.ids),
             "groups": int(responses.group_B.max()) + 1,
             "problems": int(responses.problem_B.max()) + 1,
@@ -158,9 +158,9 @@ def read_scores(folder: Path) -> ScoreFolder:
     """Read a finished folder of scores; its tokens are read on demand."""
     plan, paths = _read_plan(folder), part_paths(folder)
     column = _read(paths, list(TABLE)).to_pydict() if paths else {"id": []}
-    if sorted(column["id"]) != plan[REQUESTED]:  # the numbers of some would look like those of all
+    if sorted(column["id"]) != plan[ASKED_IDS]:  # the numbers of some would look like those of all
         raise DataError(
-            f"{folder} has {len(column['id'])} of {len(plan[REQUESTED])} responses: `nemo-uecr score` was interrupted, "
+            f"{folder} has {len(column['id'])} of {len(plan[ASKED_IDS])} responses: `nemo-uecr score` was interrupted, "
             "or a part is gone; run the same command again to finish it"
         )
     problems = tuple(map("/".join, zip(column["benchmark"], column["problem"], strict=True)))
@@ -209,7 +209,7 @@ def _read(parts: Sequence[Path], columns: Sequence[str], checkpoint: int | None 
 
 def joined_plan(folder: Path, plan: Mapping[str, Any], ids: Set[str]) -> tuple[dict[str, Any], set[str]]:
     """The folder's plan extended by a call for these responses, and the names of the scored ones."""
-    joined = {"format": FORMAT, **plan, REQUESTED: sorted(ids)}
+    joined = {"format": FORMAT, **plan, ASKED_IDS: sorted(ids)}
     paths = part_paths(folder)
     if not paths:
         return joined, set()
@@ -219,7 +219,7 @@ def joined_plan(folder: Path, plan: Mapping[str, Any], ids: Set[str]) -> tuple[d
         joined[key] = {**known, **own} if key in APPEND_ONLY else own
         if {**joined[key], **known} != joined[key] if key in APPEND_ONLY else own != known:
             raise RunFolderError(f"{folder} was scored with {key}={known!r}, not {own!r}; choose another --out")
-    return joined | {REQUESTED: sorted({*written[REQUESTED], *ids})}, set(_read(paths, ["id"])["id"].to_pylist())
+    return joined | {ASKED_IDS: sorted({*written[ASKED_IDS], *ids})}, set(_read(paths, ["id"])["id"].to_pylist())
 
 
 def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from nemo_uecr.audit.advice import FLOOR
 from nemo_uecr.audit.groups import rows_of
 from nemo_uecr.audit.output import Audit, Numbers, shown, tracked
-from nemo_uecr.audit.store import STUDENT, ScoreFolder, Tokens
+from nemo_uecr.audit.store import STUDENT, CheckpointTokens, ScoreFolder
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.core import GAP_CLIP
 from nemo_uecr.core.record import ScoredBatch
@@ -109,7 +109,7 @@ def _reference(scores: ScoreFolder, limit: int | None) -> tuple[Sequences, Refer
     from nemo_uecr.audit.score import sequences_of
 
     prompt_ids: list[list[int]] = scores.column("prompt_ids")
-    spans: list[tuple[int, Tokens, slice]] = []
+    spans: list[tuple[int, CheckpointTokens, slice]] = []
     for step in scores.responses.checkpoints:
         if limit is not None and len(spans) >= limit:
             break

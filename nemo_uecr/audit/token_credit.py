@@ -13,7 +13,7 @@ import torch
 
 from nemo_uecr.audit.groups import rows_of, scored_batch
 from nemo_uecr.audit.output import Audit, Numbers, percent, tracked
-from nemo_uecr.audit.store import STUDENT, ScoreFolder, Tokens
+from nemo_uecr.audit.store import STUDENT, CheckpointTokens, ScoreFolder
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr
@@ -82,7 +82,7 @@ def token_credit_audit(scores: ScoreFolder, uecr: Uecr, *, checkpoint: int | Non
     return Audit("token-credit", "Token credit", NOTE, numbers, COLUMNS, _rows(numbers))
 
 
-def _entropy(scores: ScoreFolder, tokens: Tokens) -> Array:
+def _entropy(scores: ScoreFolder, tokens: CheckpointTokens) -> Array:
     scored = torch.stack([tokens.teacher_entropy, tokens.teacher_logp, tokens.anchor_logp]).isfinite().all(dim=0)
     if not scored.all():
         name = scores.responses.ids[tokens.rows[tokens.row_N[int(scored.int().argmin())]]]
@@ -120,7 +120,7 @@ def _last(estimates: Mapping[str, Mapping[str, Array]]) -> Numbers:
     return {way: {key: float(value[-1]) for key, value in each.items()} for way, each in estimates.items()}
 
 
-def _weights(scores: ScoreFolder, tokens: Tokens, uecr: Uecr, strata: Strata) -> Numbers:
+def _weights(scores: ScoreFolder, tokens: CheckpointTokens, uecr: Uecr, strata: Strata) -> Numbers:
     """``B_i = sum_t m w / sum_t m`` in float64, over responses with a non-zero verifier advantage, by method."""
     scores.responses.verified_rewards()
     budgets = {name: np.ones(len(tokens.rows)) for name in WEIGHTS}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from nemo_uecr.audit.judging import Labels
-from nemo_uecr.audit.localization import candidates, localization_audit, position, write_candidates
+from nemo_uecr.audit.localization import candidates, localization_audit, rank_among, write_candidates
 from nemo_uecr.audit.store import ScoreFolder
 from nemo_uecr.core.methods.uecr import Uecr
 from tests.audit.made import FAILED, TOKENIZER, Made, failed_groups, write_scores
@@ -103,7 +103,7 @@ def test_planted_positions_are_found(planted: ScoreFolder) -> None:
     full, shuffles = numbers["variants"]["full ECR"], numbers["shuffles"]
     assert full["positive"]["value"] == 1.0
     assert (shuffles["at_least_full"], shuffles["p"]) == (0, 1 / 101)
-    equal = position(np.asarray([0.1, 0.2, 0.3]), 0.2)  # an equal shuffle counts: p = (2 + 1) / (3 + 1)
+    equal = rank_among(np.asarray([0.1, 0.2, 0.3]), 0.2)  # an equal shuffle counts: p = (2 + 1) / (3 + 1)
     assert (equal["at_least_full"], equal["p"]) == (2, 0.75)
     assert full["gap"]["value"] > max(shuffles["gap"])
     assert len(shuffles["gap"]) == 100
