@@ -22,7 +22,7 @@ import transformers
 from nemo_uecr.cli.common import write_json
 from nemo_uecr.generation import decode as loop
 from nemo_uecr.generation.decode import Mode, decode
-from nemo_uecr.generation.engines import Decoding, Tokens
+from nemo_uecr.generation.engines import Decoding, ModelTokens
 from nemo_uecr.local.token_model import TokenModel, load_model
 
 #: Temperature, top-p, top-k.
@@ -53,7 +53,7 @@ def by_hugging_face(model: TokenModel, prompts: list[tuple[int, ...]], count: in
 def measure(model: TokenModel, *, batch: int, width: int, count: int) -> list[dict[str, Any]]:
     """One row per padding, mode and manner of drawing."""
     generator, rows = torch.Generator().manual_seed(0), []
-    endless = Tokens(model.tokenizer, frozenset())
+    endless = ModelTokens(model.tokenizer, frozenset())
     modes = [mode for mode in get_args(Mode) if mode != "graph" or model.device.type == "cuda"]
     for padded in (False, True):
         lengths = [width - (row % 8 if padded else 0) for row in range(batch)]

@@ -59,10 +59,10 @@ class Labels(BaseModel):
     first_error: int | None = None
 
 
-Verdict = TypeVar("Verdict", Preference, Labels)
+Judgement = TypeVar("Judgement", Preference, Labels)
 
 
-def _verdicts(verdicts: Path, key: Path, kind: type[Verdict]) -> Iterator[tuple[str, Verdict, Row]]:
+def _verdicts(verdicts: Path, key: Path, kind: type[Judgement]) -> Iterator[tuple[str, Judgement, Row]]:
     """Location, verdict and key row of each line of a judge's file; items without a verdict are left out."""
     known = {next(iter(row.values())): row for row in map(json.loads, key.read_text(encoding="utf-8").splitlines())}
     for place, row in checked_lines(verdicts, kind):

@@ -18,9 +18,9 @@ from nemo_uecr.data.batch_file import load_batch, saved_texts
 from nemo_uecr.data.problems import Problem, checked_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import SETTINGS
-from nemo_uecr.evaluation.samples import SAMPLES, Sample, read_samples
+from nemo_uecr.evaluation.samples import SAMPLES, EvaluationSample, read_samples
 from nemo_uecr.files import read_object
-from nemo_uecr.generation.engines import ChatSettings, Tokens
+from nemo_uecr.generation.engines import ChatSettings, ModelTokens
 from nemo_uecr.generation.models import fitting_prompts
 from nemo_uecr.generation.trained import check_trained
 from nemo_uecr.verifier.pool import check_response
@@ -50,7 +50,7 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Source:
+class RolloutSource:
     """Responses with the models that generated and guided them, if the source names them."""
 
     rollouts: list[Rollout]
@@ -75,7 +75,7 @@ def _rollout(step: int, prompt: Encode, *, part: str | None = None, **row: Any) 
 # A run
 
 
-def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source:
+def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> RolloutSource:
     """Responses of a run of `local`: of its evaluations or its saved training batches, at ``steps`` or at all."""
     config = written_config(run / "config.yaml")
     pattern = {"evaluations": "evaluations/step-*.jsonl", "batches": "batches/step-*.safetensors"}[take]
@@ -105,7 +105,7 @@ def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Source
         return str(path)
 
     teacher = config.teacher.model_name if isinstance(config.teacher, TeacherConfig) else None
-    return Source(rollouts, student_of, teacher, files)
+    return RolloutSource(rollouts, student_of, teacher, files)
 
 
 def _batch_of_run(path: Path, step: int, config: Config) -> list[Rollout]:
@@ -142,7 +142,7 @@ def _training_prompt(text: Mapping[str, Any], config: Config) -> Encode:
 # An evaluation
 
 
-def evaluation_source(folder: Path, *, step: int | None) -> Source:
+def evaluation_source(folder: Path, *, step: int | None) -> RolloutSource:
     """Responses of one model's folder of `nemo-uecr evaluate`; the default step is the one in the model's name."""
     settings = read_object(folder / SETTINGS)
     model, chat = str(settings["model"]["name"]), ChatSettings(**settings["chat"])
@@ -152,14 +152,14 @@ def evaluation_source(folder: Path, *, step: int | None) -> Source:
             f"{folder} evaluates {model!r}, whose name has no step; give it as STEP={folder}, 0 if untrained"
         )
 
-    def prompt(sample: Sample) -> Encode:
-        return lambda tokenizer: Tokens(tokenizer, frozenset()).prompt(_problem(vars(sample)), chat)
+    def prompt(sample: EvaluationSample) -> Encode:
+        return lambda tokenizer: ModelTokens(tokenizer, frozenset()).prompt(_problem(vars(sample)), chat)
 
     rollouts = [_evaluated(each, checkpoint, prompt(each)) for each in read_samples(folder / SAMPLES)]
-    return Source(rollouts, lambda _: model, None, [folder / SAMPLES])
+    return RolloutSource(rollouts, lambda _: model, None, [folder / SAMPLES])
 
 
-def _evaluated(sample: Sample, step: int, prompt: Encode) -> Rollout:
+def _evaluated(sample: EvaluationSample, step: int, prompt: Encode) -> Rollout:
     kept = ("benchmark", "problem", "sample", "question", "answer", "response", "reward", "truncated")
     ids = None if sample.token_ids is None else tuple(sample.token_ids)
     return _rollout(step, prompt, token_ids=ids, **{name: getattr(sample, name) for name in kept})
@@ -204,7 +204,7 @@ class _Row(BaseModel):
         return self.prompt_ids or list(tokenizer(self.prompt, add_special_tokens=False)["input_ids"])
 
 
-def jsonl_source(path: Path, *, step: int | None) -> Source:
+def jsonl_source(path: Path, *, step: int | None) -> RolloutSource:
     """Responses of a JSONL file with ``problem``, ``response``, ``prompt`` (the input text) or ``prompt_ids``.
 
     Each row needs ``checkpoint`` unless ``step`` is given. A row with ``answer`` and no ``reward`` is verified.
@@ -223,13 +223,13 @@ def jsonl_source(path: Path, *, step: int | None) -> Source:
         if row.reward is None and row.answer is not None:
             own["reward"] = check_response(row.response, row.answer).reward
         rollouts.append(_rollout(checkpoint, row.encode, part=row.group, **own))
-    return Source(rollouts, None, None, [path])
+    return RolloutSource(rollouts, None, None, [path])
 
 
 # Sources on the command line
 
 
-def source_of(text: str, *, take: Take, steps: frozenset[int] | None) -> Source:
+def source_of(text: str, *, take: Take, steps: frozenset[int] | None) -> RolloutSource:
     """Responses of a run, an evaluation or a JSONL file by its path; the latter two also as ``STEP=PATH``."""
     number, equals, name = text.partition("=")
     step, path = (int(number), Path(name)) if equals and number.isdecimal() else (None, Path(text))
@@ -244,7 +244,9 @@ def source_of(text: str, *, take: Take, steps: frozenset[int] | None) -> Source:
     raise DataError(f"{path} is no run folder, evaluation folder or file; expected responses to score")
 
 
-def students_of(sources: Sequence[Source], given: str | None, resolve: Callable[[str], str]) -> Callable[[int], str]:
+def students_of(
+    sources: Sequence[RolloutSource], given: str | None, resolve: Callable[[str], str]
+) -> Callable[[int], str]:
     """The model that generated the responses of a checkpoint: ``given`` with its step, or the sources' own."""
     if given is not None:
         try:

@@ -41,7 +41,7 @@ Words = Annotated[
     tuple[str, ...],
     Parameter(name="--set", help="Settings of the method as `key=value`: alpha=1 rho=.5 sample_std=true."),
 ]
-Numbers = Annotated[tuple[int, ...], Parameter(converter=_numbers, n_tokens=1, consume_multiple=False)]
+Steps = Annotated[tuple[int, ...], Parameter(converter=_numbers, n_tokens=1, consume_multiple=False)]
 AtLeastOne = types.PositiveInt
 Seed = types.NonNegativeInt
 

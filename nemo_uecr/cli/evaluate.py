@@ -171,8 +171,8 @@ def _placed(given: Sequence[str], find: Callable[[str], str]) -> list[str]:
     return [f"{name}{sign}{find(place)}" for name, sign, place in (text.rpartition("=") for text in given)]
 
 
-@app.command
-def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
+@app.command(name="compare")
+def compare_evaluations(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
     """Compare two evaluations on the same problems, paired: second minus first, with interval and p-values.
 
     Args:
@@ -180,10 +180,9 @@ def compare(first: Path, second: Path, /, *, seed: Seed = 42) -> None:
         second: The other evaluation.
         seed: Seed of the sign changes.
     """
-    from nemo_uecr.evaluation.compare import compare as differences
-    from nemo_uecr.evaluation.compare import lines_of
+    from nemo_uecr.evaluation.compare import differences_of, lines_of
 
-    say(f"{second} minus {first}, percent", *lines_of(differences(first, second, seed=seed)))
+    say(f"{second} minus {first}, percent", *lines_of(differences_of(first, second, seed=seed)))
 
 
 @app.command

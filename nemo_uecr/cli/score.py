@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Numbers, Override, family, refuse_input, say, write_json
+from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, Steps, family, refuse_input, say, write_json
 from nemo_uecr.errors import DataError, require_extra
 from nemo_uecr.paths import resolve_path
 
@@ -23,7 +23,7 @@ def score(
     student: str | None = None,
     anchor: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
     take: Literal["evaluations", "batches"] = "evaluations",
-    steps: Numbers | None = None,
+    steps: Steps | None = None,
     max_length: AtLeastOne | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -130,8 +130,8 @@ def teacher_score(config: ConfigFile, /, *overrides: Override, batch: Path, out:
     say(f"{batch} scored by {loaded.teacher.model_name} in {precision}: {out}")
 
 
-@teacher.command
-def compare(first: Path, second: Path, /, *, json: Json = None) -> None:
+@teacher.command(name="compare")
+def compare_scores(first: Path, second: Path, /, *, json: Json = None) -> None:
     """Compare a teacher's scores with FP8 or another layout: gap, entropy and advantages, token by token.
 
     Args:

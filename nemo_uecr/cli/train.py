@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from nemo_uecr.cli.common import ConfigFile, Numbers, Override, say
+from nemo_uecr.cli.common import ConfigFile, Override, Steps, say
 from nemo_uecr.errors import InvariantError, require_extra
 from nemo_uecr.stopping import StopRequest, listening
 
@@ -134,7 +134,7 @@ def with_free_folder(overrides: Sequence[str]) -> list[str]:
 
 
 def smoke(
-    config: ConfigFile, /, *overrides: Override, steps: Annotated[Numbers, Parameter(help="Steps of each run: 1,5,10.")]
+    config: ConfigFile, /, *overrides: Override, steps: Annotated[Steps, Parameter(help="Steps of each run: 1,5,10.")]
 ) -> None:
     """Train for a few steps with every check on, before a long run.
 

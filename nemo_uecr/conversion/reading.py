@@ -44,7 +44,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
-class Source:
+class Checkpoint:
     """The input of a conversion."""
 
     kind: str
@@ -53,7 +53,7 @@ class Source:
     tokenizer: Path | None  # of the training; None: the model's
 
 
-def find_source(ckpt: Path) -> Source:
+def find_source(ckpt: Path) -> Checkpoint:
     """Recognise a checkpoint; refuse an incomplete one."""
     if not ckpt.is_dir():
         raise CheckpointError(f"{ckpt}: no such folder; expected a checkpoint")
@@ -65,7 +65,7 @@ def find_source(ckpt: Path) -> Source:
     if (ckpt / TRACKER).is_file() or any(ITERATION.fullmatch(path.name) for path in ckpt.iterdir()):
         return _megatron(newest_iteration(ckpt), ckpt)
     if (ckpt / "config.json").is_file():
-        return Source(HUGGINGFACE, ckpt, str(ckpt), ckpt)
+        return Checkpoint(HUGGINGFACE, ckpt, str(ckpt), ckpt)
     raise CheckpointError(
         f"{ckpt}: no checkpoint; expected a Megatron folder (iter_0000000, or the one above), a step_N that NeMo-RL "
         "saved, or a Hugging Face model (config.json)"
@@ -89,13 +89,13 @@ def newest_iteration(folder: Path) -> Path:
     return numbered[max(numbered)]
 
 
-def _megatron(weights: Path, beside: Path) -> Source:
+def _megatron(weights: Path, beside: Path) -> Checkpoint:
     assets = beside / ASSETS
     known = assets if (assets / "config.json").is_file() else None
-    return Source(MEGATRON, weights, None if known is None else str(known), known)
+    return Checkpoint(MEGATRON, weights, None if known is None else str(known), known)
 
 
-def _nemo_rl_step(step: Path) -> Source:
+def _nemo_rl_step(step: Path) -> Checkpoint:
     if step.resolve().name.startswith(("tmp_", "old_")):
         raise CheckpointError(f"{step}: NeMo-RL had not finished this step; convert a folder named step_N")
     for part in STEP_PARTS:
@@ -105,7 +105,7 @@ def _nemo_rl_step(step: Path) -> Source:
     if not policy.get("model_name"):
         raise CheckpointError(f"{step / 'config.yaml'}: no policy.model_name; expected NeMo-RL's configuration")
     weights = newest_iteration(step / "policy" / "weights")
-    return Source(MEGATRON, weights, policy["model_name"], step / "policy" / "tokenizer")
+    return Checkpoint(MEGATRON, weights, policy["model_name"], step / "policy" / "tokenizer")
 
 
 def _yaml(path: Path) -> dict[str, Any]:

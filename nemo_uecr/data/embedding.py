@@ -100,8 +100,8 @@ def screen_by_embedding(folder: Path, *, model: str, hold_at: float) -> tuple[Ma
     if before is not None and asked.items() <= before.items():  # a call killed at its very end had done its work
         return manifest, 0
     # Progress belongs to these rows and this model: the targets' vectors identify the weights.
-    made_of = f"{digest}:{model}:{file_sha256(folder / KEPT)}:{SHARD_ROWS}"
-    progress = folder / PROGRESS / hashlib.sha256(made_of.encode()).hexdigest()[:16]
+    progress_key = f"{digest}:{model}:{file_sha256(folder / KEPT)}:{SHARD_ROWS}"
+    progress = folder / PROGRESS / hashlib.sha256(progress_key.encode()).hexdigest()[:16]
     nearest, embedded = _nearest(folder, progress, encoder, vectors_QH)
     findings = {
         row: [{"method": "embedding", "score": round(score, 4)} | {key: targets[target][key] for key in KEYS}]

@@ -59,7 +59,7 @@ SENTENCE = re.compile(
     re.IGNORECASE,
 )
 
-Line = TypeVar("Line")
+Parsed = TypeVar("Parsed")
 Turn = dict[str, str]
 
 
@@ -467,7 +467,7 @@ def _plain(value: object) -> object:
 # JSONL of our own.
 
 
-def checked_lines(path: Path, kind: type[Line]) -> Iterator[tuple[str, Line]]:
+def checked_lines(path: Path, kind: type[Parsed]) -> Iterator[tuple[str, Parsed]]:
     """Place and content of each line of a JSONL file, as pydantic reads it."""
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected JSONL")

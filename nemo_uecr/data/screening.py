@@ -81,7 +81,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Finding:
+class BenchmarkMatch:
     """A row that is, or may be, a benchmark problem."""
 
     method: str  # exact, ngram or words
@@ -181,22 +181,22 @@ class Screen:
         words = [text.words for text in texts]
         self._ngrams, self._words = NgramIndex(words, order=int(RULES["order"])), WordIndex(words)
 
-    def find(self, text: Text) -> Finding | None:
+    def find(self, text: Text) -> BenchmarkMatch | None:
         """The strongest finding on a text; None for a clean one."""
         if not self._targets:
             return None
         index = self._keys.get(text.key, self._tight.get(text.tight))
         if index is not None:
-            return self._finding("exact", (1.0, index), certain=True)
+            return self._match("exact", (1.0, index), certain=True)
         ngrams = self._ngrams.nearest(text.words)
         if ngrams is not None and ngrams[0] >= RULES["hold_ngrams"]:
             # A fragment shorter than one n-gram is too little to remove a row for without a look.
             certain = ngrams[0] >= RULES["remove_ngrams"] and len(text.words) >= RULES["order"]
-            return self._finding("ngram", ngrams, certain=certain)
+            return self._match("ngram", ngrams, certain=certain)
         rare = self._words.nearest(text.words) if len(text.words) >= LEAST_WORDS else None
         if rare is not None and rare[0] >= RULES["hold_words"]:
-            return self._finding("words", rare, certain=False)
+            return self._match("words", rare, certain=False)
         return None
 
-    def _finding(self, method: str, match: tuple[float, int], *, certain: bool) -> Finding:
-        return Finding(method, round(match[0], 4), certain, *self._targets[match[1]])
+    def _match(self, method: str, match: tuple[float, int], *, certain: bool) -> BenchmarkMatch:
+        return BenchmarkMatch(method, round(match[0], 4), certain, *self._targets[match[1]])

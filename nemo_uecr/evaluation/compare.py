@@ -14,7 +14,7 @@ from nemo_uecr.evaluation.samples import SAMPLES, check_complete, read_samples, 
 from nemo_uecr.stats import DIFFERENT, RESAMPLES, Difference, holm, paired_comparison
 
 
-def compare(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
+def differences_of(first: Path, second: Path, *, seed: int) -> dict[str, Difference]:
     """The difference on each benchmark and, under "average", on their equal-weight average.
 
     Args:

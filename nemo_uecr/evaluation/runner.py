@@ -21,7 +21,7 @@ from nemo_uecr.data.manifest import row_digest, row_set_digest
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation import samples
-from nemo_uecr.evaluation.samples import SAMPLES, Key, Sample
+from nemo_uecr.evaluation.samples import SAMPLES, EvaluationSample, Key
 from nemo_uecr.files import append_whole, file_sha256, locked, read_object, replace_file
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.adapter import base_of
@@ -120,7 +120,7 @@ def _generate(
     pending: list[PendingSample],
     engine: engines.Engine,
     settings: EvaluationSettings,
-    tokens: engines.Tokens,
+    tokens: engines.ModelTokens,
     path: Path,
 ) -> None:
     began, produced = time.perf_counter(), 0
@@ -138,16 +138,16 @@ def _generate(
 def judge_generations(
     chunk: Sequence[PendingSample],
     generations: Sequence[engines.Generation],
-    tokens: engines.Tokens,
+    tokens: engines.ModelTokens,
     pool: ComparisonPool,
-) -> list[Sample]:
+) -> list[EvaluationSample]:
     """Samples from generations, with the verifier's verdicts."""
     texts = [tokens.text(generation.token_ids) for generation in generations]
     judged_texts = [tokens.whole_text(generation.token_ids) for generation in generations]  # </think> may be special
     thinking = [tokens.opens_thought(each.request.prompt_ids) for each in chunk]
     checked = check_responses(judged_texts, [each.problem.answer for each in chunk], pool, thinking=thinking)
     return [
-        Sample(
+        EvaluationSample(
             *each.key, question=each.problem.question, answer=each.problem.answer, response=text,
             extracted=outcome.extracted, verdict=outcome.verdict.value, tokens=len(generation.token_ids),
             truncated=generation.truncated, token_ids=list(generation.token_ids), context=each.problem.context,

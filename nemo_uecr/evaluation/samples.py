@@ -25,7 +25,7 @@ Rewards = dict[str, dict[str, list[float]]]
 
 
 @dataclass(frozen=True)
-class Sample:
+class EvaluationSample:
     """One response to one problem, with its verdict."""
 
     benchmark: str
@@ -50,9 +50,9 @@ class Sample:
         return float(self.verdict == "correct")
 
 
-def read_samples(path: Path) -> list[Sample]:
+def read_samples(path: Path) -> list[EvaluationSample]:
     """All samples of a file; DataError names the first malformed line."""
-    return [sample for _, sample in checked_lines(path, Sample)]
+    return [sample for _, sample in checked_lines(path, EvaluationSample)]
 
 
 def drop_torn_line(path: Path) -> None:
@@ -61,12 +61,12 @@ def drop_torn_line(path: Path) -> None:
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
-def sample_lines(samples: Iterable[Sample]) -> bytes:
+def sample_lines(samples: Iterable[EvaluationSample]) -> bytes:
     """The samples as JSON lines."""
     return "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples).encode()
 
 
-def write_samples(folder: Path, step: int, samples: Sequence[Sample], *, started: float) -> dict[str, Any]:
+def write_samples(folder: Path, step: int, samples: Sequence[EvaluationSample], *, started: float) -> dict[str, Any]:
     """Write all samples of an evaluation within a training run, or none; returns its line of ``evaluation.jsonl``.
 
     ``started`` is when it began, on `time.perf_counter`.
@@ -75,7 +75,7 @@ def write_samples(folder: Path, step: int, samples: Sequence[Sample], *, started
     return {"step": step} | summarise(samples) | {"seconds": round(time.perf_counter() - started, 3)}
 
 
-def rewards_by_benchmark(samples: Iterable[Sample]) -> Rewards:
+def rewards_by_benchmark(samples: Iterable[EvaluationSample]) -> Rewards:
     """Rewards by benchmark and problem, the paper's benchmarks first, in its order."""
     ranks = {name: rank for rank, name in enumerate(BENCHMARKS)}
     rewards: Rewards = {}
@@ -95,7 +95,7 @@ def check_complete(folder: Path, record: Mapping[str, Any], rewards: Rewards) ->
         )
 
 
-def summarise(samples: Sequence[Sample]) -> dict[str, Any]:
+def summarise(samples: Sequence[EvaluationSample]) -> dict[str, Any]:
     """avg@k and pass@k per benchmark, and their equal-weight average; every problem has k samples."""
     rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
     k = len(next(iter(rewards.values()))[0])
@@ -106,7 +106,7 @@ def summarise(samples: Sequence[Sample]) -> dict[str, Any]:
     return {"samples": k, "sets": sets, "average": score_interval(rewards)._asdict()}
 
 
-def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[Sample]) -> dict[str, Any]:
+def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[EvaluationSample]) -> dict[str, Any]:
     """Write and return ``result.json`` from complete samples; ``record`` is the content of ``settings.json``."""
     rewards, k = rewards_by_benchmark(samples), record["samples"]
     check_complete(folder, record, rewards)

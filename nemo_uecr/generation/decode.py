@@ -23,7 +23,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.generation.engines import Decoding, Tokens
+from nemo_uecr.generation.engines import Decoding, ModelTokens
 from nemo_uecr.generation.models import one_line
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 @torch.inference_mode()
 def decode(
     module: Any,
-    tokens: Tokens,
+    tokens: ModelTokens,
     prompts: Sequence[tuple[int, ...]],
     seeds: Sequence[int],
     decoding: Decoding,

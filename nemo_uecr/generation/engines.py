@@ -112,7 +112,7 @@ def training_of(model: str) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class ModelTokens:
     """A model's tokenizer with the ids that end a response."""
 
     tokenizer: Any
@@ -157,14 +157,14 @@ class Tokens:
         return any(text in self.tokenizer.decode(list(token_ids[-len(text.encode()) - 1 :])) for text in stop)
 
 
-def load_tokens(model: str) -> Tokens:
+def load_tokens(model: str) -> ModelTokens:
     """The tokenizer of a model folder or hub name, and its end tokens."""
     check_model_place(model)
     # Without a network the hub's client logs every attempt; our error is enough.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     local = models.only_here(model)
     tokenizer = models.load_tokenizer(model, local_files_only=local)
-    return Tokens(tokenizer, end_ids(model, tokenizer, local=local))
+    return ModelTokens(tokenizer, end_ids(model, tokenizer, local=local))
 
 
 def end_ids(model: str, tokenizer: Any, *, local: bool) -> frozenset[int]:
@@ -331,7 +331,7 @@ def _two_heads(model: str) -> DataError:
 class TransformersEngine:
     """One Hugging Face causal language model, on the GPU when there is one."""
 
-    def __init__(self, model: str, tokens: Tokens, *, dtype: str, max_length: int) -> None:
+    def __init__(self, model: str, tokens: ModelTokens, *, dtype: str, max_length: int) -> None:
         """Load a folder or hub name; refused where it was not made for prompt and response of ``max_length`` tokens."""
         import torch
 
@@ -406,7 +406,7 @@ def start_vllm(model: str, *, dtype: str, max_length: int, lora_rank: int, **opt
 class VllmEngine:
     """One vLLM engine in this process."""
 
-    def __init__(self, model: str, tokens: Tokens, *, dtype: str, max_length: int) -> None:
+    def __init__(self, model: str, tokens: ModelTokens, *, dtype: str, max_length: int) -> None:
         """Start the engine; arguments as those of `TransformersEngine`. An adapter is asked for by every request."""
         check_weights(model)
         base = adapter.base_of(model)

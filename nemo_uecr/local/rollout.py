@@ -20,7 +20,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.files import replace_file
 from nemo_uecr.generation.decode import NOT_FINITE, decode
-from nemo_uecr.generation.engines import Decoding, Tokens
+from nemo_uecr.generation.engines import Decoding, ModelTokens
 from nemo_uecr.generation.models import turns_before
 from nemo_uecr.local.sequences import Prompt, Response, Sequences, TeacherInputs
 from nemo_uecr.local.token_model import TokenModel
@@ -64,7 +64,7 @@ def check_drawn(responses: Sequence[Response], names: Sequence[str], model: Toke
             )
 
 
-def samples_of(step: int, sequences: Sequences, config: Config, tokens: Tokens) -> list[Sample]:
+def samples_of(step: int, sequences: Sequences, config: Config, tokens: ModelTokens) -> list[Sample]:
     """What the rewards read of each response."""
     data, skip = config.data, config.rollout.skip_special_tokens
     whole = [tokens.whole_text(response.token_ids) for response in sequences.responses]

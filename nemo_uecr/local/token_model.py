@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.errors import DataError, require_extra
-from nemo_uecr.generation.engines import Context, Tokens, check_model, context_of, load_module, load_tokens
+from nemo_uecr.generation.engines import Context, ModelTokens, check_model, context_of, load_module, load_tokens
 from nemo_uecr.generation.models import check_same_tokenizer
 from nemo_uecr.local.memory import quantize_layers
 
@@ -35,7 +35,7 @@ class TokenModel:
     """A causal language model seen as features and an output layer."""
 
     module: PreTrainedModel  # the Hugging Face model
-    tokens: Tokens  # its tokenizer, and the ids that end a response
+    tokens: ModelTokens  # its tokenizer, and the ids that end a response
     splits: bool  # whether ``head(features(x))`` is the model's own forward; otherwise the features are the logits
     compute: torch.dtype | None  # autocast dtype of the forward, None for the weights' own
     name: str  # what messages call it
@@ -94,7 +94,7 @@ class TokenModel:
 
     def features(self, ids_bt: Tensor) -> Tensor:
         """[b, t, F] what the output layer reads, for right-padded sequences."""
-        with self.forward_context(), _unpacked():
+        with self.forward_context(), _without_packing_search():
             read = (self.module.base_model if self.splits else self.module)(input_ids=ids_bt, use_cache=False)
         features_btF: Tensor = read.last_hidden_state if self.splits else read.logits
         return features_btF
@@ -118,7 +118,7 @@ class TokenModel:
 
 
 @contextlib.contextmanager
-def _unpacked() -> Iterator[None]:
+def _without_packing_search() -> Iterator[None]:
     """Spare transformers the search for several sequences in one row: each forward would wait for a GPU's answer."""
     from transformers import masking_utils
 

@@ -1,6 +1,6 @@
 """Small SVG charts, drawn by `assets/chart.svg.jinja`.
 
-They need no script and follow the page's light and dark colours; `reading` gives their data to the page's script.
+They need no script and follow the page's light and dark colours; `chart_data` gives their data to the page's script.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _smoothed(line: Series, panel: Panel) -> tuple[Series, Series | None, str]:
     return drawn, thinned(mean, panel.limit // 2), " faint fainter" if crowded else " faint"
 
 
-def reading(panel: Panel) -> dict[str, Any]:
+def chart_data(panel: Panel) -> dict[str, Any]:
     """A chart's data for the page's script: the axes and the points of every line."""
     axes = axes_of(panel)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.compare import compare
+from nemo_uecr.evaluation.compare import differences_of
 from nemo_uecr.report.charts import ticks
 from nemo_uecr.report.markup import DASH, duration, points, signed_points
 from nemo_uecr.stats import Difference
@@ -47,7 +47,7 @@ def lift_of(before: tuple[RunFolder, Record], after: tuple[RunFolder, Record]) -
     """The paired difference of two evaluations, as in `evaluate compare`; None if they cannot be compared."""
     files = [run.path / "evaluations" / f"step-{record['step']:06d}.jsonl" for run, record in (before, after)]
     try:
-        return compare(*files, seed=SEED)["average"]
+        return differences_of(*files, seed=SEED)["average"]
     except DataError:
         return None
 
@@ -172,7 +172,7 @@ def scale(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
     return {"samples": records[0]["samples"], "rows": rows, "axis": shown}
 
 
-def figures(run: RunFolder, outcome: Outcome) -> list[tuple[str, str, str]]:
+def card_numbers(run: RunFolder, outcome: Outcome) -> list[tuple[str, str, str]]:
     """The numbers of a run's card: name, value, remark."""
     numbers = []
     for record in outcome.ends:
@@ -192,9 +192,9 @@ def figures(run: RunFolder, outcome: Outcome) -> list[tuple[str, str, str]]:
         numbers.append(("Time", duration(run.wall_seconds), f"of it {duration(evaluating)} evaluation"))
     else:
         numbers.append(("Time", DASH, ""))
-    judged = verdicts(run)
-    broken = [verdict.name for verdict in judged if verdict.word == VIOLATED]
-    holds = "✓ hold" if any(verdict.word == HOLDS for verdict in judged) else DASH
+    judged = identity_results(run)
+    broken = [each.name for each in judged if each.word == VIOLATED]
+    holds = "✓ hold" if any(each.word == HOLDS for each in judged) else DASH
     numbers.append(("Identities", f"✗ {', '.join(broken)} violated" if broken else holds, ""))
     return numbers
 
@@ -236,7 +236,7 @@ def objective(run: RunFolder) -> list[str]:
 # Identities
 
 
-class Verdict(NamedTuple):
+class IdentityResult(NamedTuple):
     """One identity over a run."""
 
     name: str
@@ -244,10 +244,10 @@ class Verdict(NamedTuple):
     tolerance: float | None  # largest allowed residual; None if only monitored
     worst: float | None  # largest residual; None if not measured
     step: int | None  # of the largest residual
-    word: str  # the verdict
+    word: str  # the result: holds, violated, monitored or not measured
 
 
-def verdicts(run: RunFolder) -> list[Verdict]:
+def identity_results(run: RunFolder) -> list[IdentityResult]:
     """The identities that the run's method declares or monitors, and the first ratio."""
     from nemo_uecr.core.invariants import EXACT, IDENTITIES
 
@@ -256,14 +256,14 @@ def verdicts(run: RunFolder) -> list[Verdict]:
     for name in (*declared, *monitored):
         tolerance = 0.0 if name in EXACT else run.tolerances.get(name)
         allowed = tolerance if name in declared else None
-        judged.append(_verdict(run, name, IDENTITIES[name][0], identity_name(name), allowed))
-    return [*judged, _verdict(run, *FIRST_RATIO, run.tolerances.get(FIRST_RATIO[0]))]
+        judged.append(_identity_result(run, name, IDENTITIES[name][0], identity_name(name), allowed))
+    return [*judged, _identity_result(run, *FIRST_RATIO, run.tolerances.get(FIRST_RATIO[0]))]
 
 
-def _verdict(run: RunFolder, name: str, statement: str, metric: str, tolerance: float | None) -> Verdict:
+def _identity_result(run: RunFolder, name: str, statement: str, metric: str, tolerance: float | None) -> IdentityResult:
     steps, values = run.values(metric)
     if not values:
-        return Verdict(name, statement, tolerance, None, None, UNMEASURED)
+        return IdentityResult(name, statement, tolerance, None, None, UNMEASURED)
     worst, step = max(zip(map(abs, values), steps, strict=True), key=lambda pair: pair[0])
     word = MONITORED if tolerance is None else HOLDS if worst <= tolerance else VIOLATED
-    return Verdict(name, statement, tolerance, worst, step, word)
+    return IdentityResult(name, statement, tolerance, worst, step, word)

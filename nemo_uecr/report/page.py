@@ -17,7 +17,7 @@ from nemo_uecr.config.load import flattened
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.report import curves, outcomes
-from nemo_uecr.report.charts import draw, reading
+from nemo_uecr.report.charts import chart_data, draw
 from nemo_uecr.report.credit import credit_data, credit_fault
 from nemo_uecr.report.markup import DASH, data_block, templates
 from nemo_uecr.telemetry.run_folder import RunFolder, read_runs
@@ -43,7 +43,7 @@ def render_page(runs: list[RunFolder]) -> str:
     panels = [*named, *others, *(group[part] for group in groups for part in curves.PARTS if group[part])]
     ends = [outcomes.outcome_of(run) for run in runs]
     credit = credit_data(runs)
-    blocks = {"chart-data": {panel.name: reading(panel) for panel in panels}, "credit-data": credit}
+    blocks = {"chart-data": {panel.name: chart_data(panel) for panel in panels}, "credit-data": credit}
     script = Markup("\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("charts.js", "credit.js")))
     return (
         templates()
@@ -65,7 +65,7 @@ def render_page(runs: list[RunFolder]) -> str:
             drawn_note=curves.drawn_note(runs),
             accuracy=outcomes.accuracy_tables(runs),
             groups=groups,
-            verdicts=[outcomes.verdicts(run) for run in runs],
+            verdicts=[outcomes.identity_results(run) for run in runs],
             credit=credit,
             audits=[
                 {"label": run.label, "colour": colour, "sections": sections}
@@ -94,7 +94,7 @@ def _card(run: RunFolder, outcome: outcomes.Outcome) -> dict[str, Any]:
         "status": outcomes.status(run),
         "equation": outcomes.method_equation(run),
         "objective": outcomes.objective(run),
-        "figures": outcomes.figures(run, outcome),
+        "figures": outcomes.card_numbers(run, outcome),
         "warnings": [*run.notes, *filter(None, [credit_fault(run)]), *stopped],
     }
 

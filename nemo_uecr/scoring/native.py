@@ -96,11 +96,11 @@ def _built(compiler: str) -> Path:
     """Path of the shared library, compiled unless the cache has it; it appears whole or not at all."""
     source = Path(__file__).with_name("native_rows.c")
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    made_of = b"|".join((source.read_bytes(), version, _processor().encode(), repr(FLAGS).encode()))
+    build_inputs = b"|".join((source.read_bytes(), version, _processor().encode(), repr(FLAGS).encode()))
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = Path(os.environ.get("NEMO_UECR_CACHE") or f"{home}/nemo_uecr").expanduser() / "native"
     folder.mkdir(parents=True, exist_ok=True)
-    library = folder / f"rows-{hashlib.sha256(made_of).hexdigest()[:20]}.so"
+    library = folder / f"rows-{hashlib.sha256(build_inputs).hexdigest()[:20]}.so"
     if not library.exists():
         with tempfile.TemporaryDirectory(dir=folder) as aside:
             fresh = Path(aside) / library.name

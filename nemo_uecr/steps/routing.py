@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-Source = TypeVar("Source")
+AnyTeacher = TypeVar("AnyTeacher")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TeacherScores:
 
 
 def score_by_turns(
-    teachers: Mapping[str, Source], names: Sequence[str], score: Callable[[Source, Tensor], TeacherScores]
+    teachers: Mapping[str, AnyTeacher], names: Sequence[str], score: Callable[[AnyTeacher, Tensor], TeacherScores]
 ) -> TeacherScores:
     """Each row's scores by its own teacher, ``out[rows] = score(teacher, rows)``; NaN where one has no such score.
 
@@ -61,7 +61,7 @@ def score_by_turns(
     return TeacherScores(*(joined(each.name) for each in fields(TeacherScores)))  # type: ignore[arg-type]
 
 
-def by_teacher(teachers: Mapping[str, Source], names: Sequence[str]) -> Iterator[tuple[Source, Tensor]]:
+def by_teacher(teachers: Mapping[str, AnyTeacher], names: Sequence[str]) -> Iterator[tuple[AnyTeacher, Tensor]]:
     """Each teacher that has rows, once, with its rows."""
     for teacher in {id(each): each for each in teachers.values()}.values():
         rows = [row for row, name in enumerate(names) if teachers[name] is teacher]

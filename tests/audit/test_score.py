@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from nemo_uecr.audit import store
 from nemo_uecr.audit.score import Scoring, score_rollouts
-from nemo_uecr.audit.sources import Source, evaluation_source, jsonl_source, run_source, students_of
+from nemo_uecr.audit.sources import RolloutSource, evaluation_source, jsonl_source, run_source, students_of
 from nemo_uecr.audit.store import ScoreFolder, read_scores
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.token_model import TokenModel
@@ -25,7 +25,7 @@ from tests.local.tiny import assets, in_child, load, run, save_model
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(tmp_path_factory: pytest.TempPathFactory) -> RolloutSource:
     """A JSONL file with sampled ids of different lengths."""
     prompt = TOKENIZER.apply_chat_template(
         [{"role": "user", "content": "1"}], add_generation_prompt=True, tokenize=False, enable_thinking=False
@@ -42,12 +42,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 @pytest.fixture(scope="module")
-def whole(source: Source, tmp_path_factory: pytest.TempPathFactory) -> ScoreFolder:
+def whole(source: RolloutSource, tmp_path_factory: pytest.TempPathFactory) -> ScoreFolder:
     """Its scores, with the teacher as a further anchor."""
     return scored(tmp_path_factory.mktemp("whole"), source, anchors={"base": str(assets().teacher)})
 
 
-def scored(folder: Path, source: Source, **changes: Any) -> ScoreFolder:
+def scored(folder: Path, source: RolloutSource, **changes: Any) -> ScoreFolder:
     own = assets()
     fields: dict[str, Any] = {
         "teacher": str(own.teacher), "student_of": lambda step: str(own.student), "anchors": {}, "dtype": "float32",
@@ -79,7 +79,7 @@ def by_response(scores: ScoreFolder, anchor: str = "student") -> dict[str, torch
 
 
 def test_a_teacher_with_padding_columns_scores_as_the_one_without(
-    tmp_path: Path, source: Source, whole: ScoreFolder
+    tmp_path: Path, source: RolloutSource, whole: ScoreFolder
 ) -> None:
     """Padding columns as likely as real tokens have no effect."""
     module = load(assets().teacher).module
@@ -91,7 +91,7 @@ def test_a_teacher_with_padding_columns_scores_as_the_one_without(
     assert_close(wide, by_response(whole), atol=2e-5, rtol=0)
 
 
-def test_scores_are_those_of_the_whole_logits(source: Source, whole: ScoreFolder) -> None:
+def test_scores_are_those_of_the_whole_logits(source: RolloutSource, whole: ScoreFolder) -> None:
     found, base = by_response(whole), by_response(whole, "base")
     prompts = dict(zip(whole.responses.ids, whole.column("prompt_ids"), strict=True))
     assert len(found) == 10
@@ -109,7 +109,7 @@ def test_scores_are_those_of_the_whole_logits(source: Source, whole: ScoreFolder
 
 @pytest.mark.parametrize("writes", [2, 3])
 def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
-    tmp_path: Path, source: Source, whole: ScoreFolder, writes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: RolloutSource, whole: ScoreFolder, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan is written first; then it dies before the first part, or before the second."""
     done = 0
@@ -136,7 +136,7 @@ def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
     assert_close(again, by_response(whole), atol=1e-6, rtol=0)
 
 
-def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path, source: Source, whole: ScoreFolder) -> None:
+def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path, source: RolloutSource, whole: ScoreFolder) -> None:
     prompt = len(whole.column("prompt_ids")[0])
     scores = scored(tmp_path / "cut", source, max_length=prompt + 5)
     found = scores.responses
@@ -177,7 +177,7 @@ def test_a_run_of_the_training_loop(tmp_path: Path) -> None:
         run_source(folder, take="evaluations", steps=frozenset({7}))
 
 
-def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path, source: Source) -> None:
+def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path, source: RolloutSource) -> None:
     texts = [replace(each, token_ids=None, truncated=False) for each in source.rollouts]
     by_text = scored(tmp_path / "t", replace(source, rollouts=texts))
     assert by_text.responses.from_text_B.all()
@@ -185,7 +185,7 @@ def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path, source: 
     assert {name: each[0].tolist() for name, each in by_response(by_text).items()} == ids
 
 
-def test_two_students_of_one_step_are_refused(source: Source) -> None:
+def test_two_students_of_one_step_are_refused(source: RolloutSource) -> None:
     """Two runs on other problems: each response's name is its own, and one student would score them all."""
     first, second = (replace(source, student_of=lambda step, run=run: f"{run}/{step}") for run in ("a", "b"))
     assert students_of([first, first], None, str.upper)(0) == "A/0"

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.compare import compare
-from nemo_uecr.evaluation.samples import Sample, sample_lines
+from nemo_uecr.evaluation.compare import differences_of
+from nemo_uecr.evaluation.samples import EvaluationSample, sample_lines
 
 
 def sample_file(path: Path, rows: list[list[int]], answer: str = "a") -> Path:
     """Samples of the problems of one benchmark, x, by their rewards."""
     samples = [
-        Sample("x", f"p{row}", place, "q", answer, "r", None, "correct" if reward else "wrong", 3, False)
+        EvaluationSample("x", f"p{row}", place, "q", answer, "r", None, "correct" if reward else "wrong", 3, False)
         for row, values in enumerate(rows)
         for place, reward in enumerate(values)
     ]
@@ -37,7 +37,7 @@ def test_files_of_two_checkpoints_and_finished_evaluations(tmp_path: Path) -> No
     files = [sample_file(tmp_path / f"{name}.jsonl", each) for name, each in zip("ab", rows, strict=True)]
     folders = [evaluation(tmp_path / name, each, 2) for name, each in zip("ab", rows, strict=True)]
     for first, second in (files, folders):
-        found = compare(first, second, seed=0)
+        found = differences_of(first, second, seed=0)
         assert found["x"].difference == pytest.approx(0.5)  # (1/2 + 1/2)/2
         assert found["average"] == found["x"]
 
@@ -46,10 +46,10 @@ def test_an_unfinished_evaluation_is_refused(tmp_path: Path) -> None:
     """One problem of three is not there; the folder above is none at all."""
     first, second = (evaluation(tmp_path / name, [[1, 0], [0, 1]], 3) for name in "ab")
     with pytest.raises(DataError, match=r"expected one of .*/a, .*/b"):
-        compare(tmp_path, first, seed=0)
+        differences_of(tmp_path, first, seed=0)
     for pair in ((first, second), (second / "samples.jsonl", first)):
         with pytest.raises(DataError, match="not finished"):
-            compare(*pair, seed=0)
+            differences_of(*pair, seed=0)
 
 
 @pytest.mark.parametrize(("rows", "answer"), [([[1, 0], [0, 1]], "7"), ([[1, 0], [0]], "a")])
@@ -57,7 +57,7 @@ def test_other_problems_or_numbers_of_samples_are_refused(tmp_path: Path, rows: 
     first = sample_file(tmp_path / "a.jsonl", [[1, 0], [0, 1]])
     other = sample_file(tmp_path / "b.jsonl", rows, answer)
     with pytest.raises(DataError, match=r"differ in problem 'p\d' of x"):
-        compare(first, other, seed=0)
+        differences_of(first, other, seed=0)
     other.write_text(other.read_text().replace('"x"', '"y"'))
     with pytest.raises(DataError, match=r"benchmarks x, .* y;"):
-        compare(first, other, seed=0)
+        differences_of(first, other, seed=0)

@@ -15,13 +15,13 @@ from torch import Tensor
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation import decode as loop
 from nemo_uecr.generation.decode import NOT_FINITE, choose, decode
-from nemo_uecr.generation.engines import Decoding, Tokens, load_tokens
+from nemo_uecr.generation.engines import Decoding, ModelTokens, load_tokens
 from tests.evaluation.tiny import save_tokenizer
 from tests.gpu.pretend_cuda import captures, pretend, to_cuda
 
 VOCABULARY, LENGTH = 64, 24
 ENDS = frozenset(range(1, 5))
-TOKENS, ENDLESS = Tokens(None, ENDS), Tokens(None, frozenset())
+TOKENS, ENDLESS = ModelTokens(None, ENDS), ModelTokens(None, frozenset())
 GREEDY = Decoding(0.0, 1.0, 0, LENGTH)
 PLAIN = Decoding(1.0, 1.0, 0, LENGTH)
 SIZES = {
@@ -132,7 +132,7 @@ def test_looking_less_often_changes_no_draw(
 @pytest.mark.parametrize("mode", ["eager", "fixed"])
 def test_a_stop_string_between_two_looks_cuts_where_it_ends(qwen: Any, mode: Any, tmp_path: Any) -> None:
     save_tokenizer(tmp_path)
-    tokens = Tokens(load_tokens(str(tmp_path)).tokenizer, frozenset())
+    tokens = ModelTokens(load_tokens(str(tmp_path)).tokenizer, frozenset())
     decoding = Decoding(1.0, 1.0, 0, LENGTH, stop=("A", "K", "0", "T", "+", ":"))
     expected = decode(qwen, tokens, prompts(), range(8), decoding)
     assert len({len(response) for response in expected}) > 3

@@ -15,7 +15,7 @@ from nemo_uecr.data.benchmarks import load_benchmarks
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.evaluation import runner
 from nemo_uecr.evaluation.runner import EvaluationSettings
-from nemo_uecr.generation.engines import ChatSettings, Tokens
+from nemo_uecr.generation.engines import ChatSettings, ModelTokens
 from nemo_uecr.local.rollout import Decoding, draw, samples_of
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.token_model import TokenModel
@@ -59,7 +59,7 @@ def fixed_logits(model: TokenModel, logits: dict[int, float], rest: float = -50.
 
 def test_a_response_to_a_prompt_that_opens_a_thought_begins_within_it(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
-    tokens = Tokens(AutoTokenizer.from_pretrained(tmp_path), frozenset())
+    tokens = ModelTokens(AutoTokenizer.from_pretrained(tmp_path), frozenset())
     ends = ("assistant\n<think>\n", "assistant\n<think>\n\n</think>\n\n", "What does <think> mean?")
     prompts = [prompt(*tokens.tokenizer(text)["input_ids"]) for text in ends]
     sequences = Sequences(prompts, [Response((1,), truncated=False, text=r"\boxed{5}")] * len(ends))

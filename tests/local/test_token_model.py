@@ -52,7 +52,7 @@ def test_sequences_beyond_the_models_context_are_refused_before_the_run(teacher:
 
 
 def test_a_token_that_the_model_lacks_is_refused_before_the_run(tmp_path: Path) -> None:
-    """Tokens were added to the tokenizer alone, and one comes in every prompt."""
+    """ModelTokens were added to the tokenizer alone, and one comes in every prompt."""
     tokenizer = tiny.tokenizer()
     model = tiny.new_model(tokenizer, seed=0, vocab_size=len(tokenizer) - 2)
     folder = tiny.save_model(model, tokenizer, tmp_path / "short")

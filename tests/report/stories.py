@@ -13,7 +13,7 @@ from nemo_uecr.config.load import load_config
 from nemo_uecr.config.methods import objective
 from nemo_uecr.core.methods import Method, RunState
 from nemo_uecr.data.batch_file import save_batch
-from nemo_uecr.evaluation.samples import Sample, write_samples
+from nemo_uecr.evaluation.samples import EvaluationSample, write_samples
 from nemo_uecr.telemetry.metric_table import identity_name
 from nemo_uecr.telemetry.run_folder import write_first_files
 from tests.config.shipped import DEMO
@@ -75,7 +75,9 @@ def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *
     lines = []
     for step, sets in shares.items():
         rows = [
-            Sample(name, str(problem), k, "q", "a", "r", None, "correct" if k < share * samples else "wrong", 3, False)
+            EvaluationSample(
+                name, str(problem), k, "q", "a", "r", None, "correct" if k < share * samples else "wrong", 3, False
+            )
             for name, by_problem in sets.items()
             for problem, share in enumerate(by_problem)
             for k in range(samples)

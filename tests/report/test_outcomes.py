@@ -1,4 +1,4 @@
-"""The avg@k table, the change with its paired interval, and the verdicts on the identities."""
+"""The avg@k table, the change with its paired interval, and the results of the identities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.report.outcomes import differences, headline, outcome_of, verdicts
+from nemo_uecr.report.outcomes import differences, headline, identity_results, outcome_of
 from nemo_uecr.report.page import render_page
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run, read_runs
 from tests.report.stories import RunMaker, write_evaluations
@@ -62,15 +62,15 @@ def with_metric(folder: Path, step: int, metric: str, value: float) -> RunFolder
 @pytest.mark.parametrize(("residual", "word"), [(9e-7, "holds"), (1.1e-6, "violated")])
 def test_an_identity_is_judged_by_its_worst_residual(make_run: RunMaker, residual: float, word: str) -> None:
     run = with_metric(make_run("run"), 17, "identity/budget_error", residual)
-    by_name = {verdict.name: verdict for verdict in verdicts(run)}
+    by_name = {result.name: result for result in identity_results(run)}
     budget = by_name.pop("budget")
     assert (budget.word, budget.worst, budget.step, budget.tolerance) == (word, residual, 17, 1e-6)
-    assert {verdict.word for verdict in by_name.values()} == {"holds"}
+    assert {result.word for result in by_name.values()} == {"holds"}
     assert ("✗ violated" in render_page([run])) == (word == "violated")
 
 
 def test_an_identity_without_tolerance_or_metric_has_no_verdict(make_run: RunMaker) -> None:
     run = with_metric(make_run("monitored", method="ecr_no_projection"), 5, "identity/budget_error", 0.2)
-    budget = next(verdict for verdict in verdicts(run) if verdict.name == "budget")
+    budget = next(result for result in identity_results(run) if result.name == "budget")
     assert (budget.word, budget.worst) == ("monitored", 0.2)
-    assert {verdict.word for verdict in verdicts(read_run(make_run("early", steps=0)))} == {"not measured"}
+    assert {result.word for result in identity_results(read_run(make_run("early", steps=0)))} == {"not measured"}
