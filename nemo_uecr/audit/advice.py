@@ -35,8 +35,8 @@ NOTE = (
     "a good teacher that writes otherwise than the student may have a low one. The bounds come from the study's small "
     "models; no larger one has tested them."
 )
-#: Bounds of shares, and what an interval above, below and around each means.
-READINGS = {
+#: Bounds of shares, and what an interval above, below and across each means.
+BOUNDS = {
     "lead": (0.0, "it solves more than the student", "it solves less than the student", "no clear lead"),
     "order": (
         0.5,
@@ -51,11 +51,11 @@ READINGS = {
         "not clear whether it prefers to write right responses",
     ),
 }
-ABOVE, BELOW, AROUND, UNKNOWN = range(4)
-SURE = "its 95% interval lies on one side of the bound"
+ABOVE, BELOW, ACROSS, UNKNOWN = range(4)
+DECIDED = "its 95% interval lies on one side of the bound"
 
 
-class Line(NamedTuple):
+class Remark(NamedTuple):
     """A number and what it means; of a piece of advice also how sure it is."""
 
     name: str
@@ -91,16 +91,16 @@ def advice(facts: Facts) -> Audit:
     return Audit("advise", "Advice", NOTE, numbers, columns, [*measured_lines(facts), *advised], drawn=False)
 
 
-def reading(facts: Facts, name: str) -> tuple[int, str]:
+def side_of_bound(facts: Facts, name: str) -> tuple[int, str]:
     """Where the interval of a share lies beside its bound, and what that means."""
-    share, (bound, *words) = facts.shares[name], READINGS[name]
+    share, (bound, *words) = facts.shares[name], BOUNDS[name]
     if share is None:
         return UNKNOWN, "unknown"
-    side = ABOVE if share["low"] > bound else BELOW if share["high"] < bound else AROUND
+    side = ABOVE if share["low"] > bound else BELOW if share["high"] < bound else ACROSS
     return side, words[side]
 
 
-def measured_lines(facts: Facts) -> list[Line]:
+def measured_lines(facts: Facts) -> list[Remark]:
     """One line per number."""
     shares, numbers, rollout = facts.shares, facts.numbers, facts.config.rollout
     equal = ", ".join(map(_whole, facts.equal[rollout.responses_per_prompt]))
@@ -113,28 +113,28 @@ def measured_lines(facts: Facts) -> list[Line]:
     length = f"{numbers['response/length_mean']:.0f} tokens on average, limit {rollout.max_response_tokens}"
     trust = "-" if kappa is None else "{value:.2f} [{low:.2f}, {high:.2f}]".format(**kappa)
     return [
-        Line("student right", _interval(shares["student"]), "of its responses, sampled as in training"),
-        Line("teacher right", _interval(shares["teacher"]), "of its own responses to the same problems"),
-        Line("teacher's lead", _interval(shares["lead"]), reading(facts, "lead")[1]),
-        Line("mixed problems", f"{facts.mixed} of {facts.problems}", "with a group of right and wrong responses"),
-        Line("kappa", trust, reading(facts, "kappa")[1]),
-        Line("R^T puts right above wrong", _interval(shares["order"]), reading(facts, "order")[1]),
-        Line("gap on right, on wrong", gaps, "nats per token; a good teacher's is higher on right responses"),
-        Line("gap at the end token, at all", ends, "nats; far below 0: it ends otherwise, set teacher.end_token"),
-        Line("top-1 agreement", _whole(numbers["teacher/top1_agreement"]), "tokens that both models put first"),
-        Line("top-20 overlap", _whole(numbers["teacher/top20_overlap"]), "of the twenty likeliest tokens of both"),
-        Line("teacher entropy", shown(numbers["teacher/entropy_mean"], ".3f"), "nats per token; near 0: always sure"),
-        Line("all right, all wrong", equal, f"groups with nothing to compare: {sizes}"),
-        Line("spread of R^T in a group", shown(spread, ".4f"), f"nats; {relation}"),
-        Line("cut off, student, teacher", cut, length),
-        Line("output columns", ", ".join(map(str, facts.columns.values())) or "-", "may differ by padding"),
+        Remark("student right", _interval(shares["student"]), "of its responses, sampled as in training"),
+        Remark("teacher right", _interval(shares["teacher"]), "of its own responses to the same problems"),
+        Remark("teacher's lead", _interval(shares["lead"]), side_of_bound(facts, "lead")[1]),
+        Remark("mixed problems", f"{facts.mixed} of {facts.problems}", "with a group of right and wrong responses"),
+        Remark("kappa", trust, side_of_bound(facts, "kappa")[1]),
+        Remark("R^T puts right above wrong", _interval(shares["order"]), side_of_bound(facts, "order")[1]),
+        Remark("gap on right, on wrong", gaps, "nats per token; a good teacher's is higher on right responses"),
+        Remark("gap at the end token, at all", ends, "nats; far below 0: it ends otherwise, set teacher.end_token"),
+        Remark("top-1 agreement", _whole(numbers["teacher/top1_agreement"]), "tokens that both models put first"),
+        Remark("top-20 overlap", _whole(numbers["teacher/top20_overlap"]), "of the twenty likeliest tokens of both"),
+        Remark("teacher entropy", shown(numbers["teacher/entropy_mean"], ".3f"), "nats per token; near 0: always sure"),
+        Remark("all right, all wrong", equal, f"groups with nothing to compare: {sizes}"),
+        Remark("spread of R^T in a group", shown(spread, ".4f"), f"nats; {relation}"),
+        Remark("cut off, student, teacher", cut, length),
+        Remark("output columns", ", ".join(map(str, facts.columns.values())) or "-", "may differ by padding"),
     ]
 
 
-def advice_lines(facts: Facts) -> list[Line]:
+def advice_lines(facts: Facts) -> list[Remark]:
     """How far to follow the teacher, by which method, and with which settings."""
     method, numbers, teacher = facts.config.method, facts.numbers, teacher_line(facts)
-    lines = [teacher, Line("method", *METHOD[teacher.value], f"configured: {method.name}"), _group_size(facts)]
+    lines = [teacher, Remark("method", *METHOD[teacher.value], f"configured: {method.name}"), _group_size(facts)]
     if teacher.value == REFUSED:
         return lines
     alpha, safe, noise = method.settings().get("alpha", 1.0), numbers["safe_alpha"], numbers["noise"]
@@ -149,32 +149,32 @@ def advice_lines(facts: Facts) -> list[Line]:
         floor, why, by = FLOOR * alpha * noise, "three times the noise of alpha R^T", "by method.scoring_noise"
     return [
         *lines,
-        Line("alpha", weight, passing, "counted on mixed groups"),
-        Line("std_floor", f"{floor:.2g}", why, by),
+        Remark("alpha", weight, passing, "counted on mixed groups"),
+        Remark("std_floor", f"{floor:.2g}", why, by),
     ]
 
 
-def teacher_line(facts: Facts) -> Line:
+def teacher_line(facts: Facts) -> Remark:
     """How far to follow the teacher."""
-    (lead, leading), (order, ordering), (kappa, keeping) = (reading(facts, name) for name in READINGS)
+    (lead, leading), (order, ordering), (kappa, keeping) = (side_of_bound(facts, name) for name in BOUNDS)
     if BELOW in (lead, order):
-        return Line("teacher", REFUSED, leading if lead == BELOW else ordering, SURE)
+        return Remark("teacher", REFUSED, leading if lead == BELOW else ordering, DECIDED)
     if UNKNOWN in (order, kappa):
-        return Line("teacher", UNDECIDED, *_missing(facts))
+        return Remark("teacher", UNDECIDED, *_missing(facts))
     if kappa == ABOVE:
-        return Line("teacher", TOKENS, keeping, SURE)
+        return Remark("teacher", TOKENS, keeping, DECIDED)
     if order == ABOVE:
-        return Line("teacher", RANKING, f"{ordering}; {keeping}", more_problems(facts, "kappa"))
+        return Remark("teacher", RANKING, f"{ordering}; {keeping}", more_problems(facts, "kappa"))
     value = REFUSED if kappa == BELOW else UNDECIDED
-    return Line("teacher", value, f"{ordering}; {keeping}", more_problems(facts, "order"))
+    return Remark("teacher", value, f"{ordering}; {keeping}", more_problems(facts, "order"))
 
 
 def more_problems(facts: Facts, name: str) -> str:
     """How many problems would decide if the value stayed and the interval's width fell as n^-1/2."""
-    side, share, bound = reading(facts, name)[0], facts.shares[name], READINGS[name][0]
+    side, share, bound = side_of_bound(facts, name)[0], facts.shares[name], BOUNDS[name][0]
     assert share is not None
-    if side != AROUND:
-        return SURE
+    if side != ACROSS:
+        return DECIDED
     distance, half = abs(share["value"] - bound), max(share["value"] - share["low"], share["high"] - share["value"])
     if 10 * distance <= half:
         return "more problems will hardly decide"
@@ -193,7 +193,7 @@ def _missing(facts: Facts) -> tuple[str, str]:
     return reason, f"about {math.ceil(DIFFERENT * facts.problems / facts.mixed)} problems are needed"
 
 
-def _group_size(facts: Facts) -> Line:
+def _group_size(facts: Facts) -> Remark:
     """A larger group where it mixes enough of them; otherwise other problems."""
     now = facts.config.rollout.responses_per_prompt
     mixed = {size: 1.0 - sum(both) for size, both in facts.equal.items()}
@@ -202,7 +202,7 @@ def _group_size(facts: Facts) -> Line:
     reason = f"{_whole(mixed[size])} of such groups are mixed"
     if right + wrong > MOST_EQUAL:
         reason += f"; {'easier' if wrong > right else 'harder'} problems mix more at no cost"
-    return Line("group size", str(size), reason, f"equal verdicts at {now}: {_interval(facts.shares['equal'])}")
+    return Remark("group size", str(size), reason, f"equal verdicts at {now}: {_interval(facts.shares['equal'])}")
 
 
 def _interval(share: Share | None) -> str:

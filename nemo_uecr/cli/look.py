@@ -14,7 +14,7 @@ from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, say, wr
 from nemo_uecr.errors import ConfigError, require_extra
 
 if TYPE_CHECKING:
-    from nemo_uecr.audit.advice import Line
+    from nemo_uecr.audit.advice import Remark
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.contents import Lengths
@@ -248,7 +248,7 @@ def advise(
 
 def advised(
     source: str, overrides: Sequence[str], *, problems: int, out: Path | None
-) -> tuple[list[Line], list[Line], Path | None]:
+) -> tuple[list[Remark], list[Remark], Path | None]:
     """Write the advice; what was measured, what follows from it, and the folder, or None where none was written."""
     require_extra("local")
     from nemo_uecr.audit.advice import advice, advice_lines, measured_lines

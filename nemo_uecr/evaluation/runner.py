@@ -87,7 +87,7 @@ def evaluate(
             )
         done = {sample.key for sample in there}
         tokens = engines.load_tokens(model)
-        if fault := engines.unended_turn(tokens.tokenizer, tokens.end_ids, settings.decoding.stop):
+        if fault := engines.missing_end_token(tokens.tokenizer, tokens.end_ids, settings.decoding.stop):
             log.warning("%s: %s", label, fault)
         encoded = {name: tokens.prompts(each.problems, settings.chat) for name, each in benchmarks.items()}
         every = pending_samples(encoded, samples=settings.samples, seed=settings.seed)

@@ -184,7 +184,7 @@ def difference_of_ends(tokenizer: Any, student: frozenset[int], teacher: frozens
     return "" if student == teacher else f"the student ends a response with {ours}, the teacher with {theirs}"
 
 
-def unended_turn(tokenizer: Any, ends: frozenset[int], stop: Sequence[str]) -> str:
+def missing_end_token(tokenizer: Any, ends: frozenset[int], stop: Sequence[str]) -> str:
     """In words: the special token that ends a turn of the chat template but no response; empty where there is none."""
     answer = "It is seven."
     turns = [{"role": "user", "content": "What is 3 + 4?"}, {"role": "assistant", "content": answer}]

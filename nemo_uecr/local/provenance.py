@@ -46,7 +46,7 @@ GIT_SECONDS = 20
 APPEND_ONLY = (STEPS, EVALUATIONS)
 
 #: A comparison's outcome, and what it is about.
-Finding = tuple[Literal["same", "changed", "unknown"], str]
+InputCheck = tuple[Literal["same", "changed", "unknown"], str]
 
 
 # --- what a run is made of
@@ -138,7 +138,7 @@ def _source_files(name: str, given: str, role: Role) -> dict[str, Path]:
     return {name: files[0]} if len(files) == 1 else {f"{name}/{n}-{file.name}": file for n, file in enumerate(files)}
 
 
-def compare_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Finding]:
+def compare_inputs(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[InputCheck]:
     """Compare the input files of two starts; of an input that one of them did not see, nothing is known."""
 
     def inputs(hashes: Mapping[str, str]) -> set[str]:
@@ -218,7 +218,7 @@ def verify_run(folder: Path) -> dict[str, list[str]]:
         raise RunFolderError(f"{folder} has no {PROVENANCE}; expected the run folder that `nemo-uecr train` wrote")
     record, config = read_object(folder / PROVENANCE), written_config(folder / "config.yaml")
     now = _statement(config, package_source()[0])
-    findings: Iterable[Finding] = chain(
+    findings: Iterable[InputCheck] = chain(
         _compare_files(folder),
         compare_inputs(record["sha256"], input_hashes(config)),
         _compare_values(flattened({name: record.get(name) for name in now}), flattened(now)),
@@ -229,7 +229,7 @@ def verify_run(folder: Path) -> dict[str, list[str]]:
     return by_kind
 
 
-def _compare_files(folder: Path) -> Iterator[Finding]:
+def _compare_files(folder: Path) -> Iterator[InputCheck]:
     if not (folder / ARTIFACTS).is_file():
         yield "changed", f"{ARTIFACTS}: missing, so no file of the run can be compared"
         return
@@ -253,7 +253,7 @@ def _compare_files(folder: Path) -> Iterator[Finding]:
             yield "unknown", f"{path.relative_to(folder)}: not in {ARTIFACTS}"
 
 
-def _compare_values(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator[Finding]:
+def _compare_values(before: Mapping[str, object], now: Mapping[str, object]) -> Iterator[InputCheck]:
     for name in sorted(before.keys() | now.keys()):
         ours, theirs = (str(values.get(name, "not recorded")) for values in (before, now))
         width = 12 if name.endswith("sha256") or name == "source.commit" else None

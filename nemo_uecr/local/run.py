@@ -19,7 +19,7 @@ from nemo_uecr.data.problems import Problem, problems_of
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.generation.adapter import add_adapter, base_of, load_adapter
 from nemo_uecr.generation.decode import check_cache
-from nemo_uecr.generation.engines import unended_turn
+from nemo_uecr.generation.engines import missing_end_token
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.failure import FAILURE
 from nemo_uecr.local.memory import Placement, checkpointed_layers, is_offloaded, state_of
@@ -154,7 +154,7 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
         copy.module.requires_grad_(False)
         return copy
 
-    if fault := unended_turn(student.tokenizer, student.tokens.end_ids, config.rollout.stop):
+    if fault := missing_end_token(student.tokenizer, student.tokens.end_ids, config.rollout.stop):
         log.warning("student: %s", fault)
     teachers = load_teachers(config, student, initial, device)
     read = config.loss.reference_kl > 0 or "initial_logp" in config.method.reads

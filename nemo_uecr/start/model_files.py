@@ -12,7 +12,7 @@ from nemo_uecr.config.schema import UrlTeacherConfig
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.generation import adapter, models
-from nemo_uecr.generation.engines import check_model, check_model_place, difference_of_ends, end_ids, unended_turn
+from nemo_uecr.generation.engines import check_model, check_model_place, difference_of_ends, end_ids, missing_end_token
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.start.seen import Caution, Refusal, advised
 from nemo_uecr.verifier.extract import opens_thought
@@ -126,7 +126,7 @@ def ended_turn(tokenizer: Any, ends: frozenset[int], stop: Sequence[str]) -> str
     """A response ends with the token that ends a turn in the chat template, where there is one."""
     if tokenizer.chat_template is None:
         return None
-    fault = unended_turn(tokenizer, ends, stop)
+    fault = missing_end_token(tokenizer, ends, stop)
     return advised(not fault, fault or "a response ends as a turn of the chat template does", "")
 
 
