@@ -157,13 +157,13 @@ def doctor(
         ray_port: Port of the Ray head, as in slurm/*.sbatch.
     """
     from nemo_uecr.config.load import load
-    from nemo_uecr.start.checks import examine
-    from nemo_uecr.start.facts import of_machine
+    from nemo_uecr.start.checks import DOCTOR, asked, examine
+    from nemo_uecr.start.facts import NoRun
 
-    machine = of_machine(ray_port=ray_port)
+    machine = NoRun(ray_port=ray_port, nodes=1, gpus=0)
     subject = machine if config is None else run_facts(load(config, overrides).config, ray_port)
     findings = []
-    for finding in examine(subject):
+    for finding in examine(subject, asked(subject, DOCTOR)):
         findings.append(finding)
         say(f"{finding.status:<4}  {finding.check:<26}  {' '.join(finding.message.split())}")
         if finding.remedy:

@@ -7,17 +7,16 @@ for caution. A new check is a row here and a function of plain values that retur
 from __future__ import annotations
 
 import logging
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from nemo_uecr.errors import UecrError
 from nemo_uecr.start import folders, job, machine, memory, model_files, problem_sets
-from nemo_uecr.start.facts import Kind, Machine, Run
+from nemo_uecr.start.facts import LocalRun, Machine, NemoRun, NoRun, Run
 from nemo_uecr.start.seen import Caution, Refusal, Seen
 
 log = logging.getLogger(__name__)
@@ -30,205 +29,225 @@ JOB: Asker = "job"
 NODE: Asker = "node"
 TRAIN: Asker = "train"
 
-HERE: tuple[Kind, ...] = ("machine", "local")
-EVERY: tuple[Kind, ...] = ("machine", "local", "nemo_rl")
-RUNS: tuple[Kind, ...] = ("local", "nemo_rl")
-LOCAL: tuple[Kind, ...] = ("local",)
-NEMO_RL: tuple[Kind, ...] = ("nemo_rl",)
-CLUSTER: tuple[Kind, ...] = ("machine", "nemo_rl")
-
 S = TypeVar("S", bound=Machine)
-M = TypeVar("M", bound=Machine)
 
 
 @dataclass(frozen=True)
-class Check(Generic[S]):
-    """A row of the list."""
+class Check:
+    """A row of the list; see `row`."""
 
-    name: str  # {} stands for a key
-    kinds: tuple[Kind, ...]
+    name: str
+    subjects: tuple[type[Machine], ...]
     askers: Collection[Asker]
-    look: Callable[[S, str], Seen]  # of the run, and of one of its keys
-    keys: Callable[[S], Iterable[str]] = lambda _: ("",)
-    after: tuple[str, ...] = ()  # what it needs: other checks that have passed
+    look: Callable[[Any, str], Seen]
+    keys: Callable[[Any], Iterable[str]]
+    after: tuple[str, ...]
 
 
-def where(applies: Callable[[Run], bool]) -> Callable[[Run], Iterable[str]]:
+def row(
+    name: str,
+    subjects: type[S] | tuple[type[S], ...],
+    askers: Collection[Asker],
+    look: Callable[[S, str], Seen],
+    *,
+    keys: Callable[[S], Iterable[str]] = lambda _: ("",),
+    after: tuple[str, ...] = (),
+) -> Check:
+    """A check of some kind of run.
+
+    Args:
+        name: {} stands for a key.
+        subjects: the kinds of runs that it is for: `Run` for all of them, `Machine` also without a run.
+        askers: who asks it.
+        look: returns a line of what it saw in the run, of a key; raises `UecrError`.
+        keys: what it looks at one by one; none where it does not apply.
+        after: the checks that must have passed, where they apply.
+    """
+    return Check(name, subjects if isinstance(subjects, tuple) else (subjects,), askers, look, keys, after)
+
+
+def where(applies: Callable[[S], bool]) -> Callable[[S], Iterable[str]]:
     """Keys of a check that only some runs of its kind need."""
     return lambda run: ("",) if applies(run) else ()
 
 
-OF_MACHINE: tuple[Check[Machine], ...] = (
-    Check("python", EVERY, {DOCTOR}, lambda *_: machine.python()),
-    Check(
-        "{}", EVERY, {DOCTOR}, lambda _, name: machine.package(name, sys.executable, machine.PLAIN[name]),
+CHECKS: tuple[Check, ...] = (
+    # The machine.
+    row("python", Machine, {DOCTOR}, lambda *_: machine.python()),
+    row(
+        "{}", Machine, {DOCTOR}, lambda _, name: machine.package(name, sys.executable, machine.PLAIN[name]),
         keys=lambda _: machine.PLAIN,
     ),
-    Check(
-        "{}", NEMO_RL, {DOCTOR},
+    row(
+        "{}", NemoRun, {DOCTOR},
         lambda _, name: machine.package(name, machine.worker_python(machine.STACK[name]), machine.USE_IMAGE),
         keys=lambda _: machine.STACK,
     ),
-    Check("nemo_rl", NEMO_RL, {DOCTOR}, lambda *_: machine.nemo_rl()),
-    Check("apex", HERE, {DOCTOR}, lambda *_: machine.apex(sys.executable)),
-    Check("apex", NEMO_RL, {DOCTOR}, lambda *_: machine.apex(machine.worker_python("megatron"))),
-    Check("gpus", HERE, {DOCTOR}, lambda run, _: machine.gpus(run.gpus, machine.ELSEWHERE)),
-    Check("gpus", NEMO_RL, {DOCTOR}, lambda run, _: machine.gpus(run.gpus, machine.ON_A_NODE)),
-    Check("ray port", CLUSTER, {DOCTOR}, lambda run, _: machine.ray_port(run.ray_port)),
-    Check("node name", CLUSTER, {DOCTOR}, lambda run, _: machine.node_name(socket.gethostname(), nodes=run.nodes)),
-    Check("shared memory", CLUSTER, {DOCTOR}, lambda *_: machine.shared_memory()),
-)  # fmt: skip
-
-OF_RUN: tuple[Check[Run], ...] = (
-    # What a Slurm job gives it.
-    Check("nodes", LOCAL, {JOB}, lambda run, _: job.one_node(run.given)),
-    Check("nodes", NEMO_RL, {JOB}, lambda run, _: job.same_gpus(run.given, nodes=run.nodes, gpus=run.gpus)),
-    Check("layout", NEMO_RL, {JOB}, lambda run, _: run.layout(False)),
-    Check("mounts", RUNS, {JOB}, lambda run, _: job.mounted(run.folder)),
-    Check(
-        "conversions", NEMO_RL, {JOB}, lambda run, _: job.mounted_conversions(run.conversions),
+    row("nemo_rl", NemoRun, {DOCTOR}, lambda *_: machine.nemo_rl()),
+    row("apex", (NoRun, LocalRun), {DOCTOR}, lambda *_: machine.apex(sys.executable)),
+    row("apex", NemoRun, {DOCTOR}, lambda *_: machine.apex(machine.worker_python("megatron"))),
+    row("gpus", (NoRun, LocalRun), {DOCTOR}, lambda run, _: machine.gpus(run.gpus, machine.ELSEWHERE)),
+    row("gpus", NemoRun, {DOCTOR}, lambda run, _: machine.gpus(run.gpus, machine.ON_A_NODE)),
+    row("ray port", (NoRun, NemoRun), {DOCTOR}, lambda run, _: machine.ray_port(run.ray_port)),
+    row("node name", (NoRun, NemoRun), {DOCTOR}, lambda run, _: machine.node_name(nodes=run.nodes)),
+    row("shared memory", (NoRun, NemoRun), {DOCTOR}, lambda *_: machine.shared_memory()),
+    # What a Slurm job gives the run.
+    row("nodes", LocalRun, {JOB}, lambda run, _: job.one_node(run.given)),
+    row("nodes", NemoRun, {JOB}, lambda run, _: job.same_gpus(run.given, nodes=run.nodes, gpus=run.gpus)),
+    row("layout", NemoRun, {JOB}, lambda run, _: run.layout(False)),
+    row("mounts", Run, {JOB}, lambda run, _: job.mounted(run.folder)),
+    row(
+        "conversions", NemoRun, {JOB}, lambda run, _: job.mounted_conversions(run.conversions),
         keys=where(lambda run: None in run.megatron_checkpoints.values()),
     ),
     # Its method, and what it reads.
-    Check("method", RUNS, {DOCTOR, TRAIN}, lambda run, _: problem_sets.identities(run.method, run.tolerances)),
-    Check("extras", LOCAL, {DOCTOR, TRAIN}, lambda run, _: machine.extras(run.engine, run.extras)),
-    Check(
-        "tracker", LOCAL, {DOCTOR, CONFIG, TRAIN}, lambda run, _: machine.tracker(str(run.tracker)),
+    row("method", Run, {DOCTOR, TRAIN}, lambda run, _: problem_sets.identities(run.method, run.tolerances)),
+    row("extras", LocalRun, {DOCTOR, TRAIN}, lambda run, _: machine.extras(run.engine, run.extras)),
+    row(
+        "tracker", LocalRun, {DOCTOR, CONFIG, TRAIN}, lambda run, _: machine.tracker(str(run.tracker)),
         keys=where(lambda run: run.tracker is not None),
     ),
-    Check(
-        "problems", RUNS, {DOCTOR, CONFIG, NODE, TRAIN},
+    row(
+        "problems", Run, {DOCTOR, CONFIG, NODE, TRAIN},
         lambda run, _: problem_sets.readable(run.problems, run.benchmarks, run.data),
     ),
-    Check(
-        "enough problems", NEMO_RL, {DOCTOR, CONFIG, TRAIN},
+    row(
+        "enough problems", NemoRun, {DOCTOR, CONFIG, TRAIN},
         lambda run, _: problem_sets.enough(len(run.training), run.least_problems, run.data.train), after=("problems",),
     ),
-    Check(
-        "answers", RUNS, {DOCTOR, CONFIG, NODE, TRAIN},
+    row(
+        "answers", Run, {DOCTOR, CONFIG, NODE, TRAIN},
         lambda run, _: problem_sets.judged(run.problems, run.data.prompt_template, verified=run.verified),
         after=("problems",),
     ),
-    Check(
-        "{} held out", LOCAL, {DOCTOR, CONFIG, TRAIN}, lambda run, name: problem_sets.held_out(run.problems, name),
+    row(
+        "{} held out", LocalRun, {DOCTOR, CONFIG, TRAIN}, lambda run, name: problem_sets.held_out(run.problems, name),
         keys=lambda run: run.benchmarks, after=("problems",),
     ),
-    Check(
-        "rewards", LOCAL, {DOCTOR, CONFIG},  # `train` keeps those that it starts
+    row(
+        "rewards", LocalRun, {DOCTOR, CONFIG},  # `train` keeps those that it starts
         lambda run, _: problem_sets.rewards_load(run.reward, run.training_if_read, correct_at=run.correct_at),
     ),
-    Check(
-        "rewards", NEMO_RL, {DOCTOR, CONFIG, TRAIN},
+    row(
+        "rewards", NemoRun, {DOCTOR, CONFIG, TRAIN},
         lambda run, _: problem_sets.rewards_load(run.reward, run.training_if_read, correct_at=run.correct_at),
     ),
     # Whether it fits.
-    Check("layout", RUNS, {DOCTOR, CONFIG, NODE, TRAIN}, lambda run, _: run.layout(True)),
-    Check("plan", RUNS, {DOCTOR}, lambda run, _: run.unplanned or memory.fits(run.plan), after=("layout",)),
-    Check(
-        "generation length", LOCAL, {DOCTOR},
+    row("layout", NemoRun, {DOCTOR, CONFIG, NODE, TRAIN}, lambda run, _: run.layout(True)),
+    row("plan", Run, {DOCTOR}, lambda run, _: run.unplanned or memory.fits(run.plan), after=("layout",)),
+    row(
+        "generation length", LocalRun, {DOCTOR},
         lambda run, _: memory.positions(run.too_long, run.data.max_prompt_tokens),
         keys=where(lambda run: run.unplanned is None),
     ),
-    Check(
-        "host memory", RUNS, {DOCTOR}, lambda run, _: memory.host_memory(run.plan, on_gpu=run.device == "cuda"),
+    row(
+        "host memory", Run, {DOCTOR}, lambda run, _: memory.host_memory(run.plan, on_gpu=run.on_gpu),
         keys=where(lambda run: run.unplanned is None), after=("layout",),
     ),
-    Check(
-        "disk", RUNS, {DOCTOR}, lambda run, _: memory.disk(run.plan, run.folder, run.kept_checkpoints),
+    row(
+        "disk", Run, {DOCTOR}, lambda run, _: memory.disk(run.plan, run.folder, run.kept_checkpoints),
         keys=where(lambda run: run.unplanned is None), after=("layout",),
     ),
     # Its folders, and the network.
-    Check("run folder", RUNS, {DOCTOR, TRAIN}, lambda run, _: folders.writable(run.folder)),
-    Check(
-        "shared {}", NEMO_RL, {DOCTOR}, lambda run, key: folders.shared(run.shared_paths[key]),
+    row("run folder", Run, {DOCTOR, TRAIN}, lambda run, _: folders.writable(run.folder)),
+    row(
+        "shared {}", NemoRun, {DOCTOR}, lambda run, key: folders.shared(run.shared_paths[key]),
         keys=lambda run: run.shared_paths if run.nodes > 1 else (),
     ),
-    Check("all-reduce", NEMO_RL, {DOCTOR}, lambda run, _: machine.all_reduce(run.folder)),
+    row("all-reduce", NemoRun, {DOCTOR}, lambda run, _: machine.all_reduce(run.folder)),
     # Checkpoints.
-    Check(
-        "{}.megatron_checkpoint", NEMO_RL, {DOCTOR},
+    row(
+        "{}.megatron_checkpoint", NemoRun, {DOCTOR},
         lambda run, role: folders.whole_checkpoint(Path(str(run.megatron_checkpoints[role]))),
         keys=lambda run: [role for role, folder in run.megatron_checkpoints.items() if folder is not None],
     ),
-    Check("resume", LOCAL, {DOCTOR}, lambda run, _: folders.to_resume(run.folder)),
-    Check("resume", NEMO_RL, {DOCTOR}, lambda run, _: folders.to_resume_in_nemo_rl(run.folder)),
+    row("resume", LocalRun, {DOCTOR}, lambda run, _: folders.to_resume(run.folder)),
+    row("resume", NemoRun, {DOCTOR}, lambda run, _: folders.to_resume_in_nemo_rl(run.folder)),
     # Models, tokenizers, prompts.
-    Check(
-        "{} model", LOCAL, {DOCTOR}, lambda run, role: model_files.whole_model(role, run.models[role]),
+    row(
+        "{} model", LocalRun, {DOCTOR}, lambda run, role: model_files.whole_model(role, run.models[role]),
         keys=lambda run: run.models,
     ),
-    Check(
-        "{} model", NEMO_RL, {DOCTOR}, lambda run, role: model_files.model_without_code(role, run.models[role]),
+    row(
+        "{} model", NemoRun, {DOCTOR}, lambda run, role: model_files.model_without_code(role, run.models[role]),
         keys=lambda run: run.models,
     ),
-    Check(
-        "student tokenizer", RUNS, {DOCTOR}, lambda run, _: f"{len(run.tokenizer)} tokens",
+    row(
+        "student tokenizer", Run, {DOCTOR}, lambda run, _: f"{len(run.tokenizer)} tokens",
         keys=where(lambda run: not run.of_the_demo),
     ),
-    Check(
-        "chat template", LOCAL, {DOCTOR},
+    row(
+        "chat template", LocalRun, {DOCTOR},
         lambda run, _: model_files.chat_template(run.tokenizer, thinking=run.data.enable_thinking),
         after=("student tokenizer",),
     ),
-    Check(
-        "chat template", NEMO_RL, {DOCTOR},
+    row(
+        "chat template", NemoRun, {DOCTOR},
         lambda run, _: model_files.chat_template_in_nemo_rl(
             run.tokenizer, thinking=run.data.enable_thinking, verified=run.verified
         ),
         after=("student tokenizer",),
     ),
-    Check(
-        "end of turn", RUNS, {DOCTOR},
+    row(
+        "end of turn", Run, {DOCTOR},
         lambda run, _: model_files.ended_turn(
             run.tokenizer, model_files.ends_of(run.student, run.tokenizer), run.stop
         ),
         after=("student tokenizer",),
     ),
-    Check(
-        "prompt length", RUNS, {DOCTOR}, lambda run, _: problem_sets.dropped(run.prompts, run.training),
+    row(
+        "prompt length", Run, {DOCTOR}, lambda run, _: problem_sets.dropped(run.prompts, run.training),
         keys=where(lambda run: Path(run.data.train).exists()), after=("student tokenizer", "problems"),
     ),
-    Check(
-        "token ids", RUNS, {DOCTOR},
+    row(
+        "token ids", Run, {DOCTOR},
         lambda run, _: problem_sets.known_ids(run.prompts, run.columns, run.tokenizer), after=("prompt length",),
     ),
-    Check(
-        "enough prompts", NEMO_RL, {DOCTOR},
+    row(
+        "enough prompts", NemoRun, {DOCTOR},
         lambda run, _: problem_sets.enough(len(run.prompts), run.least_problems, run.data.train),
         after=("prompt length",),
     ),
-    Check(
-        "routing", LOCAL, {DOCTOR},
+    row(
+        "routing", LocalRun, {DOCTOR},
         lambda run, _: problem_sets.routed(run.kept, run.routing, run.teacher_names, run.templates),
         keys=where(lambda run: bool(run.routing or run.templates)), after=("prompt length",),
     ),
-    Check(
-        "routing", NEMO_RL, {DOCTOR},
+    row(
+        "routing", NemoRun, {DOCTOR},
         lambda run, _: problem_sets.shares(
             problem_sets.routes(run.kept, run.prompts.values(), run.routing, run.teacher_names).by_problem
         ),
         keys=where(lambda run: run.routing is not None), after=("prompt length",),
     ),
-    Check(
-        "{} server", LOCAL, {DOCTOR},
+    row(
+        "{} server", LocalRun, {DOCTOR},
         lambda run, key: model_files.server(
             run.servers[key], columns=run.shapes["student"].vocabulary, ids=len(run.tokenizer),
             tolerance=run.teacher_probe, longest=run.longest_prompt + run.max_response_tokens,
         ),
         keys=lambda run: run.servers,
     ),
-    Check(
-        "{} tokenizer", RUNS, {DOCTOR},
+    row(
+        "{} tokenizer", Run, {DOCTOR},
         lambda run, key: model_files.same_tokenizer(
             run.tokenizer, run.student, run.tokenizers[key], columns_of=run.models.get(key, run.student)
         ),
         keys=lambda run: run.tokenizers, after=("student tokenizer",),
     ),
-    Check(
-        "{} end tokens", RUNS, {DOCTOR},
+    row(
+        "{} end tokens", LocalRun, {DOCTOR},
         lambda run, key: model_files.same_end_tokens(
             run.tokenizer, run.student, run.tokenizers[key], settled=key in run.settled_ends,
-            remedy=run.ends_remedy.format(key),
+            remedy=f"the teacher scores the token that ends a response low: set {key}.end_token=own or left_out",
+        ),
+        keys=lambda run: run.tokenizers, after=("student tokenizer",),
+    ),
+    row(
+        "{} end tokens", NemoRun, {DOCTOR},
+        lambda run, key: model_files.same_end_tokens(
+            run.tokenizer, run.student, run.tokenizers[key], settled=False,
+            remedy="NeMo-RL has no key for it: give both models the same eos_token_id in generation_config.json",
         ),
         keys=lambda run: run.tokenizers, after=("student tokenizer",),
     ),
@@ -248,18 +267,19 @@ class Finding:
     remedy: str  # what to do; empty when it is ok, or when the message contains it
 
 
-def examine(subject: Machine) -> Iterator[Finding]:
-    """The doctor: every check that applies, each finding at once; a check that fails does not keep another from it."""
-    yield from findings(OF_MACHINE, subject, DOCTOR)
-    if isinstance(subject, Run):
-        yield from findings(OF_RUN, subject, DOCTOR)
+def asked(subject: Machine, asker: Asker) -> list[Check]:
+    """The checks of a run, or of a machine alone, by who asks."""
+    return [check for check in CHECKS if isinstance(subject, check.subjects) and asker in check.askers]
 
 
-def findings(checks: Iterable[Check[M]], subject: M, asker: Asker) -> Iterator[Finding]:
-    """What the checks find, whether they pass or not; what a library raises is a finding too."""
-    passed = set[str]()
+def examine(subject: Machine, checks: Sequence[Check]) -> Iterator[Finding]:
+    """What the checks find, each at once; one that fails keeps only those that need it from their turn.
+
+    What a library raises is a finding, too.
+    """
+    names, passed = {check.name for check in checks}, set[str]()
     for check in checks:
-        if subject.kind not in check.kinds or asker not in check.askers or not passed.issuperset(check.after):
+        if not passed.issuperset(names.intersection(check.after)):
             continue
         for key in check.keys(subject):
             name = check.name.format(key)
@@ -283,9 +303,7 @@ def findings(checks: Iterable[Check[M]], subject: M, asker: Asker) -> Iterator[F
 def require(run: Run, asker: Asker) -> dict[str, str | Caution]:
     """Raise at the first check that refuses the run; log every caution; what was seen, by check."""
     found: dict[str, str | Caution] = {}
-    for check in OF_RUN:
-        if run.kind not in check.kinds or asker not in check.askers:
-            continue
+    for check in asked(run, asker):
         for key in check.keys(run):
             seen = check.look(run, key)
             if isinstance(seen, Caution):

@@ -6,11 +6,11 @@ problems, the tokenizer, the sizes of the models) is read once, when the first c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.config.schema import (
@@ -39,8 +39,6 @@ from nemo_uecr.start.job import Resources
 from nemo_uecr.start.problem_sets import TRAIN, Problems
 from nemo_uecr.start.seen import Caution
 
-#: `machine`: no run at all.
-Kind = Literal["machine", "local", "nemo_rl"]
 LENGTHS = Lengths(prompt=1, response=1, sigma=0.0)  # they do not change the memory
 
 
@@ -48,52 +46,40 @@ LENGTHS = Lengths(prompt=1, response=1, sigma=0.0)  # they do not change the mem
 class Machine:
     """What the checks of this machine read."""
 
-    kind: Kind
     ray_port: int  # of the Ray head
     nodes: int
     gpus: int  # that are needed on this node
 
 
+class NoRun(Machine):
+    """A machine that is looked at for no run in particular."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run(Machine):
-    """What the checks of a run read; the key of a model is `student`, `teacher` or `teachers.NAME`."""
+    """What the checks of every run read; the key of a model is `student`, `teacher` or `teachers.NAME`."""
 
     folder: Path
     kept_checkpoints: int
     resources: Resources | None  # of its Slurm job; None where no check asks for them
     method: Method
     tolerances: Mapping[str, float]
-    # How it is laid out, and the memory that it takes.
-    device: Literal["auto", "cpu", "cuda"]
-    layout: Callable[[bool], str | None]  # refuses faults, with True also those of the models that are here
-    size_of: Callable[[str, str], ModelShape]  # of a model and its key
+    # The memory that it takes.
+    on_gpu: bool  # else on a CPU
+    size_of: Sizes
     plan_on: Callable[[Device], Plan]
-    too_long: Callable[[int], list[str]]  # faults of a prompt of so many tokens with the longest response
     # Its models.
     models: Mapping[str, str]  # folder or hub name of each that is loaded
-    tokenizers: Mapping[str, str]  # of each teacher, also of one on a server
-    servers: Mapping[str, UrlTeacherConfig]
-    teacher_probe: float  # tolerance of a server's scores
-    settled_ends: frozenset[str]  # teachers for which the run states how an end token is scored
-    ends_remedy: str  # for the others, with {} for the key
+    tokenizers: Mapping[str, str]  # of each teacher, also of one that is loaded elsewhere
     stop: Sequence[str]
-    vocabulary: int | None  # output columns of the student, where they are configured
-    megatron_checkpoints: Mapping[str, str | None]
     # What it reads.
     data: DataConfig | NemoDataConfig
     benchmarks: Mapping[str, str]
     read: Callable[[], Problems]
-    least_problems: int  # of a step
-    max_response_tokens: int
     routing: RoutingConfig | None
     teacher_names: Sequence[str]  # that problems are routed to
-    templates: Mapping[str, str]  # prompts of its own that a teacher reads, by that name
     reward: Sequence[VerifierReward | CallReward]
     correct_at: float
-    # What it needs besides the packages of every run.
-    engine: str
-    extras: Sequence[str]
-    tracker: str | None  # from a file of the user's
 
     @property
     def given(self) -> Resources:
@@ -115,23 +101,6 @@ class Run(Machine):
     def of_the_demo(self) -> bool:
         """Whether a model is one that the first use makes."""
         return any(name.startswith(SCHEME) for name in self.models.values())
-
-    @property
-    def conversions(self) -> Path:
-        """Where NeMo-RL keeps the Megatron weights that it makes, one node for all."""
-        from nemo_uecr.nemo import upstream
-
-        return upstream.conversions()
-
-    @property
-    def shared_paths(self) -> dict[str, str]:
-        """What every node reads or writes."""
-        paths = {"run.folder": str(self.folder), "data.train": self.data.train}
-        made = {f"{key}.megatron_checkpoint": folder for key, folder in self.megatron_checkpoints.items() if folder}
-        if len(made) < len(self.models):
-            made["HF_HOME"] = str(self.conversions)
-        here = {f"{key}.model_name": name for key, name in self.models.items() if Path(name).expanduser().is_dir()}
-        return paths | made | here
 
     # Read once, by the first check that asks.
 
@@ -170,7 +139,7 @@ class Run(Machine):
     @cached_property
     def plan(self) -> Plan:
         """The plan on the GPU of this machine, on an H200 where it has none, or on its CPU."""
-        if self.device != "cuda":
+        if not self.on_gpu:
             return self.plan_on(CPU)
         memory = machine.gpu_memory()
         return self.plan_on(ASSUMED if memory is None else replace(ASSUMED, name="GPU of this machine", memory=memory))
@@ -182,9 +151,9 @@ class Run(Machine):
 
     @property
     def columns(self) -> int:
-        """Output columns of the student."""
+        """Output columns of the student, from its config.json."""
         place = adapter.config_place(str(Path(self.student).expanduser()))
-        return self.vocabulary or models.output_columns(place, local_files_only=True)
+        return models.output_columns(place, local_files_only=True)
 
     @cached_property
     def prompts(self) -> dict[int, list[int]]:
@@ -202,17 +171,59 @@ class Run(Machine):
         return max(map(len, self.prompts.values()))
 
 
+@dataclass(frozen=True, kw_only=True)
+class LocalRun(Run):
+    """What only those of the local back end read."""
+
+    too_long: Callable[[int], list[str]]  # faults of a prompt of so many tokens with the longest response
+    servers: Mapping[str, UrlTeacherConfig]
+    teacher_probe: float  # tolerance of a server's scores
+    max_response_tokens: int
+    settled_ends: Collection[str]  # teachers for which the run states how an end token is scored
+    templates: Mapping[str, str]  # prompts of its own that a teacher reads, by the teacher's name
+    engine: str
+    extras: Sequence[str]
+    tracker: str | None  # from a file of the user's
+
+
+@dataclass(frozen=True, kw_only=True)
+class NemoRun(Run):
+    """What only those inside NeMo-RL read."""
+
+    layout: Callable[[bool], str]  # refuses its faults, with True also those of the models that are here
+    vocabulary: int  # output columns of the student, as configured
+    megatron_checkpoints: Mapping[str, str | None]
+    least_problems: int  # that fill a step
+
+    @property
+    def columns(self) -> int:
+        """Output columns of the student."""
+        return self.vocabulary
+
+    @property
+    def conversions(self) -> Path:
+        """Where NeMo-RL keeps the Megatron weights that it makes, one node for all."""
+        from nemo_uecr.nemo import upstream
+
+        return upstream.conversions()
+
+    @property
+    def shared_paths(self) -> dict[str, str]:
+        """What every node reads or writes."""
+        paths = {"run.folder": str(self.folder), "data.train": self.data.train}
+        made = {f"{key}.megatron_checkpoint": folder for key, folder in self.megatron_checkpoints.items() if folder}
+        if len(made) < len(self.models):
+            made["HF_HOME"] = str(self.conversions)
+        here = {f"{key}.model_name": name for key, name in self.models.items() if Path(name).expanduser().is_dir()}
+        return paths | made | here
+
+
 def size_of(name: str, key: str) -> ModelShape:
-    """Sizes of a model from its config.json or a table; the demo's are known where the demo is."""
+    """Sizes of a model from its config.json, or from a table."""
     return shape_of(name, role=key)
 
 
-def of_machine(*, ray_port: int) -> Machine:
-    """This machine, for no run in particular."""
-    return Machine(kind="machine", ray_port=ray_port, nodes=1, gpus=0)
-
-
-def of_local(config: Config, size_of: Sizes, *, ray_port: int, resources: Resources | None) -> Run:
+def of_local(config: Config, size_of: Sizes, *, ray_port: int, resources: Resources | None) -> LocalRun:
     """A run of the local back end."""
     active, teachers = config.active_teachers, teacher_models(config)
     few_bits = any(getattr(teacher, "quantize", "none") != "none" for teacher in active.values())
@@ -220,41 +231,32 @@ def of_local(config: Config, size_of: Sizes, *, ray_port: int, resources: Resour
     own_prompts = {key: one.prompt_template for key, one in active.items() if isinstance(one, SelfTeacherConfig)}
 
     def too_long(prompt: int) -> list[str]:
-        student, *others = (size_of(name, key) for key, name in run.models.items())
-        return faults.length_faults(config, student, dict(zip(teachers, others, strict=True)), prompt)
+        student = size_of(config.student.model_name, "student")
+        return faults.length_faults(
+            config, student, {key: size_of(name, key) for key, name in teachers.items()}, prompt
+        )
 
-    run = Run(
-        kind="local", ray_port=ray_port, nodes=1, gpus=int(config.device == "cuda"),
+    return LocalRun(
+        ray_port=ray_port, nodes=1, gpus=int(config.device == "cuda"),
         folder=Path(config.run.folder), resources=resources,
-        method=config.method,
-        tolerances=config.tolerances.model_dump(),
         kept_checkpoints=config.checkpoint.keep_last + 1 + config.checkpoint.keep_best,
-        device=config.device,
-        layout=lambda _: None,
-        size_of=size_of,
+        method=config.method, tolerances=config.tolerances.model_dump(),
+        on_gpu=config.device == "cuda", size_of=size_of,
         plan_on=lambda device: local_plan(config, device, LENGTHS, sizes=size_of),
         too_long=too_long,
         models={"student": config.student.model_name, **teachers},
         tokenizers=teacher_folders(config),
-        servers=url_teachers(config),
-        teacher_probe=config.tolerances.teacher_probe,
-        settled_ends=frozenset(key for key, one in active.items() if getattr(one, "end_token", None) is not None),
-        ends_remedy="the teacher scores the token that ends a response low: set {}.end_token=own or left_out",
+        servers=url_teachers(config), teacher_probe=config.tolerances.teacher_probe,
+        settled_ends={key for key, one in active.items() if getattr(one, "end_token", None) is not None},
         stop=config.rollout.stop,
-        vocabulary=None,
-        megatron_checkpoints={},
-        data=config.data,
-        benchmarks=config.evaluation.benchmarks,
+        data=config.data, benchmarks=config.evaluation.benchmarks,
         read=lambda: problem_sets.local_problems(config.data, config.evaluation.benchmarks),
-        least_problems=0,
         max_response_tokens=config.rollout.max_response_tokens,
         routing=config.routing,
         teacher_names=[key.removeprefix("teachers.") for key in active],
         templates={key.removeprefix("teachers."): template for key, template in own_prompts.items()},
-        reward=config.reward,
-        correct_at=config.correct_at,
+        reward=config.reward, correct_at=config.correct_at,
         engine=config.rollout.engine,
         extras=[*(extra for extra, asked in needed.items() if asked), *config.trackers],
         tracker=config.telemetry.tracker,
     )  # fmt: skip
-    return run

@@ -141,8 +141,9 @@ def ray_port(port: int) -> str:
     return f"{port} is free"
 
 
-def node_name(host: str, *, nodes: int) -> str:
+def node_name(host: str | None = None, *, nodes: int) -> str:
     """Other nodes can reach this one at the address that the launcher announces."""
+    host = host or socket.gethostname()
     try:
         address = socket.gethostbyname(host) if nodes == 1 else network.own_address(host, alone=False)
     except (OSError, UecrError) as error:

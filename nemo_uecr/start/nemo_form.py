@@ -24,7 +24,7 @@ from nemo_uecr.plan.nemo import nemo_plan
 from nemo_uecr.plan.shapes import ARCHITECTURES, KNOWN, ModelShape, shape_of, shape_of_values
 from nemo_uecr.start import folders, model_files, problem_sets
 from nemo_uecr.start.checks import TRAIN, require
-from nemo_uecr.start.facts import LENGTHS, Run, size_of
+from nemo_uecr.start.facts import LENGTHS, NemoRun, size_of
 from nemo_uecr.start.job import Resources
 from nemo_uecr.start.seen import Caution
 
@@ -38,46 +38,32 @@ log = logging.getLogger(__name__)
 UNSEEN = "a model's folder is not here, or its kind unknown: its layout and lengths are checked at the start"
 
 
-def of_nemo(config: NemoConfig, *, ray_port: int, resources: Resources | None) -> Run:
+def of_nemo(config: NemoConfig, *, ray_port: int, resources: Resources | None) -> NemoRun:
     """What the checks read of the configuration."""
     active, benchmarks, seed = config.active_teachers, config.evaluation.benchmarks, config.run.seed
     loaded: dict[str, NemoStudentConfig | NemoTeacherConfig] = {"student": config.student, **active}
-    return Run(
-        kind="nemo_rl", ray_port=ray_port, nodes=config.cluster.nodes, gpus=config.cluster.gpus_per_node,
+    return NemoRun(
+        ray_port=ray_port, nodes=config.cluster.nodes, gpus=config.cluster.gpus_per_node,
         folder=Path(config.run.folder), resources=resources,
-        method=config.method,
-        tolerances=config.tolerances.model_dump(),
         kept_checkpoints=config.checkpoint.keep_last + 1,
-        device="cuda",
-        layout=lambda with_models: layout(config, with_models=with_models),
-        size_of=size_of,
+        method=config.method, tolerances=config.tolerances.model_dump(),
+        on_gpu=True, size_of=size_of,
         plan_on=lambda device: nemo_plan(config, device, LENGTHS),
-        too_long=lambda prompt: [],
+        layout=lambda with_models: layout(config, with_models=with_models),
         models={"student": config.student.model_name, **teacher_models(config)},
         tokenizers=teacher_models(config),
-        servers={},
-        teacher_probe=0.0,
-        settled_ends=frozenset(),
-        ends_remedy="backend nemo_rl has no key for it: give both models the same eos_token_id in "
-        "generation_config.json",
-        stop=config.rollout.stop,
         vocabulary=config.student.vocabulary,
         megatron_checkpoints={key: section.megatron_checkpoint for key, section in loaded.items()},
-        data=config.data,
-        benchmarks=benchmarks,
+        stop=config.rollout.stop,
+        data=config.data, benchmarks=benchmarks,
         read=lambda: {
             problem_sets.TRAIN: chosen_problems(config.data, seed),
             **problem_sets.benchmark_problems(config.data, benchmarks),
         },
         least_problems=config.rollout.prompts_per_step,
-        max_response_tokens=config.rollout.max_response_tokens,
-        routing=config.routing,
-        teacher_names=list(config.teachers),
-        templates={},
+        routing=config.routing, teacher_names=list(config.teachers),
         reward=[each for each in config.reward if not isinstance(each, NemoRlEnvironment)],
         correct_at=config.correct_at,
-        engine="vllm",
-        extras=[], tracker=None,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nemo_uecr.cli.look import run_facts
 from nemo_uecr.config.nemo_schema import AnyConfig
-from nemo_uecr.start.checks import DOCTOR, OF_RUN, findings
+from nemo_uecr.start.checks import DOCTOR, asked, examine
 
 #: Checks by the thing that they look at, with those that must have passed before.
 MODELS = ("{} model",)
@@ -18,6 +18,5 @@ MEMORY = ("layout", "plan", "generation length", "host memory", "disk")
 def found(config: AnyConfig, *names: str) -> dict[str, tuple[str, str]]:
     """Status and words of each finding."""
     run = run_facts(config, 9900)
-    asked = [check for check in OF_RUN if check.name in names]
-    assert {check.name for check in asked} == set(names)
-    return {one.check: (one.status, f"{one.message} -> {one.remedy}") for one in findings(asked, run, DOCTOR)}
+    checks = [check for check in asked(run, DOCTOR) if check.name in names]
+    return {one.check: (one.status, f"{one.message} -> {one.remedy}") for one in examine(run, checks)}

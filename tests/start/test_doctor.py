@@ -19,7 +19,7 @@ from nemo_uecr.errors import UecrError
 from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.plan.contents import GIB
 from nemo_uecr.start import machine, memory, model_files
-from nemo_uecr.start.checks import CONFIG, DOCTOR, JOB, NODE, OF_RUN, TRAIN, examine, require
+from nemo_uecr.start.checks import CONFIG, DOCTOR, JOB, NODE, TRAIN, asked, examine, require
 from nemo_uecr.start.seen import Caution, Refusal
 from tests.conftest import ROOT
 from tests.conversion.folders import megatron_weights, nemo_rl_step
@@ -70,7 +70,8 @@ def test_a_check_that_cannot_be_made_is_a_line_and_the_others_go_on(monkeypatch:
     monkeypatch.setattr(machine, "IMPORT_S", 0.001)
     monkeypatch.setitem(sys.modules, "transformers", None)  # what Python itself takes for not installed
     run = local("student.model_name=a/b", "method.name=grpo", "teacher.model_name=null")
-    seen = {one.check: one for one in examine(run_facts(run, 9900))}
+    subject = run_facts(run, 9900)
+    seen = {one.check: one for one in examine(subject, asked(subject, DOCTOR))}
     assert seen["apex"].message.startswith("cannot be checked: TimeoutExpired: ")
     assert "transformers" in seen["student tokenizer"].message
     assert seen["plan"].status == "warn"
@@ -282,18 +283,14 @@ def test_megatron_checkpoints_and_runs_that_would_be_resumed(tmp_path: Path) -> 
 # -- who asks --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["local", "nemo_rl"])
-def test_what_stops_a_run_is_also_what_the_doctor_says(kind: str) -> None:
-    """Whatever `config check`, a job's first node or `train` raise from, the doctor looks at; a job's resources it
-    cannot know.
-    """
-    by_asker = {
-        asker: {check.name for check in OF_RUN if asker in check.askers and kind in check.kinds}
-        for asker in (DOCTOR, CONFIG, JOB, NODE, TRAIN)
-    }
-    assert by_asker[CONFIG] | by_asker[NODE] | by_asker[TRAIN] <= by_asker[DOCTOR]
-    assert {"problems"} < by_asker[NODE] < by_asker[CONFIG] & by_asker[TRAIN]
-    assert {"nodes", "mounts"} <= by_asker[JOB]
+@pytest.mark.parametrize("made", [local, nemo])
+def test_what_stops_a_run_is_also_what_the_doctor_says(made: Callable[[], AnyConfig]) -> None:
+    """Whatever `config check`, a job's first node or `train` raise from; a job's resources the doctor cannot know."""
+    run = run_facts(made(), 9900)
+    names = {asker: {check.name for check in asked(run, asker)} for asker in (DOCTOR, CONFIG, JOB, NODE, TRAIN)}
+    assert names[CONFIG] | names[NODE] | names[TRAIN] <= names[DOCTOR]
+    assert {"problems"} < names[NODE] <= names[CONFIG] & names[TRAIN]
+    assert {"nodes", "mounts"} <= names[JOB]
 
 
 def test_the_first_refusal_is_raised_and_cautions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
