@@ -42,7 +42,8 @@ NAMES = {
     "check_response": "nemo_uecr.verifier.pool:check_response",
     "check_responses": "nemo_uecr.verifier.pool:check_responses",
     "comparison_pool": "nemo_uecr.verifier.pool:comparison_pool",
-    "trials": "nemo_uecr.verifier.selftest:trials",
+    "imported": "tests.conversion.saved:imported",
+    "trials": "tools.verifier_selftest:trials",
 }
 #: One batch through each back end's advantages and loss.
 BACK_END_TESTS = ("tests/nemo/test_loss.py", "tests/local/test_update.py")
@@ -433,8 +434,8 @@ def conversion(work: Path) -> Numbers:
 
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.bridge") is None:
         raise Skip("megatron-bridge is not installed; `make test-real` installs it into .venv-real")
-    command("convert", MODELS / "teacher", "--to", work / "megatron", "--tolerance", "1e-5")
-    command("convert", work / "megatron", "--to", work / "back")
+    named("imported")(MODELS / "teacher", work / "megatron")
+    command("convert", work / "megatron", "--to", work / "back", "--hf", MODELS / "teacher", "--tolerance", "1e-5")
     command("convert", work / "back", "--check")
     model = AutoModelForCausalLM.from_pretrained(work / "back", dtype=torch.float32).eval()
     ids = torch.randint(0, model.config.vocab_size, (4, 24), generator=torch.Generator().manual_seed(3))

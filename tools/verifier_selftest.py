@@ -1,14 +1,23 @@
-"""Tests the verifier: a reference answer must verify against itself and its rewritings, and not against others."""
+"""Test the verifier on reference answers of benchmarks: each must pass as it is and rewritten, and others must fail.
+
+    python tools/verifier_selftest.py BENCHMARK...
+
+A benchmark is a file, NAME=FILE or a known name. Exceptions are listed; the exit code is 1 if an answer fails as it is.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from nemo_uecr.data.benchmarks import load_benchmarks
+from nemo_uecr.data.problems import check_references
 from nemo_uecr.verifier.extract import Verdict
-from nemo_uecr.verifier.pool import ComparisonPool, check_responses
+from nemo_uecr.verifier.pool import ComparisonPool, check_responses, comparison_pool
 from nemo_uecr.verifier.spelling import without_point
 
 _ALL, _INTEGER, _FRACTION = r".*", r"(-?)(\d)(\d*)", r"(-?)\\frac\{(\d+)\}\{(\d+)\}"
@@ -149,3 +158,19 @@ def self_test(answers: Mapping[str, str], pool: ComparisonPool) -> tuple[list[st
         if len(of_form) > SHOWN:
             lines.append(f"  and {len(of_form) - SHOWN} more failures: {form}")
     return lines, failed["itself"] > 0
+
+
+def main(benchmarks: Sequence[str]) -> int:
+    """Test the answers of each benchmark; 1 if one fails as it is."""
+    fails_itself = False
+    with comparison_pool(os.cpu_count() or 1) as pool:
+        for name, benchmark in load_benchmarks(list(benchmarks)).items():
+            check_references(name, benchmark.problems)
+            lines, failed = self_test({problem.id: problem.answer for problem in benchmark.problems}, pool)
+            sys.stdout.write("".join(f"{line}\n" for line in (f"{name}: {lines[0]}", *lines[1:])))
+            fails_itself |= failed
+    return int(fails_itself)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

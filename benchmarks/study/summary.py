@@ -1,4 +1,4 @@
-"""A study's summary.md, results.json, figures, and tables in Markdown, HTML and LaTeX."""
+"""A study's summary.md, results.json, figures, and tables in Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAP_NOTE = (
     "over the cells of their column; the best other method was chosen on the same runs."
 )
 RATES_NOTE = "Chosen: the highest mean validation average after the last step, the lower rate on ties."
-ENDINGS = {"markdown": "md", "latex": "tex", "html": "html"}
+ENDINGS = {"markdown": "md", "latex": "tex"}
 
 
 def write_summary(study: StudyConfig, *, notes: Sequence[str]) -> Path:

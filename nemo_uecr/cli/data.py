@@ -1,9 +1,8 @@
-"""The commands `data NAME`: prepare training problems, and test the verifier."""
+"""The commands `data NAME`: prepare, screen and verify training problems."""
 
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from nemo_uecr.cli.common import AtLeastOne, Seed, family, say
 from nemo_uecr.errors import DataError
 
 log = logging.getLogger(__name__)
-app = family("data", "Prepare, screen and verify training problems; test the verifier.")
+app = family("data", "Prepare, screen and verify training problems.")
 
 #: Chosen on rewritten problems of AIME24 and AMC23 with the packaged model, as docs/data.md shows.
 HOLD_AT = 0.7
@@ -152,28 +151,3 @@ def verify(folder: Folder, /) -> int:
     if counts["held"]:
         say(f"{counts['held']} held rows wait for a verdict in {folder}/screening/review.csv")
     return 1 if failures else 0
-
-
-@app.command
-def selftest(benchmarks: tuple[str, ...], /) -> int:
-    """Test the verifier on the reference answers of benchmarks.
-
-    Each answer must pass as it is and in rewritten forms, and other answers must fail; exceptions are listed. The exit
-    code is 1 if an answer fails as it is.
-
-    Args:
-        benchmarks: Files, NAME=FILE or known names.
-    """
-    from nemo_uecr.data.benchmarks import load_benchmarks
-    from nemo_uecr.data.problems import check_references
-    from nemo_uecr.verifier.pool import comparison_pool
-    from nemo_uecr.verifier.selftest import self_test
-
-    fails_itself = False
-    with comparison_pool(os.cpu_count() or 1) as pool:
-        for name, benchmark in load_benchmarks(list(benchmarks)).items():
-            check_references(name, benchmark.problems)
-            lines, failed = self_test({problem.id: problem.answer for problem in benchmark.problems}, pool)
-            say(f"{name}: {lines[0]}", *lines[1:])
-            fails_itself |= failed
-    return int(fails_itself)

@@ -191,7 +191,7 @@ def table(
     /,
     *,
     layout: Literal["main", "ablation"] = "main",
-    format: Literal["markdown", "latex", "html"] = "markdown",
+    format: Literal["markdown", "latex"] = "markdown",
 ) -> None:
     """Print the paper's tables from evaluations and training runs.
 

@@ -12,7 +12,6 @@ from cyclopts import App, CycloptsError, Group, UnknownOptionError
 from nemo_uecr import __version__
 from nemo_uecr.cli import audit, data, evaluate, look, runs, score, slurm, train
 from nemo_uecr.cli.common import family
-from nemo_uecr.cli.cores import choose_wait_policy
 from nemo_uecr.errors import UecrError
 from nemo_uecr.stopping import STOPPED, RunStopped
 
@@ -25,7 +24,7 @@ COMMANDS: dict[str, tuple[Callable[..., int | None] | App, ...]] = {
     "Inspect": (look.plan, look.doctor, look.config, look.advise, runs.report, runs.replay),
     "Evaluate": (evaluate.app, score.score, audit.app, score.teacher),
     "Data": (data.app,),
-    "Export": (runs.convert, runs.export, runs.pack, runs.unpack),
+    "Export": (runs.convert, runs.export, runs.pack),
     "Slurm": (slurm.app,),
 }
 
@@ -57,7 +56,6 @@ def entry_point(arguments: Sequence[str] | None = None, app: App = app) -> int:
     logging.getLogger("nemo_uecr").setLevel(logging.INFO)
     words = list(sys.argv[1:] if arguments is None else arguments)
     app.help_format = "markdown" if len(words) > 1 else "plaintext"  # Markdown takes 0.1 s to import
-    choose_wait_policy(words)
     try:
         code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

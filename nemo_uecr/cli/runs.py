@@ -1,4 +1,4 @@
-"""Commands on finished runs: `report`, `replay`, `pack`, `unpack`, `convert` and `export`."""
+"""Commands on finished runs: `report`, `replay`, `pack`, `convert` and `export`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter, types
 
-from nemo_uecr.cli.common import AtLeastOne, Words, method_settings, refuse_input, say
+from nemo_uecr.cli.common import Words, method_settings, refuse_input, say
 from nemo_uecr.errors import CheckpointError, ConfigError, DataError, RunFolderError, require_extra
 
 
@@ -136,11 +136,14 @@ def _check_steps(path: Path) -> int:
 
 
 def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
-    """Pack a run folder into one archive (.tar.gz), to unpack and replay elsewhere.
+    """Pack a run folder into one archive (.tar.gz), which `tar` unpacks elsewhere.
 
-    The archive contains a checksum. Equal folders give equal archives.
+    Equal folders give equal archives. `report --verify` compares the unpacked files with the run's record.
 
         nemo-uecr pack runs/demo demo.tar.gz --without-checkpoints
+        mkdir there
+        tar -xzf demo.tar.gz -C there
+        nemo-uecr report there --verify
 
     Args:
         run: Run folder.
@@ -158,22 +161,6 @@ def pack(run: Path, out: Path, /, *, without_checkpoints: bool = False) -> None:
     say(f"{files} files, {out.stat().st_size / 1e6:.1f} MB: {out}")
 
 
-def unpack(archive: Path, folder: Path, /, *, max_gib: AtLeastOne = 64) -> None:
-    """Unpack an archive that `nemo-uecr pack` wrote into a new folder.
-
-    The checksum must match. Archives with links, with names that lead outside the folder, or with more than
-    `--max-gib` of files are refused.
-
-    Args:
-        archive: File that `pack` wrote.
-        folder: Folder to create.
-        max_gib: Largest total size of the files in GiB.
-    """
-    from nemo_uecr.telemetry.archive import unpack as read_archive
-
-    say(f"{read_archive(archive, folder, max_gib=max_gib)} files: {folder}")
-
-
 def convert(
     ckpt: Path,
     /,
@@ -186,14 +173,13 @@ def convert(
     tolerance: types.PositiveFloat = 1e-4,
     shard_gb: types.PositiveFloat = 4.0,
 ) -> None:
-    """Convert a checkpoint between Megatron and Hugging Face, and verify that the result is the same model.
+    """Convert a Megatron checkpoint to Hugging Face, and verify that the result is the same model.
 
-    CKPT is a step that NeMo-RL saved (step_N), a Megatron distributed checkpoint (iter_0000000 or its parent), or a
-    Hugging Face model. Both models score fixed sequences in float32. OUT is created only if their log-probabilities
+    CKPT is a step that NeMo-RL saved (step_N) or a Megatron distributed checkpoint (iter_0000000 or its parent). Both
+    models score fixed sequences in float32. OUT is created only if their log-probabilities
     agree; its conversion.json has the evidence.
 
         nemo-uecr convert runs/uecr/checkpoints/step_100 --to models/uecr-step-100
-        nemo-uecr convert models/Qwen3-4B --to models/Qwen3-4B-megatron
         nemo-uecr convert models/uecr-step-100 --check
 
     Args:

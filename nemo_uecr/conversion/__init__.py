@@ -1,1 +1,1 @@
-"""Converts checkpoints between Megatron and Hugging Face, and verifies that the result is the same model."""
+"""Converts Megatron checkpoints to Hugging Face, and verifies that the result is the same model."""

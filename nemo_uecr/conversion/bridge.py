@@ -1,4 +1,4 @@
-"""Megatron-Bridge's GPT model on one rank in float32, between the two formats; and the weight files to write."""
+"""Megatron-Bridge's GPT model on one rank in float32, from either format; and the weight files to write."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ NORMS = {
     "decoder.layers.*.input_layernorm.weight": "model.layers.*.input_layernorm.weight",
     "decoder.layers.*.pre_mlp_layernorm.weight": "model.layers.*.post_attention_layernorm.weight",
 }
-#: Settings of the model itself; the others serve the conversion on a CPU and are reset before saving.
-KEPT = frozenset({"rotary_base", "share_embeddings_and_output_weights"})
 
 
 class Bridge:
@@ -41,7 +39,6 @@ class Bridge:
         from megatron.bridge import AutoBridge
 
         self._architecture = model
-        self._before: dict[str, Any] = {}
         self._auto = AutoBridge.from_hf_pretrained(str(folder), trust_remote_code=False)
         _name_the_norms()
 
@@ -71,9 +68,7 @@ class Bridge:
 
     def _build(self, *, load_weights: bool) -> Any:
         provider = self._auto.to_megatron_provider(load_weights=load_weights)
-        settings = self._settings()
-        self._before = {name: getattr(provider, name) for name in settings.keys() - KEPT}
-        for name, value in settings.items():
+        for name, value in self._settings().items():
             setattr(provider, name, value)
         provider.finalize()
         [model] = provider.provide_distributed_model(wrap_with_ddp=False, use_cpu_initialization=True)
@@ -96,12 +91,6 @@ class Bridge:
             "rotary_base": self._architecture.rope_theta,
             "share_embeddings_and_output_weights": self._architecture.tied,
         }  # fmt: skip
-
-    def save(self, model: Any, folder: Path) -> None:
-        """Write the model in its dtype and in Megatron's format, with the run_config.yaml of a trainer."""
-        for name, value in self._before.items():
-            setattr(model.config, name, value)
-        self._auto.save_megatron_model([model], folder)
 
     def export(self, model: Any) -> Iterable[tuple[str, Tensor]]:
         """All tensors with their Hugging Face names, in float32."""

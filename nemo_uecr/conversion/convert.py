@@ -59,9 +59,7 @@ def prepare(
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
     source = reading.find_source(ckpt)
-    weights = reading.read_weights(source.kind, source.weights)
-    if source.kind == reading.HUGGINGFACE and model is not None:
-        raise CheckpointError(f"{ckpt}: a Hugging Face model states its architecture; leave out --hf")
+    weights = reading.read_weights(source.weights)
     config = _locate_model(model or source.model, ckpt)
     shape = reading.read_qwen3(config)
     reading.check_architecture(weights, shape, config)
@@ -95,10 +93,9 @@ def _locate_model(name: str | None, ckpt: Path) -> Path:
 
 def convert(job: Conversion) -> Agreement:
     """Convert, verify, and return the agreement of the two models; a failure leaves no OUT."""
-    logger.info("%s: %s weights, %s", job.weights.folder, job.weights.kind, job.weights.dtype)
+    logger.info("%s: weights in %s", job.weights.folder, job.weights.dtype)
     with new_folder(job.out) as folder:
-        write = _to_huggingface if job.weights.kind == reading.MEGATRON else _to_megatron
-        sequences, megatron, huggingface = write(job, folder)
+        sequences, megatron, huggingface = _to_huggingface(job, folder)
         agreement = proof.compare(sequences, megatron, huggingface, job.tolerance)
         _write_record(job, folder, {
             "sequences": sequences, "megatron": megatron, "huggingface": huggingface,
@@ -122,33 +119,6 @@ def _to_huggingface(job: Conversion, folder: Path) -> tuple[Sequences, Scores, S
     return sequences, megatron, proof.huggingface_scores(folder, sequences)
 
 
-def _to_megatron(job: Conversion, folder: Path) -> tuple[Sequences, Scores, Scores]:
-    """Write the model; return sequences with their scores by what megatron-core loads and by CKPT."""
-    import torch
-
-    sequences = proof.fixed_sequences(job.tokenizer, job.model.vocabulary)
-    with megatron_on_cpu():
-        bridge = Bridge(job.weights.folder, job.model)
-        bridge.save(bridge.from_huggingface().to(getattr(torch, job.weights.dtype)), folder)
-        del bridge
-        for settings in folder.glob("iter_*/run_config.yaml"):  # it names the temporary folder
-            text = settings.read_text(encoding="utf-8")
-            settings.write_text(text.replace(str(folder), str(job.out)), encoding="utf-8")
-        _write_assets(job, folder / reading.ASSETS)
-        gc.collect()
-        logger.info("verifying: megatron-core loads what was written")
-        megatron = _written_megatron_scores(folder, sequences)
-    gc.collect()
-    return sequences, megatron, proof.huggingface_scores(job.weights.folder, sequences)
-
-
-def _written_megatron_scores(folder: Path, sequences: Sequences) -> Scores:
-    """Scores by what megatron-core loads from a converted folder; within `megatron_on_cpu`."""
-    model, iteration = reading.read_qwen3(folder / reading.ASSETS), reading.newest_iteration(folder)
-    with names_alone(folder / reading.ASSETS / "config.json", model) as names:
-        return proof.megatron_scores(Bridge(names, model).from_megatron(iteration), sequences)
-
-
 def _assets(config: Path, tokenizer: Path) -> tuple[Path, ...]:
     """Configuration, generation configuration, tokenizer and template."""
     if not (tokenizer / "tokenizer.json").is_file() and not (tokenizer / "vocab.json").is_file():
@@ -161,7 +131,6 @@ def _assets(config: Path, tokenizer: Path) -> tuple[Path, ...]:
 
 def _write_assets(job: Conversion, folder: Path) -> None:
     """Copy the assets, and set the dtype of the weights in config.json."""
-    folder.mkdir(exist_ok=True)
     for file in job.assets:
         shutil.copyfile(file, folder / file.name)
     if (job.tokenizer / TEMPLATES).is_dir():
@@ -179,10 +148,8 @@ def _write_assets(job: Conversion, folder: Path) -> None:
 
 
 def _write_record(job: Conversion, folder: Path, evidence: dict[str, Any]) -> None:
-    kind = job.weights.kind
     content = {
         "format": FORMAT,
-        "direction": f"{kind} to {reading.HUGGINGFACE if kind == reading.MEGATRON else reading.MEGATRON}",
         "source": str(job.ckpt), "weights": str(job.weights.folder), "model": str(job.config),
         "dtype": job.weights.dtype, "shard_bytes": job.shard_bytes,
         "versions": {"nemo_uecr": nemo_uecr.__version__, **{name: installed(name) for name in PACKAGES}},
@@ -213,13 +180,8 @@ def check(out: Path, tolerance: float) -> Agreement:
         CheckpointError: they differ by more than ``tolerance`` nats, or a file changed since the conversion.
     """
     record = read_record(out)
-    sequences, megatron, huggingface = (record["verification"][key] for key in ("sequences", "megatron", "huggingface"))
-    if record["direction"].endswith(reading.MEGATRON):
-        with megatron_on_cpu():
-            megatron = _written_megatron_scores(out, sequences)
-    else:
-        huggingface = proof.huggingface_scores(out, sequences)
-    agreement = proof.compare(sequences, megatron, huggingface, tolerance)
+    sequences, megatron = record["verification"]["sequences"], record["verification"]["megatron"]
+    agreement = proof.compare(sequences, megatron, proof.huggingface_scores(out, sequences), tolerance)
     for name, expected in record["sha256"].items():
         if not (out / name).is_file() or file_sha256(out / name) != expected:
             raise CheckpointError(f"{out / name}: changed since the conversion; the model is the same within rounding")

@@ -1,6 +1,6 @@
-"""Recognises a checkpoint and reads its headers or metadata, without loading weights.
+"""Recognises a checkpoint and reads its metadata, without loading weights.
 
-A checkpoint is a Hugging Face model, a Megatron distributed checkpoint, or a step that NeMo-RL saved.
+A checkpoint is a Megatron distributed checkpoint, or a step that NeMo-RL saved.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ from typing import Any
 
 from nemo_uecr.errors import CheckpointError, DataError, first_line
 from nemo_uecr.files import read_object
-from nemo_uecr.generation.models import INDEX, DecoderSizes, decoder_sizes, read_header, weight_names
+from nemo_uecr.generation.models import DecoderSizes, decoder_sizes
 
 ARCHITECTURE = "Qwen3ForCausalLM"
-HUGGINGFACE, MEGATRON = "huggingface", "megatron"
-#: Folder beside converted Megatron weights: config.json, generation_config.json and the tokenizer.
-ASSETS = "huggingface"
 TRACKER = "latest_checkpointed_iteration.txt"
 STEP = re.compile(r"(tmp_|old_)?step_\d+")
 ITERATION = re.compile(r"iter_(\d+)")
@@ -36,19 +33,17 @@ FORMAT = "torch_dist"
 MODEL = ("embedding.", "decoder.", "output_layer.")
 #: A vocabulary is padded to a multiple of up to 128 on up to 64 tensor-parallel ranks.
 PADDING = 128 * 64
-DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-# The folder and its kind.
+# The folder.
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """The input of a conversion."""
 
-    kind: str
-    weights: Path  # the Hugging Face folder, or that of one Megatron iteration
+    weights: Path  # folder of one iteration
     model: str | None  # Hugging Face model with the architecture, if the checkpoint names one
     tokenizer: Path | None  # of the training; None: the model's
 
@@ -61,14 +56,14 @@ def find_source(ckpt: Path) -> Checkpoint:
     if STEP.fullmatch(name) or (ckpt / "policy").is_dir():
         return _nemo_rl_step(ckpt)
     if (ckpt / "metadata.json").is_file() or (ckpt / ".metadata").is_file() or ITERATION.fullmatch(name):
-        return _megatron(ckpt, ckpt.resolve().parent)
+        return Checkpoint(ckpt, None, None)
     if (ckpt / TRACKER).is_file() or any(ITERATION.fullmatch(path.name) for path in ckpt.iterdir()):
-        return _megatron(newest_iteration(ckpt), ckpt)
+        return Checkpoint(newest_iteration(ckpt), None, None)
+    got = "no checkpoint"
     if (ckpt / "config.json").is_file():
-        return Checkpoint(HUGGINGFACE, ckpt, str(ckpt), ckpt)
+        got = "a Hugging Face model, which NeMo-RL converts when a run starts"
     raise CheckpointError(
-        f"{ckpt}: no checkpoint; expected a Megatron folder (iter_0000000, or the one above), a step_N that NeMo-RL "
-        "saved, or a Hugging Face model (config.json)"
+        f"{ckpt}: {got}; expected a Megatron folder (iter_0000000, or the one above) or a step_N that NeMo-RL saved"
     )
 
 
@@ -89,12 +84,6 @@ def newest_iteration(folder: Path) -> Path:
     return numbered[max(numbered)]
 
 
-def _megatron(weights: Path, beside: Path) -> Checkpoint:
-    assets = beside / ASSETS
-    known = assets if (assets / "config.json").is_file() else None
-    return Checkpoint(MEGATRON, weights, None if known is None else str(known), known)
-
-
 def _nemo_rl_step(step: Path) -> Checkpoint:
     if step.resolve().name.startswith(("tmp_", "old_")):
         raise CheckpointError(f"{step}: NeMo-RL had not finished this step; convert a folder named step_N")
@@ -105,7 +94,7 @@ def _nemo_rl_step(step: Path) -> Checkpoint:
     if not policy.get("model_name"):
         raise CheckpointError(f"{step / 'config.yaml'}: no policy.model_name; expected NeMo-RL's configuration")
     weights = newest_iteration(step / "policy" / "weights")
-    return Checkpoint(MEGATRON, weights, policy["model_name"], step / "policy" / "tokenizer")
+    return Checkpoint(weights, policy["model_name"], step / "policy" / "tokenizer")
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -126,7 +115,6 @@ def _yaml(path: Path) -> dict[str, Any]:
 class Weights:
     """The model's tensors in a folder, and their files."""
 
-    kind: str
     folder: Path
     files: tuple[Path, ...]
     shapes: dict[str, tuple[int, ...]]
@@ -138,22 +126,16 @@ class Weights:
         return BYTES[self.dtype] * sum(math.prod(shape) for shape in self.shapes.values())
 
 
-def read_weights(kind: str, folder: Path) -> Weights:
-    """Read headers or metadata; refuse missing and truncated weight files."""
-    if kind == MEGATRON:
-        shards, tensors = _read_contents(folder)
-        extra = ["run_config.yaml"] if (folder / "run_config.yaml").is_file() else []
-        names = [*MEGATRON_PARTS, *shards, *extra]
-    else:
-        shards = weight_names(folder)
-        headers = [read_header(folder / name) for name in shards]
-        tensors = {name: (DTYPES.get(dtype, dtype), shape) for held in headers for name, (dtype, shape) in held.items()}
-        names = [*([INDEX] if (folder / INDEX).is_file() else []), *shards]
+def read_weights(folder: Path) -> Weights:
+    """Read the metadata of an iteration; refuse missing and truncated shards."""
+    shards, tensors = _read_contents(folder)
+    extra = ["run_config.yaml"] if (folder / "run_config.yaml").is_file() else []
+    names = [*MEGATRON_PARTS, *shards, *extra]
     dtypes = sorted({dtype for dtype, _ in tensors.values()})
     if len(dtypes) != 1 or dtypes[0] not in BYTES:
         raise CheckpointError(f"{folder}: its tensors are {dtypes or 'none'}; expected one of {', '.join(BYTES)}")
     shapes = {name: shape for name, (_, shape) in tensors.items()}
-    return Weights(kind, folder, tuple(folder / name for name in names), shapes, dtypes[0])
+    return Weights(folder, tuple(folder / name for name in names), shapes, dtypes[0])
 
 
 def _read_contents(folder: Path) -> tuple[list[str], dict[str, tuple[str, tuple[int, ...]]]]:
@@ -263,8 +245,6 @@ def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> No
     It would cut or fill a vocabulary and ignore an unexpected output layer, and it does not know the base of the rotary
     embedding. A trainer's run_config.yaml states the whole architecture.
     """
-    if weights.kind == HUGGINGFACE:
-        return
     path, shapes = weights.folder / "run_config.yaml", weights.shapes
     settings = (_yaml(path).get("model") or {}) if path.is_file() else {}  # Megatron alone does not write it
     rows = shapes.get("embedding.word_embeddings.weight", (0,))[0]

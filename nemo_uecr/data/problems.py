@@ -1,6 +1,6 @@
 """Problems from the rows of a source: question, answer and further columns, in the layouts that people use.
 
-This is the only reader of rows: `data prepare`, training, benchmarks, `evaluate`, `advise` and `selftest` share it.
+This is the only reader of rows: `data prepare`, training, benchmarks, `evaluate` and the audit of a teacher share it.
 """
 
 from __future__ import annotations

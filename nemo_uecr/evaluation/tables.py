@@ -1,8 +1,7 @@
-"""Tables of methods by benchmarks as in the paper: read from folders, ranked, and written in three formats."""
+"""Tables of methods by benchmarks as in the paper: read from folders, ranked, and written in two formats."""
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -206,6 +205,5 @@ def _written(table: Table, *, form: str, plain: Callable[[str], str]) -> str:
 
 #: The templates are in assets/; each format has its own escaping.
 FORMATS: dict[str, Callable[[Table], str]] = {
-    form: partial(_written, form=form, plain=plain)
-    for form, plain in (("markdown", _markdown), ("latex", _latex), ("html", html.escape))
+    form: partial(_written, form=form, plain=plain) for form, plain in (("markdown", _markdown), ("latex", _latex))
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from nemo_uecr.conversion.reading import MEGATRON, find_source, read_weights
+from nemo_uecr.conversion.reading import find_source, read_weights
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import check_writable, existing
 from nemo_uecr.start.seen import Caution, required
@@ -60,7 +60,7 @@ def shared(path: str) -> str:
 def whole_checkpoint(folder: Path) -> str:
     """A Megatron distributed checkpoint has every part and shard."""
     iteration = find_source(folder.expanduser()).weights
-    files = read_weights(MEGATRON, iteration).files
+    files = read_weights(iteration).files
     return f"{iteration}, {sum(file.suffix == '.distcp' for file in files)} shards"
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from nemo_uecr import __version__
 from nemo_uecr.__main__ import main
-from nemo_uecr.cli import common, cores, train
+from nemo_uecr.cli import common, train
 from nemo_uecr.cli.main import app, entry_point
 from nemo_uecr.errors import DependencyError, RewardError, require_extra
 from nemo_uecr.stopping import RunStopped
@@ -158,36 +158,3 @@ def test_the_installed_command(tmp_path: Path) -> None:
     assert shown.startswith("backend: local")
     assert done.stderr.startswith("nemo-uecr: error: ")
     assert done.stderr.count("\n") == 1
-
-
-def test_a_busy_machine_makes_threads_sleep_while_they_wait() -> None:
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
-    try:
-        environment: dict[str, str] = {}
-        cores.choose_wait_policy(["train"], environment)
-        assert environment == {"OMP_WAIT_POLICY": "passive"}
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-
-
-@pytest.mark.parametrize(
-    ("share", "words", "chosen"),
-    [
-        (0.9, ["train"], {}),
-        *((0.1, ["train"], {name: "1"}) for name in cores.USERS_CHOICES),
-        *((0.1, words, {}) for words in ([], ["train", "--help"], ["plan", "run.yaml"])),  # no computing
-    ],
-)
-def test_an_idle_machine_a_users_choice_and_other_commands_stay(
-    share: float, words: list[str], chosen: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cores, "core_share", lambda: share)
-    environment = dict(chosen)
-    cores.choose_wait_policy(words, environment)
-    assert environment == chosen
-
-
-def test_commands_that_compute_exist() -> None:
-    assert set(cores.COMPUTING) <= {name for name in app if not name.startswith("-")}

@@ -10,6 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nemo_uecr.conversion.bridge import Bridge
+from nemo_uecr.conversion.on_cpu import megatron_on_cpu
+from nemo_uecr.conversion.reading import read_qwen3
+from tests.conversion.real import tensors
 from tests.nemo.on_ranks import score_batch
 from tests.nemo.ranks import run_ranks
 from tests.nemo.tiny_qwen3 import VOCABULARY, make_model, start
@@ -44,16 +48,14 @@ def save_and_score(
     return found
 
 
-def load_and_score(rank: int, *, folder: str, tensor: int, pipeline: int, tied: bool) -> Tensor | None:
-    """Log-probabilities of `batch()` on the last stage, by megatron-core's own loading; every rank calls it."""
-    start(tensor, pipeline)
-    from megatron.core import dist_checkpointing
-
-    model = make_model(tensor, pipeline, tied=tied)
-    layout = dist_checkpointing.load_content_metadata(folder)
-    state = dist_checkpointing.load({"model": model.sharded_state_dict(metadata=layout)}, folder)["model"]
-    model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
-    return _logp(model, tensor)
+def imported(model: Path, folder: Path) -> Path:
+    """Megatron weights of a Hugging Face model, as Megatron-Bridge writes them when a NeMo-RL run starts."""
+    dtype = next(iter(tensors(model).values())).dtype
+    with megatron_on_cpu():
+        bridge = Bridge(model, read_qwen3(model))
+        module = bridge.from_huggingface().to(dtype)
+        bridge._auto.save_megatron_model([module], folder)
+    return folder
 
 
 def _logp(model: Any, tensor: int) -> Tensor | None:

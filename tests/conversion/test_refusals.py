@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.conversion.convert import Conversion, convert, prepare
@@ -35,15 +34,6 @@ def weights(tmp_path: Path) -> Path:
     return megatron_weights(tmp_path / "megatron" / "iter_0000001")
 
 
-@pytest.fixture
-def huggingface(tmp_path: Path, model: Path) -> Path:
-    from safetensors.torch import save_file
-
-    folder = shutil.copytree(model, tmp_path / "huggingface")
-    save_file({"model.embed_tokens.weight": torch.zeros(48, 32)}, folder / "model.safetensors")
-    return folder
-
-
 def refusal(ckpt: Path, out: Path, model: Path | None = None) -> str:
     """The message of a conversion, which leaves every folder as it was."""
     folder = next(path for path in out.parents if path.is_dir())
@@ -54,20 +44,19 @@ def refusal(ckpt: Path, out: Path, model: Path | None = None) -> str:
     return str(error.value)
 
 
-def test_what_is_whole_is_accepted(tmp_path: Path, model: Path, weights: Path, huggingface: Path) -> None:
+def test_what_is_whole_is_accepted(tmp_path: Path, model: Path, weights: Path) -> None:
     for ckpt in (weights, weights.parent):
         job = prepared(ckpt, tmp_path / "out", model)
-        assert (job.weights.kind, job.weights.folder, job.weights.dtype) == ("megatron", weights, "float32")
+        assert (job.weights.folder, job.weights.dtype) == (weights, "float32")
     step = nemo_rl_step(tmp_path, weights, model)
     job = prepared(step, tmp_path / "out")
     assert (job.config, job.tokenizer) == (model, step / "policy" / "tokenizer")
-    assert prepared(huggingface, tmp_path / "out").weights.kind == "huggingface"
 
 
-def test_what_a_checkpoint_is_says_its_content_not_its_name(tmp_path: Path, huggingface: Path) -> None:
+def test_what_a_checkpoint_is_says_its_content_not_its_name(tmp_path: Path, model: Path) -> None:
     for name in ("step_100", "tmp_step_1", "iter_0000005"):
-        huggingface = huggingface.rename(tmp_path / name)
-        assert prepared(huggingface, tmp_path / "out").weights.kind == "huggingface"
+        model = model.rename(tmp_path / name)
+        assert "a Hugging Face model, which NeMo-RL converts when a run starts" in refusal(model, tmp_path / "out")
 
 
 def test_the_iteration_that_is_taken(
@@ -90,14 +79,11 @@ def test_another_tokenizer_is_named_by_its_own_folder(tmp_path: Path, model: Pat
 
 
 @pytest.mark.parametrize("lost", [None, 1])
-def test_a_shard_that_is_missing_or_cut_short(
-    lost: int | None, tmp_path: Path, model: Path, weights: Path, huggingface: Path
-) -> None:
-    for folder, kind, named in ((weights, "*.distcp", model), (huggingface, "*.safetensors", None)):
-        shard = next(folder.glob(kind))
-        content = shard.read_bytes()
-        shard.unlink() if lost is None else shard.write_bytes(content[:-lost])
-        assert str(shard) in refusal(folder, tmp_path / "out", named)
+def test_a_shard_that_is_missing_or_cut_short(lost: int | None, tmp_path: Path, model: Path, weights: Path) -> None:
+    shard = next(weights.glob("*.distcp"))
+    content = shard.read_bytes()
+    shard.unlink() if lost is None else shard.write_bytes(content[:-lost])
+    assert str(shard) in refusal(weights, tmp_path / "out", model)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +144,11 @@ def test_what_the_command_lacks(tmp_path: Path, weights: Path, model: Path) -> N
     assert "no checkpoint" in refusal(tmp_path / "empty", tmp_path / "out")
 
 
-def test_an_out_that_cannot_be_made(tmp_path: Path, huggingface: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "occupied" in refusal(huggingface, tmp_path)
-    assert "is inside the checkpoint" in refusal(huggingface, huggingface / "megatron")
+def test_an_out_that_cannot_be_made(
+    tmp_path: Path, model: Path, weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "occupied" in refusal(weights, tmp_path, model)
+    assert "is inside the checkpoint" in refusal(weights, weights / "out", model)
     usage = namedtuple("usage", ("total", "used", "free"))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 10**6 - 1000, 1000))
-    assert "GB are free" in refusal(huggingface, tmp_path / "new" / "out")
+    assert "GB are free" in refusal(weights, tmp_path / "new" / "out", model)

@@ -1,8 +1,7 @@
-"""Hugging Face to Megatron and back, the traps on the way, and a kill in the middle."""
+"""Hugging Face to Megatron by the bridge and back by the command, the traps on the way, and a kill in the middle."""
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -18,9 +17,8 @@ from nemo_uecr.nemo import upstream
 from nemo_uecr.start.nemo_form import check_conversion
 from tests.conftest import ROOT
 from tests.conversion.folders import hf_model
-from tests.conversion.real import converted, marks, tensors, transformers_logp
-from tests.conversion.saved import load_and_score
-from tests.nemo.ranks import run_ranks
+from tests.conversion.real import converted, marks, tensors
+from tests.conversion.saved import imported
 from tests.reliability.commands import refused
 
 pytestmark = marks
@@ -36,40 +34,19 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def megatron(whole: Path) -> Path:
-    out = whole.parent / "megatron"
-    assert "the same model" in converted(whole, "--to", out, "--tolerance", 1e-5)
-    return out
+    return imported(whole, whole.parent / "megatron")
 
 
 @pytest.mark.parametrize(("tied", "dtype"), [(True, "float32"), (False, "bfloat16")])
 def test_there_and_back_is_bitwise(tied: bool, dtype: str, tmp_path: Path) -> None:
     model = hf_model(tmp_path / "model", tied=tied, dtype=dtype)
-    converted(model, "--to", tmp_path / "megatron")
-    converted(tmp_path / "megatron", "--to", tmp_path / "back", "--shard-gb", SMALL)
+    imported(model, tmp_path / "megatron")
+    converted(tmp_path / "megatron", "--to", tmp_path / "back", "--hf", model, "--shard-gb", SMALL, "--tolerance", 1e-5)
     before, after = tensors(model), tensors(tmp_path / "back")
     assert before.keys() == after.keys()
     assert all(torch.equal(value, after[name]) and value.dtype == after[name].dtype for name, value in before.items())
     assert len(list((tmp_path / "back").glob("model-*.safetensors"))) > 1
-    for folder in ("megatron", "back"):
-        assert "the same model" in converted(tmp_path / folder, "--check")
-
-
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
-def test_megatron_loads_it_over_several_ranks(whole: Path, megatron: Path, tensor: int, pipeline: int) -> None:
-    """A bridge that scatters chunks of a matrix's columns over gloo corrupts exactly the row-parallel layers."""
-    folder = str(megatron / "iter_0000000")
-    found = run_ranks(2, load_and_score, folder=folder, tensor=tensor, pipeline=pipeline, tied=False)
-    torch.testing.assert_close(found[-1], transformers_logp(whole), atol=1e-5, rtol=0)
-
-
-def test_the_trainer_gets_a_configuration_of_its_own(whole: Path, megatron: Path) -> None:
-    """run_config.yaml keeps nothing of the conversion on a CPU: not its layers, not its folder."""
-    text = (megatron / "iter_0000000" / "run_config.yaml").read_text()
-    assert "megatron.bridge.models.gpt_provider.default_layer_spec" in text
-    assert "use_cpu_initialization: false" in text
-    assert "rotary_base: 1000000.0" in text
-    assert ".tmp" not in text
-    assert json.loads((megatron / "conversion.json").read_text())["direction"] == "huggingface to megatron"
+    assert "the same model" in converted(tmp_path / "back", "--check")
 
 
 def test_a_run_takes_what_the_bridge_has_finished(megatron: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +57,7 @@ def test_a_run_takes_what_the_bridge_has_finished(megatron: Path, monkeypatch: p
 
 
 def test_a_lost_rope_base_is_found(
-    megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    whole: Path, megatron: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the bridge does by itself with transformers 5: every weight is right, and the base is 10000."""
     settings = Bridge._settings
@@ -89,15 +66,15 @@ def test_a_lost_rope_base_is_found(
         return settings(self) | {"rotary_base": 10000.0}
 
     monkeypatch.setattr(Bridge, "_settings", forgetful)
-    assert "not the same model" in refused(capsys, "convert", megatron, "--to", tmp_path / "out")
+    assert "not the same model" in refused(capsys, "convert", megatron, "--to", tmp_path / "out", "--hf", whole)
     assert not any(tmp_path.iterdir())
 
 
 def test_a_change_too_small_for_the_scores_is_found_by_its_hash(
-    megatron: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: Path, megatron: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    converted(megatron, "--to", out)
+    converted(megatron, "--to", out, "--hf", whole)
     with (out / "generation_config.json").open("a") as file:
         file.write(" ")
     assert "generation_config.json: changed since the conversion" in refused(capsys, "convert", out, "--check")
@@ -116,10 +93,9 @@ entry_point(["convert", *sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize("direction", ["to huggingface", "to megatron"])
-def test_killed_at_the_end_of_the_verification(whole: Path, megatron: Path, direction: str, tmp_path: Path) -> None:
+def test_killed_at_the_end_of_the_verification(whole: Path, megatron: Path, tmp_path: Path) -> None:
     """All is written and scored, and still nothing stands under the asked name."""
-    arguments = (megatron if direction == "to huggingface" else whole, "--to", tmp_path / "out")
+    arguments = (megatron, "--to", tmp_path / "out", "--hf", whole)
     ended = subprocess.run([sys.executable, "-c", VERIFIED, *map(str, arguments)], cwd=ROOT, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conversion.saved import imported
 from tests.local.tiny import Assets
 from tests.slurm.one_host import OneHostSlurm
 from tests.slurm.page import ROOT, at_home
@@ -55,12 +56,14 @@ def test_an_evaluation_is_requeued_and_goes_on(
 
 
 def test_convert(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path) -> None:
-    """The conversion of docs/cluster.md, of a Hugging Face model, which needs no training with Megatron."""
+    """The conversion of docs/cluster.md, of weights that Megatron-Bridge wrote: they need no training with Megatron."""
     if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.bridge") is None:
         pytest.skip("megatron-bridge is not installed")
     out = tmp_path / "converted"
-    here = {"runs/uecr_qwen3_4b/checkpoints/step_160": str(tiny.student), "models/uecr-4b": str(out)}
+    megatron = imported(tiny.student, tmp_path / "megatron")
+    here = {"runs/uecr_qwen3_4b/checkpoints/step_160": str(megatron), "models/uecr-4b": str(out)}
     words = [here.get(word, word) for word in at_home(shown_job("convert"), environment_folder)]
+    words += ["--hf", str(tiny.student)]
     job = slurm.submit(tmp_path, *words, UECR_ROOT=str(ROOT))
     end = slurm.wait_for_end(job, tmp_path / f"uecr-convert-{job}.log", seconds=300)
     assert (end.state, end.last.startswith("slurm: DONE: ")) == ("COMPLETED", True), end.lines

@@ -8,7 +8,7 @@ pytest.importorskip("math_verify")
 
 from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.pool import comparison_pool
-from nemo_uecr.verifier.selftest import CHANGED, Trial, run_trials, trials
+from tools.verifier_selftest import CHANGED, Trial, run_trials, trials
 
 
 def test_forms_of_an_integer_and_of_a_fraction() -> None:
