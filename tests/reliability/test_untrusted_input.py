@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_uecr.conversion.reading import KNOWN, MEGATRON, read_metadata, read_weights
+from nemo_uecr.conversion.reading import KNOWN, read_metadata, read_weights
 from nemo_uecr.data.embedding import load_encoder
 from nemo_uecr.errors import CheckpointError, DataError
 from nemo_uecr.generation.models import load_tokenizer
@@ -95,11 +95,11 @@ def test_a_checkpoints_table_of_contents_runs_nothing(tmp_path: Path) -> None:
     save({"decoder.final_layernorm.weight": torch.zeros(4)}, checkpoint_id=weights, no_dist=True)
     (weights / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
     torch.save({"iteration": 1}, weights / "common.pt")
-    read_weights(MEGATRON, weights)
+    read_weights(weights)
     for protocol in (0, 2, 4):
         (weights / ".metadata").write_bytes(pickle.dumps([Runs(ran)], protocol=protocol))
         with pytest.raises(CheckpointError, match=r"(posix|os)\.system"):
-            read_weights(MEGATRON, weights)
+            read_weights(weights)
     assert not ran.exists()
 
 
