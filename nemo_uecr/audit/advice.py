@@ -1,4 +1,4 @@
-"""From facts about a student, its verifier and its teacher to advice: how far to follow the teacher, and settings."""
+"""What a teacher is worth to a student: facts in words, and the advice that follows from them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nemo_uecr.audit.output import Audit, percent, shown
-from nemo_uecr.config.schema import Config
+from nemo_uecr.audit.output import percent, shown
+from nemo_uecr.core.methods import Method
 from nemo_uecr.stats import DIFFERENT, Share
 
 #: In trained runs kappa of a wrong teacher was below 0.01, and of permuted verdicts 0.03 on average (docs/method.md).
@@ -29,12 +29,6 @@ METHOD = {
     REFUSED: ("grpo", "learns from the verifier alone"),
     UNDECIDED: ("uecr_trust", "is uecr until the verdicts of the run speak for the teacher"),
 }
-NOTE = (
-    "What responses of the student and of the teacher to training problems show before any training, with 95% "
-    "intervals over problems, and what follows (docs/advise.md). kappa is about this student and changes as it learns; "
-    "a good teacher that writes otherwise than the student may have a low one. The bounds come from the study's small "
-    "models; no larger one has tested them."
-)
 #: Bounds of shares, and what an interval above, below and across each means.
 BOUNDS = {
     "lead": (0.0, "it solves more than the student", "it solves less than the student", "no clear lead"),
@@ -79,16 +73,9 @@ class Facts:
     numbers: Mapping[str, float | None]  # everything else, by its metric's name where there is one
     equal: Mapping[int, Sequence[float]]  # by group size, the shares of groups that are all right and all wrong
     columns: Mapping[str, int]  # output columns of the models that were loaded
-    config: Config  # the run's
-
-
-def advice(facts: Facts) -> Audit:
-    """What was measured, and what it advises, as a section of the report."""
-    advised = advice_lines(facts)
-    numbers = {name: value for name, value in vars(facts).items() if name != "config"}
-    numbers["advice"] = {line.name: line.value for line in advised}
-    columns = ("", "value", "what it means", "how sure")
-    return Audit("advise", "Advice", NOTE, numbers, columns, [*measured_lines(facts), *advised], drawn=False)
+    method: Method  # the configured one, or whose settings the advice takes
+    group_size: int
+    limit: int | None  # of the tokens of a response
 
 
 def side_of_bound(facts: Facts, name: str) -> tuple[int, str]:
@@ -102,15 +89,17 @@ def side_of_bound(facts: Facts, name: str) -> tuple[int, str]:
 
 def measured_lines(facts: Facts) -> list[Remark]:
     """One line per number."""
-    shares, numbers, rollout = facts.shares, facts.numbers, facts.config.rollout
-    equal = ", ".join(map(_whole, facts.equal[rollout.responses_per_prompt]))
+    shares, numbers = facts.shares, facts.numbers
+    equal = ", ".join(map(_whole, facts.equal[facts.group_size]))
     sizes = ", ".join(f"{_whole(sum(both))} of {size}" for size, both in facts.equal.items())
     gaps = ", ".join(shown(numbers[f"outcome/gap_mean_{verdict}"], "+.3f") for verdict in ("right", "wrong"))
     cut = ", ".join(_whole(numbers[name]) for name in ("response/truncated_share", "teacher/truncated_share"))
     spread, noise, kappa = numbers["spread"], numbers["noise"], shares["kappa"]
-    relation = f"the noise of scoring is {_whole(noise / spread)} of it" if spread and noise else "its noise is unknown"
+    weighted = facts.method.settings().get("alpha", 1.0) * (spread or 0.0)  # the stated noise is that of alpha R^T
+    share = noise / weighted if noise and weighted else None
+    relation = "its noise is unknown" if share is None else f"the noise of scoring is {_whole(share)} of it"
     ends = ", ".join(shown(numbers[f"teacher/{name}"], "+.3f") for name in ("end_gap_mean", "gap_mean"))
-    length = f"{numbers['response/length_mean']:.0f} tokens on average, limit {rollout.max_response_tokens}"
+    length = f"{numbers['response/length_mean']:.0f} tokens on average, limit {facts.limit or 'unknown'}"
     trust = "-" if kappa is None else "{value:.2f} [{low:.2f}, {high:.2f}]".format(**kappa)
     return [
         Remark("student right", _interval(shares["student"]), "of its responses, sampled as in training"),
@@ -133,7 +122,7 @@ def measured_lines(facts: Facts) -> list[Remark]:
 
 def advice_lines(facts: Facts) -> list[Remark]:
     """How far to follow the teacher, by which method, and with which settings."""
-    method, numbers, teacher = facts.config.method, facts.numbers, teacher_line(facts)
+    method, numbers, teacher = facts.method, facts.numbers, teacher_line(facts)
     lines = [teacher, Remark("method", *METHOD[teacher.value], f"configured: {method.name}"), _group_size(facts)]
     if teacher.value == REFUSED:
         return lines
@@ -146,7 +135,7 @@ def advice_lines(facts: Facts) -> list[Remark]:
         passing = "from there on a wrong response passes a right one in a tenth of the mixed groups"
     floor, why, by = method.settings().get("std_floor", 0.0), "as configured", "no method.scoring_noise is given"
     if noise is not None:
-        floor, why, by = FLOOR * alpha * noise, "three times the noise of alpha R^T", "by method.scoring_noise"
+        floor, why, by = FLOOR * noise, "three times the noise of alpha R^T", "by method.scoring_noise"
     return [
         *lines,
         Remark("alpha", weight, passing, "counted on mixed groups"),
@@ -184,7 +173,7 @@ def more_problems(facts: Facts, name: str) -> str:
 def _missing(facts: Facts) -> tuple[str, str]:
     """Why nothing can be concluded, and what is needed."""
     if facts.numbers["spread"] is None:
-        return "no teacher scored the responses", "advise a configuration whose method reads a teacher"
+        return "no teacher scored the responses", "audit a configuration whose method reads a teacher"
     reason = f"{facts.mixed} of {facts.problems} problems are mixed; expected at least {DIFFERENT}"
     if (facts.numbers["response/truncated_share"] or 0.0) > MOST_CUT:
         return reason, "first raise rollout.max_response_tokens: most responses are cut off"
@@ -195,7 +184,7 @@ def _missing(facts: Facts) -> tuple[str, str]:
 
 def _group_size(facts: Facts) -> Remark:
     """A larger group where it mixes enough of them; otherwise other problems."""
-    now = facts.config.rollout.responses_per_prompt
+    now = facts.group_size
     mixed = {size: 1.0 - sum(both) for size, both in facts.equal.items()}
     size = next((size for size in sorted(mixed) if size >= now and mixed[size] >= 1 - MOST_EQUAL), now)
     right, wrong = facts.equal[now]

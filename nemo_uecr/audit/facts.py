@@ -1,4 +1,4 @@
-"""The facts behind advice: from responses that are drawn for it, or from a run's saved batch.
+"""The facts behind advice: from responses that are drawn for it, from a run's saved batch, or from a folder of scores.
 
 Shape legend: B = responses, K = problems.
 """
@@ -16,12 +16,14 @@ import torch
 
 from nemo_uecr.audit.advice import Facts
 from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
+from nemo_uecr.audit.groups import scored_batch as batch_of_scores
 from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.signal import conflicts
+from nemo_uecr.audit.store import STUDENT, ScoreFolder
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.functions import compute
-from nemo_uecr.core.methods import method_of
+from nemo_uecr.core.methods import Method, method_of
 from nemo_uecr.core.methods.uecr_trust import UecrTrust, trust
 from nemo_uecr.core.record import ScoredBatch, group_ids
 from nemo_uecr.data.batch_file import load_batch, saved_texts, scored_batch
@@ -65,13 +67,13 @@ def facts_of_run(folder: Path) -> Facts:
     if not run.batches:
         raise DataError(
             f"{folder} has no saved batch; expected a run with telemetry.save_batch_every > 0. "
-            f"Draw instead: nemo-uecr advise {folder / 'config.yaml'}"
+            f"Draw instead: nemo-uecr audit teacher {folder / 'config.yaml'}"
         )
     number, path = next(iter(run.batches.items()))
     texts = saved_texts(path)
     record = next((step for step in run.steps if step["step"] == number), {})
     return _facts(
-        written_config(folder / "config.yaml"),
+        *_asked(written_config(folder / "config.yaml")),
         scored_batch(load_batch(path), path),
         np.asarray([text["verdict"] == "correct" for text in texts]),
         problem_B=group_ids([text["problem"] for text in texts], torch.device("cpu")).numpy(),
@@ -79,6 +81,32 @@ def facts_of_run(folder: Path) -> Facts:
         numbers={name: record.get(name) for name in RECORDED},
         columns={},
     )
+
+
+def facts_of_scores(scores: ScoreFolder) -> Facts:
+    """Facts from the scored responses of the first checkpoint, with the settings of the run that the folder lies in."""
+    tokens = scores.tokens(STUDENT, scores.responses.checkpoints[0])
+    rows, run = tokens.rows, scores.folder.resolve().parent / "config.yaml"
+    responses, right_B = scores.responses, scores.responses.verified_rewards()[rows] == 1.0
+    method, limit = method_of("uecr", SCORING), None
+    if run.is_file():
+        method, _, limit = _asked(written_config(run))
+    return _facts(
+        method,
+        int(np.unique(responses.group_B[rows], return_counts=True)[1].min()),
+        limit,
+        batch_of_scores(scores, tokens, np.arange(len(rows))),
+        right_B,
+        problem_B=np.unique(responses.problem_B[rows], return_inverse=True)[1],
+        teacher_B=None,
+        numbers=dict.fromkeys(RECORDED) | {"response/truncated_share": float(responses.truncated_B[rows].mean())},
+        columns={},
+    )
+
+
+def _asked(config: Config) -> tuple[Method, int, int]:
+    """What the advice takes from a configuration: method, group size and the limit of a response."""
+    return config.method, config.rollout.responses_per_prompt, config.rollout.max_response_tokens
 
 
 def facts_of_config(config: Config, *, problems: int) -> Facts:
@@ -99,13 +127,13 @@ def facts_of_config(config: Config, *, problems: int) -> Facts:
     with closing(Rewards(drawing.reward, correct_at=drawing.correct_at, pool=SHARED)) as rewards:
         sample, placement = sampler_of(drawing, models.student, prompts, {}), placement_of(drawing, models, None)
         rollouts = Rollouts(drawing, models, placement, sample, rewards, prompts, Path(drawing.run.folder))
-        log.info("advise: %d responses of the student to %d problems", count * each, count)
+        log.info("audit teacher: %d responses of the student to %d problems", count * each, count)
         batch = rollouts.rollout(1, Stopwatch(), {}, Evidence())
         asked = [prompt for prompt in batch.sequences.prompts[::each] for _ in range(size // 2)]
         teacher_B, cut = _verdicts_of_teachers(rollouts, asked)
     record = batch.record
     return _facts(
-        config,
+        *_asked(config),
         replace(record.scored, group_B=torch.arange(count * each) // size),
         record.correct_B.numpy(),
         problem_B=np.repeat(np.arange(count), each),
@@ -164,7 +192,7 @@ def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prom
         if not isinstance(teacher, ModelTeacher):
             return None
         rows = [row for row, own in enumerate(inputs.names) if own == name]
-        log.info("advise: %d responses of the %s", len(rows), teacher.model.name)
+        log.info("audit teacher: %d responses of the %s", len(rows), teacher.model.name)
         rollouts.placement.move_to_device(teacher.model.member)
         views = [inputs.sequences.prompts[row] for row in rows]
         seeds = [derive(config.run.seed, "advise", row) for row in rows]
@@ -176,7 +204,9 @@ def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prom
 
 
 def _facts(
-    config: Config,
+    method: Method,
+    size: int,
+    limit: int | None,
     batch: ScoredBatch,
     right_B: Array,
     *,
@@ -186,7 +216,6 @@ def _facts(
     columns: Mapping[str, int],
 ) -> Facts:
     """``teacher_B`` are verdicts of the teacher's own responses, as many to each problem, in the order of problems."""
-    method, size = config.method, config.rollout.responses_per_prompt
     scored = batch.teacher_logp_BT is not None
     sampler = ClusterBootstrap.draw(problem_B, replicates=REPLICATES, seed=SEED)
     problem_K = np.arange(sampler.clusters)
@@ -214,7 +243,7 @@ def _facts(
         teacher = _pass_rate([*theirs])
         lead = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards])
     student, equal = _pass_rate(rewards), mean(equal_K2[size].sum(axis=1))
-    metrics = _metrics(config, batch, right_B)
+    metrics = _metrics(method, batch, right_B)
     return Facts(
         shares={
             "teacher": teacher, "lead": lead, "order": order, "kappa": kappa, "student": student, "equal": equal,
@@ -227,7 +256,9 @@ def _facts(
         },
         equal={each: both_K2.mean(axis=0).tolist() for each, both_K2 in equal_K2.items()},
         columns=columns,
-        config=config,
+        method=method,
+        group_size=size,
+        limit=limit,
     )  # fmt: skip
 
 
@@ -248,12 +279,12 @@ def _pass_rate(verdicts: Sequence[Array]) -> Share:
     return {"value": interval.avg, "low": interval.low, "high": interval.high}
 
 
-def _metrics(config: Config, batch: ScoredBatch, right_B: Array) -> Mapping[str, float]:
+def _metrics(method: Method, batch: ScoredBatch, right_B: Array) -> Mapping[str, float]:
     """The metrics of a step on this batch, by a method that reads what the batch has."""
     name = "grpo" if batch.teacher_logp_BT is None else "puu"
-    method = method_of(name, {"alpha": 1.0} | config.method.settings())
+    used = method_of(name, {"alpha": 1.0} | method.settings())
     right = torch.from_numpy(right_B)
-    return method_metrics(batch, compute(method, batch), method, {}, correct_B=right, truncated_B=right)
+    return method_metrics(batch, compute(used, batch), used, {}, correct_B=right, truncated_B=right)
 
 
 def kappa_interval(

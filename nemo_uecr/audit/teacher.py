@@ -1,4 +1,4 @@
-"""One teacher's scores compared: between engines (`audit teacher`), or with and without FP8 (`teacher compare`).
+"""The audit of a teacher; its scores compared between engines, or with and without FP8 (`teacher compare`).
 
 Shape legend: B = responses, T = tokens (padded), N = scored tokens of all responses in a flat list.
 """
@@ -6,7 +6,7 @@ Shape legend: B = responses, T = tokens (padded), N = scored tokens of all respo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_uecr.audit.advice import FLOOR
+from nemo_uecr.audit.advice import FLOOR, Facts, Remark, advice_lines, measured_lines
 from nemo_uecr.audit.groups import rows_of
 from nemo_uecr.audit.output import Audit, Numbers, shown, tracked
 from nemo_uecr.audit.store import STUDENT, CheckpointTokens, ScoreFolder
@@ -34,15 +34,17 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999)
 #: Probabilities of the plotted quantile function, denser towards 1.
 GRID = np.concatenate([np.linspace(0.0, 0.9, 46), 1.0 - np.geomspace(0.1, 1e-4, 31)[1:], [1.0]])
 NOTE = (
-    "The same tokens of the same checkpoint, scored again by each engine and compared with transformers in float32, as "
-    "written by `nemo-uecr score`. Curves: share of tokens (vertical) with a larger difference (horizontal); "
-    "differences below 1e-8 are drawn there. The table names engines that are not installed or need a GPU. The "
-    "standard deviation of R^T's differences is its noise; share of spread divides it by R^T's standard deviation "
-    "within a group. std floor is three times the noise, at which noise moves an advantage by a third."
+    "What responses to training problems show of a teacher, with 95% intervals over problems, and what follows "
+    "(docs/teachers.md). kappa is about this student and changes as it learns; a good teacher that writes otherwise "
+    "than the student may have a low one. The bounds come from small models; no larger one has tested them."
 )
-#: Columns after the quantiles, with their number formats; only R^T has the last two.
-FORMS = {"max": ".1e", "mean": ".1e", "mean_signed": "+.1e", "std": ".1e", "share_of_spread": ".2f", "std_floor": ".1e"}
-COLUMNS = ("engine", "quantity", *(f"{100 * q:g}%" for q in QUANTILES), *(name.replace("_", " ") for name in FORMS))
+ENGINES_NOTE = (
+    " Engines score the same tokens again and are compared with transformers in float32, as written by `nemo-uecr "
+    "score`. Their noise is the standard deviation of R^T's differences; std_floor is three times that of alpha R^T, "
+    "at which noise moves an advantage by a third. Curves: share of tokens (vertical) with a larger difference "
+    "(horizontal); differences below 1e-8 are drawn there."
+)
+COLUMNS = ("", "value", "what it means", "how sure")
 
 
 class EngineScores(NamedTuple):
@@ -83,7 +85,32 @@ class Engine(NamedTuple):
         return None if installed else f"{self.package} is not installed"
 
 
-def teacher_audit(scores: ScoreFolder, model: str, engines: Sequence[str], *, responses: int | None) -> Audit:
+def teacher_audit(facts: Facts, compared: Numbers) -> Audit:
+    """What was measured, how far engines differ if they are compared, and the advice."""
+    advised = advice_lines(facts)
+    numbers = vars(facts) | {"method": facts.method.name} | compared
+    numbers["advice"] = {line.name: line.value for line in advised}
+    lines = [*measured_lines(facts), *engine_lines(facts, compared), *advised]
+    note = NOTE + ENGINES_NOTE if compared else NOTE
+    return Audit("teacher", "What the teacher is worth", note, numbers, COLUMNS, lines, drawn=bool(compared))
+
+
+def engine_lines(facts: Facts, compared: Numbers) -> list[Remark]:
+    """One line per engine: the noise of its scores, or why it cannot run here."""
+    lines, alpha = [], facts.method.settings().get("alpha", 1.0)
+    for name, found in compared.get("engines", {}).items():
+        if "skipped" in found:
+            lines.append(Remark(f"noise of {name}", "-", found["skipped"]))
+            continue
+        logp, reward = found["logp"], found["teacher_reward"]
+        share = shown(100 * reward["share_of_spread"], ".0f")
+        floor = f"{share}% of the spread of R^T; std_floor {alpha * reward['std_floor']:.2g}"
+        tokens = f"log-probabilities differ by {logp['quantiles']['0.99']:.2g} at 99%, {logp['max']:.2g} at most"
+        lines.append(Remark(f"noise of {name}", f"{reward['std']:.2g}", f"nats, {floor}; {tokens}"))
+    return lines
+
+
+def compare_engines(scores: ScoreFolder, model: str, engines: Sequence[str], *, responses: int | None) -> Numbers:
     """Differences of each engine from the reference, over the first ``responses`` or all."""
     if scores.plan["dtype"] != "float32":
         raise DataError(f"{scores.folder} was scored in {scores.plan['dtype']}; expected float32, the reference")
@@ -94,15 +121,14 @@ def teacher_audit(scores: ScoreFolder, model: str, engines: Sequence[str], *, re
             differences[name] = {"skipped": missing}
         else:
             differences[name] = compared(reference, ENGINES[name].score(model, sequences), name)
-    numbers: Numbers = {
+    return {
         "scores": scores.provenance(),
         "reference": "transformers, float32",
-        "responses": len(sequences.responses),
-        "tokens": len(reference.logp),
+        "responses_compared": len(sequences.responses),
+        "tokens_compared": len(reference.logp),
         "probabilities": GRID,
         "engines": differences,
     }
-    return Audit("teacher", "One teacher under several engines", NOTE, numbers, COLUMNS, _rows(differences))
 
 
 def _reference(scores: ScoreFolder, limit: int | None) -> tuple[Sequences, Reference]:
@@ -157,22 +183,6 @@ def _differences(reference_N: Tensor, score_N: Tensor, engine: str) -> Numbers:
         "quantiles": {str(q): float(value) for q, value in zip(QUANTILES, np.quantile(size_N, QUANTILES), strict=True)},
         "curve": np.quantile(size_N, GRID),
     }
-
-
-def _rows(engines: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    blank = ("",) * (len(COLUMNS) - 2)
-    for name, differences in engines.items():
-        for quantity, values in differences.items():
-            if quantity == "skipped":
-                rows.append((name, values, *blank))
-            elif values is None:
-                rows.append((name, f"{quantity}: not available", *blank))
-            else:
-                sizes = [f"{value:.1e}" for value in values["quantiles"].values()]
-                more = (shown(values[key], form) if key in values else "" for key, form in FORMS.items())
-                rows.append((name, quantity, *sizes, *more))
-    return rows
 
 
 # The engines

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast, get_args
 
 from cyclopts import Parameter
 
-from nemo_uecr.cli.common import AtLeastOne, Seed, Words, family, method_settings, say
+from nemo_uecr.cli.common import AtLeastOne, Override, Seed, Words, family, method_settings, say
 from nemo_uecr.errors import DataError, require_extra
 from nemo_uecr.paths import locate_path, resolve_path
 
@@ -211,38 +211,90 @@ def localization(
 
 @app.command
 def teacher(
-    scores: ScoresFolder,
+    source: Annotated[str, Parameter(help="Configuration file, run folder with saved batches, or folder of scores.")],
     /,
-    *,
+    *overrides: Override,
+    problems: AtLeastOne = 32,
+    engines: tuple[Engine, ...] | None = None,
     teacher: str | None = None,
-    engines: tuple[Engine, ...] = get_args(Engine),
     responses: AtLeastOne | None = None,
     out: Out = None,
 ) -> None:
-    """Differences of a checkpoint's log-probabilities, entropies and R^T between engines and low precisions.
+    """What a teacher is worth to a student, before any training: how far to follow it, by which method and settings.
 
-    SCORES has responses scored by the teacher with transformers in float32; the same tokens are scored again, one
-    response at a time. transformers-int8 and transformers-nf4 quantize the linear layers like `teacher.quantize` and
-    compute in bf16. megatron is Megatron-Bridge's model in float32; vllm-bf16 and vllm-fp8 need a GPU. If an engine
-    cannot run here, the table gives the reason.
+    For a configuration of the local back end it draws two groups of the student's responses to each problem, and half
+    a group of the teacher's own. For a run it reads the first saved batch; what a batch cannot say stays unknown. The
+    report shows the audit; that of a run's batch never replaces a fuller one in the run folder.
+
+        nemo-uecr audit teacher examples/configs/local/demo.yaml
+        nemo-uecr audit teacher runs/demo
+
+    Scores, written by `nemo-uecr score` in float32, also show how far engines and low precisions differ: the same
+    tokens are scored again, one response at a time. transformers-int8 and transformers-nf4 quantize the linear layers
+    like `teacher.quantize` and compute in bf16. megatron is Megatron-Bridge's model in float32; vllm-bf16 and vllm-fp8
+    need a GPU. If an engine cannot run here, the reason is shown.
 
         nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
-        nemo-uecr audit teacher runs/demo/scores-start
+        nemo-uecr audit teacher runs/demo/scores-start --engines transformers-bf16 vllm
 
     Args:
-        teacher: The teacher's folder (default: that of the scores).
-        engines: Engines to compare.
-        responses: Number of responses (default: all).
+        problems: Training problems to draw responses to, with a configuration.
+        engines: Engines to compare, with scores (default: all).
+        teacher: The teacher's folder, with scores (default: theirs).
+        responses: Number of responses to compare engines on, with scores (default: all).
     """
+    from nemo_uecr.audit.store import PLAN
+
+    place = Path(source)
+    if (place / PLAN).is_file() and not overrides:
+        return _finish(_teacher_of_scores(place, engines or get_args(Engine), teacher, responses), out, place)
+    if engines or teacher or responses:
+        raise DataError(
+            f"{source}: --engines, --teacher and --responses need a folder of scores; write one with nemo-uecr score "
+            "RUN --take batches --steps 1 --out RUN/scores"
+        )
+    audit, folder = audited_teacher(source, overrides, problems=problems, out=out)
+    _say_teacher(audit)
+    say(f"audit: {folder}" if folder else "not written: the run folder has this audit; --out FOLDER writes this one")
+
+
+def _teacher_of_scores(scores: Path, engines: Sequence[str], teacher: str | None, responses: int | None) -> Audit:
     require_extra("local", "data", "plots")
-    from nemo_uecr.audit.teacher import teacher_audit
+    from nemo_uecr.audit.facts import facts_of_scores
+    from nemo_uecr.audit.teacher import compare_engines, teacher_audit
     from nemo_uecr.evaluation.runner import model_digest
 
     scored = _read(scores)
     model = resolve_path(teacher or scored.plan["teacher"]["name"])
     if model_digest(model) != scored.plan["teacher"]["sha256"]:
         raise DataError(f"the weights of {model} are not those that gave the scores; name their teacher with --teacher")
-    _finish(teacher_audit(scored, model, engines, responses=responses), out, scores)
+    facts = facts_of_scores(scored)
+    return teacher_audit(facts, compare_engines(scored, model, engines, responses=responses))
+
+
+def audited_teacher(
+    source: str, overrides: Sequence[str], *, problems: int, out: Path | None
+) -> tuple[Audit, Path | None]:
+    """Audit the teacher of a configuration or a run; the folder is None where the run folder keeps its own."""
+    require_extra("local")
+    from nemo_uecr.audit.facts import facts_of_config, facts_of_run
+    from nemo_uecr.audit.output import write_audit
+    from nemo_uecr.audit.teacher import teacher_audit
+    from nemo_uecr.config.load import load_config
+
+    run = Path(source)
+    if run.is_dir() and overrides:
+        raise DataError(f"{source} is a folder; key=value changes a configuration: name {run / 'config.yaml'}")
+    if run.is_dir():
+        facts = facts_of_run(run)
+    else:
+        config = load_config(source, overrides).config
+        facts, run = facts_of_config(config, problems=problems), Path(config.run.folder)
+    audit, folder = teacher_audit(facts, {}), out or run / "audits" / "teacher"
+    if Path(source).is_dir() and out is None and folder.exists():
+        return audit, None
+    write_audit(folder, audit)
+    return audit, folder
 
 
 @app.command
@@ -311,4 +363,17 @@ def _finish(audit: Audit, out: Path | None, source: Path) -> None:
         audit, name = replace(audit, title_suffix=f", {scores}"), f"{name}-{scores}"
     folder = beside / "audits" / name if out is None else out
     write_audit(folder, audit)
-    say(audit.title, text_table(audit.columns, audit.rows), f"audit: {folder}")
+    if audit.name == "teacher":
+        _say_teacher(audit)
+    else:
+        say(audit.title, text_table(audit.columns, audit.rows))
+    say(f"audit: {folder}")
+
+
+def _say_teacher(audit: Audit) -> None:
+    """A line per number, and the advice with its reasons below each piece."""
+    for name, value, meaning, sure in audit.rows:
+        if sure:
+            say(f"{name:<12}{value}", f"{'':<12}{meaning} ({sure})")
+        else:
+            say(f"{name:<27} {value:<21} {meaning}")

@@ -1,4 +1,4 @@
-"""Commands before a run: `plan`, `doctor`, `config` and `advise`."""
+"""Commands before a run: `plan`, `doctor` and `config`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter, types, validators
 
 from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, say, write_json
-from nemo_uecr.errors import ConfigError, require_extra
+from nemo_uecr.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nemo_uecr.audit.advice import Remark
     from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.contents import Lengths
@@ -217,52 +216,3 @@ def _native_schema(config: NemoConfig) -> str:
     version = upstream.check()
     translate.native_config(config, version)
     return f"NeMo-RL {version}: its schema accepts the run"
-
-
-def advise(
-    source: Annotated[str, Parameter(help="YAML configuration file, or a run folder with saved batches.")],
-    /,
-    *overrides: Override,
-    problems: AtLeastOne = 32,
-    out: Path | None = None,
-) -> None:
-    """Measure student, verifier and teacher without training; advise how far to follow the teacher, and settings.
-
-    For a configuration of the local back end it draws two groups of the student's responses to each problem, and half
-    a group of the teacher's own. For a run it reads the first saved batch; what a batch cannot say stays unknown. The
-    advice goes into the run folder, where the report shows it; a run's own advice never replaces it.
-
-        nemo-uecr advise examples/configs/local/demo.yaml
-        nemo-uecr advise runs/demo
-
-    Args:
-        problems: Training problems to draw responses to.
-        out: Output folder (default: audits/advise in the run folder).
-    """
-    measured, advice, folder = advised(source, overrides, problems=problems, out=out)
-    say(*(f"{line.name:<27} {line.value:<21} {line.meaning}" for line in measured))
-    for line in advice:
-        say(f"{line.name:<12}{line.value}", f"{'':<12}{line.meaning} ({line.sure})")
-    say(f"advice: {folder}" if folder else "not written: the run already has advice; --out FOLDER writes this")
-
-
-def advised(
-    source: str, overrides: Sequence[str], *, problems: int, out: Path | None
-) -> tuple[list[Remark], list[Remark], Path | None]:
-    """Write the advice; what was measured, what follows from it, and the folder, or None where none was written."""
-    require_extra("local")
-    from nemo_uecr.audit.advice import advice, advice_lines, measured_lines
-    from nemo_uecr.audit.facts import facts_of_config, facts_of_run
-    from nemo_uecr.audit.output import write_audit
-    from nemo_uecr.config.load import load_config
-
-    of_run = Path(source).is_dir() and not overrides
-    if of_run:
-        facts = facts_of_run(Path(source))
-    else:
-        facts = facts_of_config(load_config(source, overrides).config, problems=problems)
-    folder = out or Path(facts.config.run.folder) / "audits" / "advise"
-    kept = of_run and out is None and folder.exists()
-    if not kept:
-        write_audit(folder, advice(facts))
-    return measured_lines(facts), advice_lines(facts), None if kept else folder

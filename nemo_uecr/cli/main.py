@@ -21,7 +21,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 #: Headings of the help and their commands: functions, whose docstrings are the help, or families of commands.
 COMMANDS: dict[str, tuple[Callable[..., int | None] | App, ...]] = {
     "Train": (train.train, train.demo, train.smoke),
-    "Inspect": (look.plan, look.doctor, look.config, look.advise, runs.report, runs.replay),
+    "Inspect": (look.plan, look.doctor, look.config, runs.report, runs.replay),
     "Evaluate": (evaluate.app, score.score, audit.app, score.teacher),
     "Data": (data.app,),
     "Export": (runs.convert, runs.export, runs.pack),

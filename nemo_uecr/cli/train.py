@@ -95,22 +95,22 @@ def _announce(config: str, loaded: Loaded[Any], resume: bool) -> None:
 def demo(*overrides: Override, no_open: bool = False) -> None:
     """Prepare the demo's models and problems, train on them, and open the report.
 
-    It ends with the advice of `nemo-uecr advise` for the untrained student. The first call makes and caches the models.
-    Any key of examples/configs/local/demo.yaml can be changed:
+    It ends with the advice of `nemo-uecr audit teacher` for the untrained student. The first call makes and caches the
+    models. Any key of examples/configs/local/demo.yaml can be changed:
 
         nemo-uecr demo method.name=grpo run.seed=1
 
     Args:
         no_open: Do not open the report in the browser.
     """
-    from nemo_uecr.cli.look import advised
+    from nemo_uecr.cli.audit import audited_teacher
     from nemo_uecr.cli.runs import report
 
     folder = train_local(demo_config_path(), with_free_folder(overrides), resume=False)
-    _, advice, _ = advised(str(folder / "config.yaml"), [], problems=DEMO_PROBLEMS, out=None)
+    audit, _ = audited_teacher(str(folder / "config.yaml"), [], problems=DEMO_PROBLEMS, out=None)
     report(folder, open_=not no_open)
-    say("", "nemo-uecr advise, for the untrained student (the report has the reasons):")
-    say(*(f"{line.name:<12}{line.value}" for line in advice))
+    say("", "nemo-uecr audit teacher, for the untrained student (the report has the reasons):")
+    say(*(f"{name:<12}{value}" for name, value in audit.numbers["advice"].items()))
 
 
 def demo_config_path() -> str:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_uecr.audit.advice import METHOD, RANKING, REFUSED, TOKENS, UNDECIDED, Facts, advice_lines
-from nemo_uecr.audit.facts import kappa_interval
+from nemo_uecr.audit.advice import METHOD, RANKING, REFUSED, TOKENS, UNDECIDED, Facts, advice_lines, measured_lines
+from nemo_uecr.audit.facts import RECORDED, SCORED, kappa_interval
 from nemo_uecr.config.load import SHIPPED, load_config
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.core.methods.uecr_trust import trust
@@ -31,10 +31,14 @@ FACTS = Facts(
     },
     problems=32,
     mixed=20,
-    numbers={"safe_alpha": 4.0, "noise": None, "spread": 0.1, "response/truncated_share": 0.0},
+    numbers={
+        **dict.fromkeys((*SCORED, *RECORDED), 0.0), "safe_alpha": 4.0, "noise": None, "spread": 0.1,
+    },
     equal={4: (0.3, 0.3), 8: (0.2, 0.2), 16: (0.1, 0.1)},
     columns={},
-    config=CONFIG,
+    method=CONFIG.method,
+    group_size=8,
+    limit=48,
 )  # fmt: skip
 
 
@@ -91,7 +95,13 @@ def test_settings_follow_the_numbers() -> None:
     }  # fmt: skip
     assert with_numbers(safe_alpha=None)["alpha"] == "1"
     assert with_numbers(safe_alpha=0.42)["alpha"] == "below 0.42"
-    assert with_numbers(noise=0.025)["std_floor"] == "0.075"
+    noisy = replace(FACTS, numbers={**FACTS.numbers, "noise": 0.025})
+    half = replace(CONFIG.method, alpha=0.5)
+    for method, share in ((CONFIG.method, "25%"), (half, "50%")):  # it is of alpha R^T, whose spread is alpha 0.1
+        weighted = replace(noisy, method=method)
+        assert advised(weighted)["std_floor"] == "0.075"
+        (spread,) = [line.meaning for line in measured_lines(weighted) if line.name.startswith("spread")]
+        assert spread == f"nats; the noise of scoring is {share} of it"
     many = replace(FACTS, equal={8: (0.0, 0.7), 16: (0.0, 0.4), 32: (0.0, 0.2)})
     assert advised(many)["group size"] == "16"
     assert advised(replace(FACTS, equal={8: (0.0, 0.9), 16: (0.0, 0.8)}))["group size"] == "8"

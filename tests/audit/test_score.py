@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from nemo_uecr.audit import store
 from nemo_uecr.audit.score import Scoring, score_rollouts
 from nemo_uecr.audit.sources import RolloutSource, evaluation_source, jsonl_source, run_source, students_of
 from nemo_uecr.audit.store import ScoreFolder, read_scores
+from nemo_uecr.cli.main import entry_point
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.token_model import TokenModel
 from tests.audit.made import TOKENIZER, encoded
@@ -105,6 +107,26 @@ def test_scores_are_those_of_the_whole_logits(source: RolloutSource, whole: Scor
     assert any((rank > 1).any() for _, _, _, rank, _ in found.values())
     rewards = dict(zip(whole.responses.ids, whole.responses.reward_B, strict=True))
     assert [rewards[each.id] for each in source.rollouts] == [0, 1, 0, 0, 0, 1, 0, 0, 0, 1]  # verified: the answer is 1
+
+
+def test_the_audit_of_the_teacher_compares_engines_and_ends_in_advice(
+    whole: ScoreFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["audit", "teacher", str(whole.folder), "--engines", "transformers", "transformers-bf16", "vllm-fp8"]
+    assert entry_point([*words, "--out", str(tmp_path / "out")]) == 0
+    numbers = json.loads((tmp_path / "out" / "numbers.json").read_text())["numbers"]
+    assert (numbers["mixed"], numbers["problems"], numbers["group_size"]) == (3, 5, 2)
+    gaps = [values[1] - values[4] for values in by_response(whole).values()]
+    assert numbers["numbers"]["teacher/gap_mean"] == pytest.approx(float(torch.cat(gaps).mean()), abs=1e-5)
+    assert numbers["engines"]["transformers"]["teacher_reward"]["std"] < 1e-6
+    assert numbers["engines"]["vllm-fp8"].keys() == {"skipped"}
+    assert numbers["advice"]["teacher"] == "not enough evidence"  # three mixed problems bound no share
+    lines = capsys.readouterr().out.splitlines()
+    noise = {line.split()[2]: line.split()[3] for line in lines if line.startswith("noise of ")}
+    assert [*noise] == ["transformers", "transformers-bf16", "vllm-fp8"]
+    assert float(noise["transformers-bf16"]) > 1e-4
+    assert lines[-1] == f"audit: {tmp_path / 'out'}"
+    assert (tmp_path / "out" / "figure.svg").is_file()
 
 
 @pytest.mark.parametrize("writes", [2, 3])

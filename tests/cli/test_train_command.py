@@ -33,7 +33,7 @@ def test_train_report_then_resume(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert provenance["objective"].startswith("loss = PG(A; clip 0.2/0.2)")
     assert entry_point(["report", str(folder)]) == 0
     assert "held: 6 of 6 questions are also in data.train; it is not held out" in (folder / "report.html").read_text()
-    assert "save_batch_every" in refused(capsys, "advise", folder)
+    assert "save_batch_every" in refused(capsys, "audit", "teacher", folder)
 
     assert "already holds a run" in refused(capsys, *call)
     assert steps_in(folder) == [1, 2]
@@ -98,30 +98,32 @@ def test_demo_trains_and_reports(
     printed = capsys.readouterr().out
     assert "report: runs/demo/report.html\n" in printed
     assert "\nmethod      " in printed.partition("the report has the reasons")[2]
-    assert "<h3>Advice</h3>" in Path("runs/demo/report.html").read_text(encoding="utf-8")
+    assert "<h3>What the teacher is worth</h3>" in Path("runs/demo/report.html").read_text(encoding="utf-8")
     assert with_free_folder(["run.seed=1"]) == ["run.folder=runs/demo-2", "run.seed=1"]
     assert with_free_folder(["+run.folder=mine"]) == ["+run.folder=mine"]
 
 
-def test_advise_draws_or_reads_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_audit_of_a_teacher_draws_or_reads_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a configuration everything is measured; what a saved batch cannot say is unknown; a report shows it."""
     config, folder = str(assets().config), tmp_path / "run"
     words = [*SMALL, f"run.folder={folder}", "telemetry.save_batch_every=1"]
-    assert entry_point(["advise", config, *words, "method.name=grpo", "--problems", "16"]) == 0
-    numbers = json.loads((folder / "audits" / "advise" / "numbers.json").read_text())["numbers"]
+    assert entry_point(["audit", "teacher", config, *words, "method.name=grpo", "--problems", "16"]) == 0
+    numbers = json.loads((folder / "audits" / "teacher" / "numbers.json").read_text())["numbers"]
     assert None not in numbers["shares"].values()
     assert {"teacher", "method", "group size"} <= numbers["advice"].keys()
     assert set(numbers["equal"]) == {"2", "4", "8"}
     assert entry_point(["train", config, *words]) == 0
     capsys.readouterr()
-    assert entry_point(["advise", str(folder)]) == 0  # a batch says less
-    assert capsys.readouterr().out.endswith("not written: the run already has advice; --out FOLDER writes this\n")
-    assert json.loads((folder / "audits" / "advise" / "numbers.json").read_text())["numbers"] == numbers
-    assert entry_point(["advise", str(folder), "--out", str(tmp_path / "batch")]) == 0
+    assert entry_point(["audit", "teacher", str(folder)]) == 0  # a batch says less
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == "not written: the run folder has this audit; --out FOLDER writes this one"
+    assert json.loads((folder / "audits" / "teacher" / "numbers.json").read_text())["numbers"] == numbers
+    assert entry_point(["audit", "teacher", str(folder), "--out", str(tmp_path / "batch")]) == 0
     numbers = json.loads((tmp_path / "batch" / "numbers.json").read_text())["numbers"]
     assert {numbers["shares"][name] for name in ("teacher", "lead")} == {None}
     assert {numbers["shares"][name] for name in ("order", "kappa")} == {None}  # two problems bound no share
     assert numbers["numbers"]["outcome/gap_mean_wrong"] is not None
     assert entry_point(["report", str(folder)]) == 0
     assert "what it means" in (folder / "report.html").read_text()
-    assert entry_point(["advise", str(folder), "method.alpha=2"]) == 2
+    assert f"name {folder}/config.yaml" in refused(capsys, "audit", "teacher", folder, "method.alpha=2")
+    assert "need a folder of scores" in refused(capsys, "audit", "teacher", folder, "--engines", "vllm")

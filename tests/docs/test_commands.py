@@ -20,7 +20,7 @@ TYPED = [typed for page in PAGES for typed in commands_of(page)]
 NAMED = [Typed(where, tuple(text.split())) for page in PAGES for where, text in spans_of(page)]
 OURS = [typed for typed in TYPED if typed.words[0] == "nemo-uecr"]
 #: Commands whose key=value changes a configuration.
-WITH_OVERRIDES = ("train", "config", "plan", "doctor", "smoke", "demo", "teacher score", "slurm smoke")
+WITH_OVERRIDES = ("train", "config", "plan", "doctor", "smoke", "demo", "audit teacher", "teacher score", "slurm smoke")
 GENERATED = runpy.run_path(str(ROOT / "tools" / "pages.py"))["PAGES"]
 
 

@@ -166,7 +166,7 @@ def test_any_of_the_teachers_own_end_tokens_counts(swapped: Path, tmp_path: Path
     assert (found[1]["teacher_logp"][ends] <= 0).all()
 
 
-def test_the_doctor_and_advise_say_that_they_end_otherwise(
+def test_the_doctor_and_the_audit_say_that_they_end_otherwise(
     swapped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = str(tiny.assets().config)
@@ -179,9 +179,9 @@ def test_the_doctor_and_advise_say_that_they_end_otherwise(
         loaded = tiny.configured(tmp_path / "run", f"student.model_name={swapped}", *extra).config
         seen = looking.found(loaded, *looking.TOKENIZERS)["teacher end tokens"]
         assert (seen[0], "end_token=own" in seen[1]) == (status, status == "warn")
-    assert entry_point(["advise", config, *words, "--problems", "4"]) == 0
+    assert entry_point(["audit", "teacher", config, *words, "--problems", "4"]) == 0
     assert "gap at the end token" in capsys.readouterr().out
-    section = json.loads((tmp_path / "run" / "audits" / "advise" / "section.json").read_text())
+    section = json.loads((tmp_path / "run" / "audits" / "teacher" / "section.json").read_text())
     assert "set teacher.end_token" in json.dumps(section)
 
 
