@@ -45,12 +45,12 @@ def readable(problems: Problems, benchmarks: Iterable[str], data: ProblemsConfig
     return f"{counted}; fields {data.question_key!r} and {data.answer_key!r}"
 
 
-def judged(problems: Problems, template: str, *, verified: bool) -> str:
+def judged(problems: Problems, template: str, *, verified: bool) -> str | None:
     """The verifier can judge the answers; of training only where it is among the rewards (``verified``)."""
     names = [name for name in problems if verified or name != TRAIN]
     for name in names:
         check_references(name, problems[name], template=template)
-    return f"the verifier can judge those of {', '.join(names)}" if names else "none goes to the verifier"
+    return f"the verifier can judge those of {', '.join(names)}" if names else None
 
 
 def enough(count: int, needed: int, where: str) -> str:
