@@ -35,7 +35,9 @@ _TYPED = {
     "₹": r"\text{ rupee }",
 }  # fmt: skip
 _SIGNS = {sign: latex for signs, latex in _TYPED.items() for sign in signs}
-_SIGNS |= {sign: unicodedata.normalize("NFKC", sign) for sign in "０１２３４５６７８９＋－＝％，：（）／＜＞！．"}
+_SIGNS |= {chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}  # full-width forms
+_SIGNS |= dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", "")  # invisible
+_SIGNS |= dict.fromkeys("\u00a0\u2007\u2009\u202f\u3000", " ")
 _SIGNS |= dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻₀₁₂₃₄₅₆₇₈₉", "0123456789n+-0123456789", strict=True))
 _SIGNS |= {
     sign: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign).split("⁄")) for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
@@ -69,6 +71,15 @@ _MODIFIERS = """or and not nor but are was were than minus plus times over mod m
 #: After "or" or "and" these words bound a number.
 _BOUNDS = ("more", "fewer", "less", "above", "below", "greater", "higher", "lower", "over", "under")
 MODIFIERS = frozenset(_MODIFIERS.split()) | {f"or{word}" for word in _BOUNDS}
+#: Letters of other languages, but for Greek and the fonts of mathematics.
+FOREIGN = "À-ÖØ-öø-\u017f\u0400-\u04ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3"
+#: Their words that change a number, hedge or add another.
+FOREIGN_MODIFIER = (
+    "[万亿千百十兆萬億仟佰拾半倍成折打多余餘以约約近超或和与與几幾一二三四五六七八九零两兩]|分之|左右|上下|大于|小于|不足|未満"
+    "|만|억|천|백|십|이상|이하|미만|또는|절반|(?i:тыс|млн|млрд|милли|половин|дюжин|процент|или|больше|меньше|менее"
+    "|mill[oó]n|millième|centième|dixième|moitié|mitad|más|über|hälfte)"
+)
+_FOREIGN_WORD = rf"(?:[A-Za-zÀ-ſ]*[À-ÖØ-öø-ſ][A-Za-zÀ-ſ]*|[{FOREIGN}]+)"
 _ARGUMENT = rf"\s*(?:\{{({_IN_GROUP})\}}|(\\pi(?![A-Za-z])|{GREEK_LETTER}|[0-9A-Za-z]))"
 
 
@@ -158,6 +169,9 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\s*\^\s*(?:\{\s*\\prime\s*\}|\\prime(?![A-Za-z]))", "'"),
         # In brackets after a number the name of what was counted
         (rf"^([+-]?[\d.,/]*\d)\s+\((?!.*\b(?:{'|'.join(MODIFIERS)})\b)([A-Za-z][A-Za-z ]+)\)$", r"\1\\text{ \2 }"),
+        # What a number counts in other languages, and words there that change it
+        (rf"(?:(?<=[\d}}])|(?<=\\pi)|(?<=\\pi ))\s*((?!.*(?:{FOREIGN_MODIFIER})){_FOREIGN_WORD}(?: [A-Za-z{FOREIGN}]+)*)$", r"\\text{\1}"),
+        (rf"\\text\{{\s*([{FOREIGN}]*(?:{FOREIGN_MODIFIER})[{FOREIGN}]*)\s*\}}", r" \1 "),
         # Words: a letter alone is an unknown unless a font makes it a unit, as in ``5\mathrm{m}``
         (r"\\(?:text|mathbf|mathit|mathcal|operatorname)\s*\{\s*((?![mgshdlLNJWVCF])[A-Za-z])\s*\}", r"\1"),
         (rf"{_FONT}\s*(?i:,?\s*(?:or|and)|,)\s*\}}", ", "),

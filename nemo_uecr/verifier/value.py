@@ -10,6 +10,8 @@ from typing import Any
 
 from nemo_uecr.verifier.spelling import (
     DIGITS,
+    FOREIGN,
+    FOREIGN_MODIFIER,
     GREEK_LETTER,
     GROUP,
     MODIFIERS,
@@ -29,7 +31,7 @@ from nemo_uecr.verifier.spelling import (
 _MISREAD = re.compile(r"\\(?:equiv|cong|sim|doteq)|[≡→⇒]|\\\\|\^\s*\d\d")
 #: A mixed number, the one form that looks like a product and that people mean as a sum.
 _MIXED = re.compile(r"(?<!frac)(?<![\d.}])(\d+)(?:\s|\\[,!])*\\frac\{\s*(\d+)\s*\}\{\s*(\d+)\s*\}")
-_WORD = re.compile(r"[A-Za-z\u00b5]+")
+_WORD = re.compile(rf"[A-Za-z\u00b5{FOREIGN}]+")
 #: Marks that math-verify drops or divides at: rounding, primes, the colons of times and ratios, halves of the day.
 _LITERAL = re.compile(
     r"\\approx|['\u2032\u2033\u2019\"]|\\prime(?![A-Za-z])|(?<!\\):|(?<![A-Za-z\\])[ap]\.?\s*m\.?(?![A-Za-z])"
@@ -165,8 +167,12 @@ def _strange_words(answer: str, reference: str) -> bool:
 def _counts(number: str, words: Sequence[str]) -> bool:
     """Whether words, at most three, are what a number counts: `36 red apples`."""
     number = _unbracketed(number)
-    names = all(re.fullmatch("[A-Za-z][a-z]{2,}", word) and MODIFIERS.isdisjoint(_singulars(word)) for word in words)
+    names = all(_COUNTED.fullmatch(word) and MODIFIERS.isdisjoint(_singulars(word)) for word in words)
     return names and len(words) <= 3 and bool(_NUMERAL.fullmatch(number) or _QUOTIENT.fullmatch(number))
+
+
+#: A word that may name what a number counts.
+_COUNTED = re.compile(rf"[A-Za-z][a-z]{{2,}}|(?=.*[{FOREIGN}])(?!.*(?:{FOREIGN_MODIFIER})).*")
 
 
 def _side_by_side(text: str) -> bool:
@@ -184,15 +190,15 @@ def _side_by_side(text: str) -> bool:
 
 #: Every spelling of a unit has the first one's name.
 _SPELLINGS = (
-    "mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre",
-    "in inch inche", "ft foot feet", "yd yard", "mi mile", "mg milligram", "g gram", "kg kilogram", "lb pound",
-    "oz ounce", "s sec second", "min minute", "h hr hour", "d day", "week wk", "month", "yr year",
-    "ml milliliter millilitre", "l liter litre", "mph", "gallon gal", "quart", "pint", "acre", "calorie",
-    "degree deg", "radian rad", "celsiu c", "fahrenheit f", "cent", "dollar usd", "euro eur", "sterling", "yen",
+    "mm millimeter millimetre 毫米", "cm centimeter centimetre 厘米", "m meter metre 米", "km kilometer kilometre 公里",
+    "in inch inche", "ft foot feet", "yd yard", "mi mile", "mg milligram 毫克", "g gram 克", "kg kilogram 公斤",
+    "lb pound", "oz ounce", "s sec second 秒", "min minute 分钟", "h hr hour 小时", "d day 天", "week wk 周", "month", "yr year 年",
+    "ml milliliter millilitre 毫升", "l liter litre 升", "mph", "gallon gal", "quart", "pint", "acre", "calorie",
+    "degree deg 度", "radian rad", "celsiu c", "fahrenheit f", "cent", "dollar usd", "euro eur", "sterling", "yen",
     "rupee", "percent", "hz", "n", "j", "w", "v",
 )  # fmt: skip
 _UNIT_NAMES = {spelling: names.split()[0] for names in _SPELLINGS for spelling in names.split()}
-_POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3}
+_POWERS = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "平方": 2, "立方": 3}
 _UNIT_WORDS = frozenset(("per", "of")) | frozenset(
     word + ending for word in (*_UNIT_NAMES, "unit", "way", "square", "sq", "cubic") for ending in ("", "s", "es")
 )
@@ -204,7 +210,7 @@ _BARE_UNIT = re.compile(
 )
 #: What a unit is written as at the end of a value.
 _UNIT_TAIL = re.compile(rf"(?:\\,)*(?:\s*{_UNIT.pattern})+\s*$|\s*\^\{{\\circ\}}\s*$")
-_UNIT_PIECE = re.compile(r"[A-Za-zµ]+|/")
+_UNIT_PIECE = re.compile(rf"平方|立方|(?:(?!平方|立方)[A-Za-zµ{FOREIGN}])+|/")
 #: Units that are written as signs.
 _SIGNS = {r"^{\circ}": r"\text{ degree }", r"\$": r"\text{ dollar }", r"\%": r"\text{ percent }"}
 _BASE = re.compile(r"[\d)]\s*_\s*\{?\s*(\d+)\s*\}?")
