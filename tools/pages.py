@@ -286,7 +286,9 @@ def _words(node: Mapping[str, Any]) -> str:
     if node["type"] == "object":
         if not isinstance(node.get("additionalProperties"), dict):
             return "a mapping of names to " + ("values" if "additionalProperties" in node else "sections")
-        return f"a mapping of names to {WORDS[node['additionalProperties']['type']].removeprefix('a ')}s"
+        inner = node["additionalProperties"]
+        one = "list" if inner["type"] == "array" else WORDS[inner["type"]].removeprefix("a ")
+        return f"a mapping of names to {one}s"
     limits = [f"{sign} {node[name]:.10g}" for name, sign in SIGNS.items() if name in node]
     limits += ["that is not empty"] if node.get("minLength") == 1 else []
     return " ".join([WORDS[node["type"]], " and ".join(limits)]).strip()

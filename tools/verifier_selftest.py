@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nemo_uecr.data.benchmarks import load_benchmarks
-from nemo_uecr.data.problems import check_references
+from nemo_uecr.data.references import check_references
 from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses, comparison_pool
 from nemo_uecr.verifier.spelling import without_point

@@ -35,6 +35,7 @@ def prepare(
     question_key: str | None = None,
     answer_key: str | None = None,
     difficulty_key: str | None = None,
+    where: tuple[str, ...] = (),
 ) -> None:
     """Prepare training problems: load, filter by difficulty and answer type, screen against benchmarks, sample.
 
@@ -58,10 +59,12 @@ def prepare(
         question_key: Field of the question, such as extra_info.question (default: found by name).
         answer_key: Field of the answer, such as reward_model.ground_truth (default: found by name).
         difficulty_key: Field of the difficulty (default: found by name).
+        where: Rows to keep, as FIELD=VALUE or FIELD=VALUE,VALUE; all that are given must hold.
     """
     from nemo_uecr.data.prepare import ANSWER_TYPES, PrepareSettings, checked_types
     from nemo_uecr.data.prepare import prepare as run
-    from nemo_uecr.data.problems import USUAL, Keys, check_references, read_problems
+    from nemo_uecr.data.problems import USUAL, Keys, read_problems
+    from nemo_uecr.data.references import check_references
     from nemo_uecr.data.sources import find_source
 
     if keep_answers and drop_answers:
@@ -72,6 +75,7 @@ def prepare(
     settings = PrepareSettings(
         source=source, revision=revision, screens=screen, difficulty=difficulty, types=answers, sample=sample,
         seed=seed, keys=Keys(**{part: (key,) for part, key in named.items() if key is not None}),
+        where={key: tuple(values.split(",")) for key, values in (_condition(text) for text in where)},
     )  # fmt: skip
     counts = run(settings, out)["counts"]
     near = f"near a benchmark problem; see {out}/screening/review.csv" if screen else "no --screen: nothing compared"
@@ -92,6 +96,13 @@ def prepare(
     if counts["kept"]:
         problems = read_problems(find_source(str(out / "train.jsonl"), "train"), USUAL)
         check_references(str(out), problems, refuse=False)
+
+
+def _condition(text: str) -> tuple[str, str]:
+    key, equals, values = text.partition("=")
+    if not (key and equals and values):
+        raise DataError(f"--where {text}: expected FIELD=VALUE, as in problem_is_valid=true")
+    return key, values
 
 
 @app.command

@@ -75,7 +75,7 @@ def evaluate(
     import yaml
 
     from nemo_uecr.data.benchmarks import check_benchmarks, load_benchmarks
-    from nemo_uecr.data.problems import check_references
+    from nemo_uecr.data.references import check_references
     from nemo_uecr.evaluation import runner
     from nemo_uecr.evaluation.samples import lines_of
     from nemo_uecr.files import check_writable

@@ -231,6 +231,8 @@ class ProblemsConfig(Section):
     train: Text  # Problems: a file, a folder or a name on the hub, perhaps with `:SPLIT`.
     question_key: Text  # Field of the question, a text or a list of messages; dots lead into nested fields.
     answer_key: Text  # Field of the reference answer.
+    # Rows to read: those whose field has one of the values, as in {problem_is_valid: [true], ability: [math]}.
+    where: dict[Text, Annotated[tuple[bool | int | float | str, ...], Field(strict=False, min_length=1)]] = {}
     # The user's turn, with {question}; {body}, {passage}, {context}, {options}, {choices} are those fields of the row.
     prompt_template: Annotated[str, Field(pattern=r"\{question\}")]
     enable_thinking: bool  # Handed to the chat template; false is the non-thinking mode.

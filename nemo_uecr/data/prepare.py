@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,9 @@ from nemo_uecr.data.problems import (
     Keys,
     Problem,
     UnreadableRow,
+    Where,
     check_left_out,
+    chosen,
     fields_of,
     kind_of,
     level_of,
@@ -57,6 +59,7 @@ class PrepareSettings:
     sample: int | None  # rows to draw among those kept or held, with the seed; None keeps all
     seed: int
     keys: Keys = USUAL  # where the rows' parts are looked for
+    where: Where = field(default_factory=dict)  # values that fields of a row must have
 
 
 def prepare(settings: PrepareSettings, folder: Path) -> Manifest:
@@ -87,6 +90,7 @@ def prepare(settings: PrepareSettings, folder: Path) -> Manifest:
             "difficulty": settings.difficulty,
             "answer_types": sorted(settings.types),
             "sample": settings.sample,
+            "where": settings.where,
             "seed": settings.seed,
             "screening": RULES,
             "filter_version": FILTER_VERSION,
@@ -126,14 +130,17 @@ def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, scre
     rows: RowSets = {name: [] for name in ROW_SETS}
     first_of: dict[bytes, int] = {}
     unread = 0
-    for number, (_, row) in enumerate(rows_of(source, fields), start=1):
+    for number, (_, row) in enumerate(rows_of(source, fields, more=tuple(settings.where)), start=1):
+        texts = (str(value_at(row, name)) for name in (fields.question, fields.answer))
+        if not chosen(row, settings.where):
+            rows["removed"].append({"row": number, "digest": row_digest(*texts), "reason": "where"})
+            continue
         try:
             problem = problem_of(row, fields, number)
             record = _written(row, problem, fields, number)
             reason = _refusal(record, row, fields, settings)
         except UnreadableRow as error:
             unread += 1
-            texts = (str(value_at(row, name)) for name in (fields.question, fields.answer))
             rows["removed"].append({"row": number, "digest": row_digest(*texts), "reason": str(error)})
             continue
         digest, detail = row_digest(problem.question, problem.answer), {}

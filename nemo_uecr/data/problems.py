@@ -21,8 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from nemo_uecr.data.sources import Row, Source, find_source, raw_lines
 from nemo_uecr.errors import DataError
-from nemo_uecr.verifier.extract import Verdict, reference_answer
-from nemo_uecr.verifier.pool import SHARED, check_responses
+from nemo_uecr.verifier.extract import reference_answer
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoDataConfig
@@ -45,22 +44,18 @@ LEVEL = re.compile(r"(?:[a-z][a-z\s:_-]*)?([+-]?\d+(?:\.\d+)?)(?:\s*/\s*([1-9]\d
 HARDEST = 1e9
 #: Fields that belong to the question, as ASDiv, SVAMP and MMLU have them.
 PARTS = ("options", "choices", "body", "Body", "passage", "context")
+#: Those of them that hold what an answer chooses from.
+CHOICES = ("options", "choices")
 #: Small fields that `data prepare` carries along when the source has them.
 CARRIED = ("topic", "subject", *PARTS)
 ABSENT = object()
 SURROGATE = re.compile("[\ud800-\udfff]")
 ROLES = {"human": "user", "gpt": "assistant"}
-#: Words outside of LaTeX beyond which a reference is a worked solution, which no answer equals.
-MOST_WORDS = 12
-WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
-#: A sentence that states one number, and no mathematics beside it.
-SENTENCE = re.compile(
-    r"[^\d\\$=^]*\b(?:is|are|was|were|equals|answer|result|total)\b[^\d\\$=^]*?(-?\d(?:[\d,]*\d)?(?:[./]\d+)?)(?![\w])[^\d\\$=^]*",
-    re.IGNORECASE,
-)
-
 Parsed = TypeVar("Parsed")
 Turn = dict[str, str]
+#: Values of fields, one of which a row must have in each.
+Where = Mapping[str, Sequence[object]]
+NOTHING: Where = {}
 
 
 @dataclass(frozen=True)
@@ -72,6 +67,12 @@ class Problem:
     answer: str
     columns: Row = field(default_factory=dict, compare=False)
     context: tuple[Turn, ...] = ()  # the turns before it
+
+    @property
+    def asked(self) -> str:
+        """What is asked, with all that belongs to the question: equal for rows that repeat it."""
+        parts = {part: self.columns[part] for part in PARTS if self.columns.get(part)}
+        return json.dumps([self.context, self.question, parts], sort_keys=True, default=str)
 
     def turn(self, template: str) -> str:
         r"""The user's turn: the template with {question}, and its `PARTS`; no other name, as in ``\boxed{answer}``."""
@@ -94,7 +95,7 @@ class Keys:
     question: tuple[str, ...] = ("question", "problem", "prompt")
     answer: tuple[str, ...] = (
         "final_answer", "answer", "reward_model.ground_truth", "ground_truth", "expected_answer",
-        "verification_info.ground_truth", "reward_spec.ground_truth", "solution",
+        "verification_info.ground_truth", "reward_spec.ground_truth", "answerKey", "solution",
     )  # fmt: skip
     difficulty: tuple[str, ...] = ("difficulty", "level")
     id: tuple[str, ...] = ("unique_id", "id", "problem_idx", "idx")
@@ -131,42 +132,87 @@ def problems_of(data: DataConfig | NemoDataConfig, given: str | Path, key: str) 
         source = find_source(str(given), "train" if training else "test")
     except DataError as error:
         raise DataError(f"{key}: {error}") from error
-    return read_problems(source, keys)
+    return read_problems(source, keys, where=data.where if training else {})
 
 
-def read_problems(source: Source, keys: Keys) -> list[Problem]:
+def read_problems(source: Source, keys: Keys, *, where: Where = NOTHING) -> list[Problem]:
     """The problems of a source, in order. Ids are unique.
 
     Rows without an answer are left out and counted; any other row that cannot be read is refused by its place. A column
-    that only some rows have is None in the others.
+    that only some rows have is None in the others. Of rows that ``where`` does not choose nothing is read.
     """
     fields, problems, places = fields_of(source, keys), [], dict[str, str]()
     left: Counter[str] = Counter()
     if fields.id is None and keys.id not in ((), ("id",), USUAL.id):
         log.info("%s: no field %r; the rows are numbered", source.name, keys.id[0])
-    for number, (where, row) in enumerate(rows_of(source), start=1):
+    for number, (place, row) in enumerate(rows_of(source), start=1):
+        if not chosen(row, where):
+            left["where"] += 1
+            continue
         try:
             problem = problem_of(row, fields, number)
         except UnreadableRow as error:
             if str(error) not in NO_ANSWER:
                 raise DataError(
-                    f"{where}: {error}; the row has {', '.join(map(str, row)) or 'no fields'}. Correct it, name "
+                    f"{place}: {error}; the row has {', '.join(map(str, row)) or 'no fields'}. Correct it, name "
                     "another field, or let `nemo-uecr data prepare` leave such rows out and count them"
                 ) from error
             left[str(error)] += 1
             continue
         if problem.id in places:
             raise DataError(
-                f"{where}: duplicate id {problem.id!r}, also at {places[problem.id]}; expected unique ids in "
+                f"{place}: duplicate id {problem.id!r}, also at {places[problem.id]}; expected unique ids in "
                 f"{fields.id!r}; leave the field out, or in a run set data.id_key=null"
             )
-        places[problem.id] = where
+        places[problem.id] = place
         problems.append(problem)
+    others = left.pop("where", 0)
+    if others and not (problems or left):
+        raise DataError(f"{source.name}: none of {others} rows is chosen by {_shown(where)}; {_seen(source, where)}")
     check_left_out(source.name, left, unread=left.total(), kept=len(problems))
+    if others:
+        log.info("%s: %d of %d rows are chosen by %s", source.name, len(problems), number, _shown(where))
     if left:
         log.warning("%s: %d rows without an answer are left out: %s", source.name, left.total(), dict(left))
+    _tell_repeats(source.name, problems)
     every = dict.fromkeys(name for problem in problems for name in problem.columns)  # as in a table
     return [replace(problem, columns=every | problem.columns) for problem in problems]
+
+
+def chosen(row: Row, where: Where) -> bool:
+    """Whether each field that ``where`` names has one of its values, written as texts in small letters."""
+    return all(_small(value_at(row, key)) in map(_small, values) for key, values in where.items())
+
+
+def _small(value: object) -> str:
+    return str(text_of(value)).casefold()
+
+
+def _shown(where: Where) -> str:
+    return ", ".join(f"{key}={'|'.join(map(str, values))}" for key, values in where.items())
+
+
+def _seen(source: Source, where: Where) -> str:
+    """The most frequent values of each field, for messages."""
+    found = {key: Counter(str(text_of(value_at(row, key))) for _, row in rows_of(source)) for key in where}
+    return "; ".join(
+        f"{key} has {', '.join(f'{value!r} ({count})' for value, count in values.most_common(5))}"
+        for key, values in found.items()
+    )
+
+
+def _tell_repeats(name: str, problems: Sequence[Problem]) -> None:
+    """Warn of questions that several rows have: each counts as often as it stands there."""
+    answers: dict[str, set[str]] = {}
+    for problem in problems:
+        answers.setdefault(problem.asked, set()).add(problem.answer)
+    if len(answers) < len(problems):
+        several = sum(len(each) > 1 for each in answers.values())
+        differ = f"; {several} of them with different answers" if several else ""
+        log.warning(
+            "%s: %d rows are %d questions, each counted as often as it stands there%s; `nemo-uecr data prepare` keeps "
+            "one row of each", name, len(problems), len(answers), differ,
+        )  # fmt: skip
 
 
 def check_left_out(name: str, reasons: Mapping[str, int], *, unread: int, kept: int) -> None:
@@ -178,56 +224,6 @@ def check_left_out(name: str, reasons: Mapping[str, int], *, unread: int, kept: 
             f"{name}: {kept} of {read} rows are problems to keep ({counts}); expected most rows to have a question and "
             "an answer that can be read, and some to pass the filters. Name the right fields, or filter otherwise"
         )
-
-
-def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = True, template: str = "") -> None:
-    """Refuse problems most of whose answers the verifier cannot judge; a few, and questions at fault, are a warning.
-
-    Without ``refuse`` everything is a warning. The parts that the prompts' ``template`` names are shown.
-    """
-    if unjudged := _unjudged(problems):
-        first = unjudged[0]
-        fault = (
-            f"{name}: the verifier cannot judge {len(unjudged)} of {len(problems)} reference answers; the first is "
-            f"{first.answer[:80]!r} of problem {first.id!r}. Expected final answers alone, such as 7/2, not sentences "
-            "or worked solutions; name their field: data.answer_key"
-        )
-        if refuse and 2 * len(unjudged) > len(problems):
-            raise DataError(fault)
-        log.warning("%s", fault)
-    if 2 * sum("####" in each.question and "boxed" not in each.question for each in problems) > len(problems):
-        log.warning(
-            "%s: the questions ask for the answer after ####, and the verifier reads \\boxed{} alone; take the bare "
-            "question, as in data.question_key=extra_info.question, and ask for the box in data.prompt_template", name,
-        )  # fmt: skip
-    for part in (part for part in PARTS if f"{{{part}}}" not in template):
-        if 2 * sum(_hides(problem, part) for problem in problems) > len(problems):
-            log.warning(
-                "%s: the questions do not show their field %r; name it in the template, as in '{%s} {question}'. "
-                "Of options the answer must be the letter", name, part, part,
-            )  # fmt: skip
-
-
-def _hides(problem: Problem, part: str) -> bool:
-    """Whether the row has this part of the question in a field of its own, and the question shows not even its end."""
-    last = problem.columns.get(part)
-    while isinstance(last, dict | list):
-        last = next(reversed(last.values() if isinstance(last, dict) else last), None)
-    return bool(text := text_of(last)) and str(text) not in problem.question
-
-
-def _unjudged(problems: Sequence[Problem]) -> list[Problem]:
-    """The problems whose reference answer, or the only number in its sentence, does not pass for itself in a box."""
-    answers = [reference_answer(problem.answer) for problem in problems]
-    numbers = [sentence[1] if (sentence := SENTENCE.fullmatch(answer)) else answer for answer in answers]
-    checked = check_responses([rf"\boxed{{{number}}}" for number in numbers], answers, SHARED)
-    return [
-        problem
-        for problem, answer, found in zip(problems, answers, checked, strict=True)
-        if found.verdict is not Verdict.CORRECT
-        or len(WORD.findall(answer)) > MOST_WORDS
-        or ("\n" in answer and "\\begin" not in answer)
-    ]
 
 
 # What a problem's columns decide.
@@ -249,14 +245,21 @@ def filled(template: str, problem: Problem) -> str:
     return re.sub(r"\{([\w.]+)\}", text, template)
 
 
-def _lettered(options: Any) -> str | None:
-    """Options as lines, with letters unless they have their own; None where one has no text."""
+def options_of(options: Any) -> dict[str, str] | None:
+    """Options by their letters, or by labels of their own; None where one has no text."""
     if isinstance(options, dict) and isinstance(options.get("text"), list):  # as ARC has them
         options = dict(zip(options.get("label", ()), options["text"], strict=True))
     if isinstance(options, list):
         options = {chr(ord("A") + place): each for place, each in enumerate(options)}
+    if not isinstance(options, dict):
+        return None
     texts = {letter: text for letter, each in options.items() if (text := text_of(each)) is not None}
-    if len(texts) < len(options):
+    return texts if len(texts) == len(options) else None
+
+
+def _lettered(options: Any) -> str | None:
+    """Options as lines, with letters unless they have their own; None where one has no text."""
+    if (texts := options_of(options)) is None:
         return None
     lettered = all(re.match(rf"\(?{re.escape(letter)}[).:]", text) for letter, text in texts.items())
     return "\n".join(text if lettered else f"{letter}) {text}" for letter, text in texts.items())
@@ -292,12 +295,12 @@ def check_routing(problems: Sequence[Problem], routing: RoutingConfig | None, na
 # From a row to a problem.
 
 
-def rows_of(source: Source, fields: Fields | None = None) -> Iterator[tuple[str, Row]]:
-    """The place and content of every row, in order; of Parquet only what ``fields`` and `CARRIED` name."""
+def rows_of(source: Source, fields: Fields | None = None, *, more: Iterable[str] = ()) -> Iterator[tuple[str, Row]]:
+    """The place and content of every row, in order; of Parquet only what ``fields``, ``more`` and `CARRIED` name."""
     columns = None
     if fields is not None:
-        keys = [fields.question, fields.answer, *filter(None, [fields.difficulty, fields.id])]
-        columns = {*keys, *(key.partition(".")[0] for key in keys), *CARRIED}
+        keys = [fields.question, fields.answer, *filter(None, [fields.difficulty, fields.id]), *more]
+        columns = {*keys, *(first for key in keys for first, _ in _cut(key)), *CARRIED}
     yield from source.rows(columns)
 
 
@@ -345,19 +348,26 @@ def value_at(row: Mapping[str, object], key: str, *, absent: object = None) -> o
     """The value under a name, or where dots lead into nested ones; ``absent`` where there is none."""
     if key in row:
         return row[key]
-    value: object = row
-    for part in key.split("."):
-        if isinstance(value, str) and value.startswith("{"):  # an object that a table keeps as text
-            value = _json(value)
-        if value is None:
-            return None
-        if not isinstance(value, dict) or part not in value:
-            return absent
-        value = value[part]
-    return value
+    for first, rest in _cut(key):
+        if first in row:
+            inner = row[first]
+            if isinstance(inner, str) and inner.startswith("{"):  # an object that a table keeps as text
+                inner = json_of(inner)
+            if inner is None:
+                return None
+            found = value_at(inner, rest, absent=ABSENT) if isinstance(inner, dict) else ABSENT
+            if found is not ABSENT:
+                return found
+    return absent
 
 
-def _json(text: str) -> object:
+def _cut(key: str) -> Iterator[tuple[str, str]]:
+    """Both sides of each dot of a name, the longest first side first: names of fields may have dots of their own."""
+    for place in reversed([place for place, sign in enumerate(key) if sign == "."]):
+        yield key[:place], key[place + 1 :]
+
+
+def json_of(text: str) -> object:
     """What a text is as JSON; the text itself where it is none."""
     try:
         return json.loads(text)
@@ -368,13 +378,16 @@ def _json(text: str) -> object:
 def question_of(value: object, name: str) -> tuple[tuple[Turn, ...], str]:
     """The turns before the question, and the question: a text, or a conversation that ends with the user's turn."""
     if isinstance(value, str) and re.match(r"\s*\[\s*\{\s*[\"'](role|from|content|value)\b", value):
-        value = _json(value)
+        value = json_of(value)
         if isinstance(value, str):
             raise UnreadableRow(f"{name} is a conversation as text that is not JSON, expected JSON")
     if isinstance(value, list) and value and isinstance(value[0], dict):
         turns = [_turn(each, name) for each in value]
-        if turns[-1]["role"] != "user":
-            raise UnreadableRow(f"{name} ends with a turn of {turns[-1]['role']!r}, expected the user's")
+        if turns[-1]["role"] == "assistant":  # a solution to imitate, which no prompt has
+            turns.pop()
+        if not turns or turns[-1]["role"] != "user":
+            role = turns[-1]["role"] if turns else "assistant"
+            raise UnreadableRow(f"{name} ends with a turn of {role!r}, expected the user's")
         return tuple(turns[:-1]), turns[-1]["content"]
     if not isinstance(value, str | None):
         raise UnreadableRow(f"{name} is {kind_of(value)}, expected a text or a list of messages")
@@ -386,10 +399,14 @@ def question_of(value: object, name: str) -> tuple[tuple[Turn, ...], str]:
 def _turn(turn: object, name: str) -> Turn:
     """A message as chat templates read it, `from` and `value` included."""
     each = turn if isinstance(turn, dict) else {}
-    role, content = (each.get(key) or each.get(other) for key, other in (("role", "from"), ("content", "value")))
+    role, content = (
+        next((each[key] for key in keys if each.get(key) is not None), None)
+        for keys in (("role", "from"), ("content", "value"))
+    )
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text")) for part in content)
-    if not isinstance(role, str) or not isinstance(content, str) or not usable(content):
+    empty = role == "system" and not str(content).strip()  # none is asked for, not even the template's own
+    if not isinstance(role, str) or not isinstance(content, str) or not (usable(content) or empty):
         raise UnreadableRow(
             f"{name} has a turn whose role is {kind_of(role)} and content {kind_of(content)}, expected texts"
         )

@@ -6,11 +6,13 @@ pattern that takes several together (`*/train`).
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
 import json
 import logging
+import lzma
 import re
 import shutil
 import sys
@@ -23,7 +25,7 @@ from inspect import Parameter, isfunction, signature
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from nemo_uecr import door
 from nemo_uecr.errors import ConfigError, DataError
@@ -49,6 +51,9 @@ SHARD = re.compile(r"(\w+)-\d{5}-of-\d{5}")
 DECODER = json.JSONDecoder()
 NOT_BLANK = re.compile(r"\S")
 BOM = b"\xef\xbb\xbf"
+ARROW_FILE = b"ARROW1"
+#: How a text may be compressed.
+PACKED = (".gz", ".bz2", ".xz", ".zst")
 PARQUET_ROWS = 1024
 #: What a user's reader is.
 READER = "a function without arguments that yields rows, each a dict"
@@ -155,7 +160,7 @@ def _snapshot(name: str, revision: str | None) -> Path:
     import huggingface_hub
     from huggingface_hub import constants, errors
 
-    wanted = ["README.md", *(f"*{kind}{packed}" for kind in READERS for packed in ("", ".gz"))]
+    wanted = ["README.md", *(f"*{kind}{packed}" for kind in READERS for packed in ("", *PACKED))]
     only_here(name, "dataset")  # a silent hub is asked once
     try:
         # Returns the cached snapshot when the hub is offline and the revision is already on disk.
@@ -184,7 +189,7 @@ def on_hub(given: str) -> bool:
 
 def file_kind(file: Path) -> str | None:
     """Which of `READERS` reads a file of problems; None for another file."""
-    suffix = Path(file.stem).suffix if file.suffix == ".gz" else file.suffix
+    suffix = Path(file.stem).suffix if file.suffix in PACKED else file.suffix
     return suffix if suffix in READERS else None
 
 
@@ -296,8 +301,9 @@ def read_rows(file: Path, *, columns: Collection[str] | None = None) -> Iterator
     kind = file_kind(file) or ".jsonl"
     try:
         yield from READERS[kind](file, columns)
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{file}: not a whole {kind} file in UTF-8 ({error}); copy it again") from error
+    except (EOFError, zlib.error, lzma.LZMAError, OSError, UnicodeDecodeError, csv.Error) as error:
+        what = "copy it again" if file_kind(file) else f"expected a file that ends in {', '.join(READERS)}; unpack it"
+        raise DataError(f"{file}: not a whole {kind} file in UTF-8 ({error}); {what}") from error
 
 
 def _csv_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[str, Row]]:
@@ -310,7 +316,7 @@ def _csv_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[str
 
 
 def _table_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[str, Row]]:
-    """The rows of a Parquet file, or of an Arrow stream, as `datasets` keeps tables."""
+    """The rows of a Parquet file, of an Arrow file such as Feather, or of a stream, as `datasets` keeps tables."""
     import numpy as np
     import pyarrow
     import pyarrow.parquet
@@ -322,7 +328,12 @@ def _table_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[s
                 table = pyarrow.parquet.ParquetFile(raw)
                 names = [name for name in table.schema_arrow.names if columns is None or name in columns]
                 batches = table.iter_batches(batch_size=PARQUET_ROWS, columns=names)
+            elif raw.read(len(ARROW_FILE)) == ARROW_FILE:  # as Feather and others write tables
+                read: Any = pyarrow.ipc.open_file
+                whole = read(raw)
+                batches = map(whole.get_batch, range(whole.num_record_batches))
             else:
+                raw.seek(0)
                 batches = iter(pyarrow.ipc.open_stream(raw))
             for batch in batches:
                 short = [field.name for field in batch.schema if field.type == pyarrow.float32()]
@@ -337,7 +348,15 @@ def _table_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[s
 
 
 def _opened(file: Path) -> io.BufferedIOBase:
-    return gzip.open(file) if file.suffix == ".gz" else file.open("rb")
+    if file.suffix == ".zst":
+        import pyarrow
+
+        unpack: Any = pyarrow.input_stream
+        return io.BufferedReader(unpack(str(file), compression="zstd"))
+    if file.suffix in PACKED:
+        openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+        return io.BufferedReader(openers[file.suffix](file))
+    return file.open("rb")
 
 
 def _content(file: Path) -> bytes:
@@ -361,6 +380,8 @@ def _json_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[st
     for where, part in [(str(file), _content(file))] if whole else parts:
         try:
             rows = list(_values(part.decode("utf-8")))
+        except UnicodeDecodeError:
+            raise
         except ValueError as error:
             raise DataError(f"{where}: malformed JSON ({error}); expected one object per line, or an array") from error
         for number, row in enumerate(rows, start=1):
@@ -396,7 +417,8 @@ def _own_rows(source: Source, reader: Callable[[], Iterable[Row]]) -> Iterator[t
         yield f"{source.name}: row {number}", dict(row)
 
 
-#: Who reads which kind of file, in the order of preference where a split comes as several; texts may end in .gz.
+#: Who reads which kind of file, in the order of preference where a split comes as several.
 READERS: dict[str, Callable[[Path, Collection[str] | None], Iterator[tuple[str, Row]]]] = {
-    ".parquet": _table_rows, ".arrow": _table_rows, ".jsonl": _json_rows, ".json": _json_rows, ".csv": _csv_rows,
+    ".parquet": _table_rows, ".arrow": _table_rows, ".feather": _table_rows, ".jsonl": _json_rows,
+    ".json": _json_rows, ".csv": _csv_rows,
 }  # fmt: skip

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.config.schema import CallReward, DataConfig, ProblemsConfig, RoutingConfig, VerifierReward
 from nemo_uecr.data.manifest import training_problems
-from nemo_uecr.data.problems import Problem, check_references, check_routing, filled, problems_of, teacher_name
+from nemo_uecr.data.problems import Problem, check_routing, filled, problems_of, teacher_name
+from nemo_uecr.data.references import check_references
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.models import check_ids, fitting_prompts
 from nemo_uecr.paths import SCHEME

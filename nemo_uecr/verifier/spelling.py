@@ -170,7 +170,8 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         # In brackets after a number the name of what was counted
         (rf"^([+-]?[\d.,/]*\d)\s+\((?!.*\b(?:{'|'.join(MODIFIERS)})\b)([A-Za-z][A-Za-z ]+)\)$", r"\1\\text{ \2 }"),
         # What a number counts in other languages, and words there that change it
-        (rf"(?:(?<=[\d}}])|(?<=\\pi)|(?<=\\pi ))\s*((?!.*(?:{FOREIGN_MODIFIER})){_FOREIGN_WORD}(?: [A-Za-z{FOREIGN}]+)*)$", r"\\text{\1}"),
+        (rf"(?:(?<=[\d}}])|(?<=\\pi)|(?<=\\pi ))\s*"
+         rf"((?!.*(?:{FOREIGN_MODIFIER})){_FOREIGN_WORD}(?: [A-Za-z{FOREIGN}]+)*)$", r"\\text{\1}"),
         (rf"\\text\{{\s*([{FOREIGN}]*(?:{FOREIGN_MODIFIER})[{FOREIGN}]*)\s*\}}", r" \1 "),
         # Words: a letter alone is an unknown unless a font makes it a unit, as in ``5\mathrm{m}``
         (r"\\(?:text|mathbf|mathit|mathcal|operatorname)\s*\{\s*((?![mgshdlLNJWVCF])[A-Za-z])\s*\}", r"\1"),

@@ -192,7 +192,8 @@ def _side_by_side(text: str) -> bool:
 _SPELLINGS = (
     "mm millimeter millimetre 毫米", "cm centimeter centimetre 厘米", "m meter metre 米", "km kilometer kilometre 公里",
     "in inch inche", "ft foot feet", "yd yard", "mi mile", "mg milligram 毫克", "g gram 克", "kg kilogram 公斤",
-    "lb pound", "oz ounce", "s sec second 秒", "min minute 分钟", "h hr hour 小时", "d day 天", "week wk 周", "month", "yr year 年",
+    "lb pound", "oz ounce", "s sec second 秒", "min minute 分钟", "h hr hour 小时", "d day 天", "week wk 周", "month",
+    "yr year 年",
     "ml milliliter millilitre 毫升", "l liter litre 升", "mph", "gallon gal", "quart", "pint", "acre", "calorie",
     "degree deg 度", "radian rad", "celsiu c", "fahrenheit f", "cent", "dollar usd", "euro eur", "sterling", "yen",
     "rupee", "percent", "hz", "n", "j", "w", "v",

@@ -1,0 +1,249 @@
+"""Layouts, names and references of other people's data sets that would be misread in silence."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_uecr.data.problems import USUAL, Keys, read_problems
+from nemo_uecr.data.references import check_references
+from nemo_uecr.data.sources import find_source
+from nemo_uecr.errors import DataError
+from tests.reliability.commands import refused
+
+pyarrow: Any = pytest.importorskip("pyarrow")
+for part in ("feather", "ipc", "parquet"):
+    pytest.importorskip(f"pyarrow.{part}")
+
+Row = dict[str, Any]
+ROWS: list[Row] = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(4)]
+
+
+def load(path: Path, keys: Keys = USUAL, **where: list[object]) -> list[Any]:
+    return read_problems(find_source(str(path), "train"), keys, where=where)
+
+
+def jsonl(path: Path, rows: list[Row]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+# Names and containers.
+
+
+def test_an_empty_system_turn_is_kept_and_a_missing_turn_is_none(tmp_path: Path) -> None:
+    """Empty, it says that there is no system prompt, not even the template's own."""
+    user = {"role": "user", "content": "1 + 1?"}
+    rows = [
+        {"prompt": [{"role": "system", "content": ""}, user], "answer": "2"},
+        {"prompt": [user], "answer": "2"},
+        {"prompt": [{"role": None, "content": None, "from": "human", "value": "1 + 1?"}], "answer": "2"},
+    ]
+    found = load(jsonl(tmp_path / "set.jsonl", rows))
+    assert [each.context for each in found] == [({"role": "system", "content": ""},), (), ()]
+
+
+def test_a_last_answer_of_the_assistant_is_left_out_of_the_prompt(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}]
+    (found,) = load(jsonl(tmp_path / "set.jsonl", [{"messages": turns, "answer": "2"}]), Keys(question=("messages",)))
+    assert (found.context, found.question) == ((), "1 + 1?")
+
+
+@pytest.mark.parametrize(
+    ("key", "row"),
+    [
+        ("extra.info", {"extra.info": "1 + 1?"}),
+        ("meta.extra.info", {"meta": {"extra.info": "1 + 1?"}}),
+        ("meta.extra.info", {"meta.extra": {"info": "1 + 1?"}}),
+        ("meta.extra.info", {"meta": {"other": 1}, "meta.extra": json.dumps({"info": "1 + 1?"})}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_names_with_dots(key: str, row: Row, kind: str, tmp_path: Path) -> None:
+    path, rows = tmp_path / f"set.{kind}", [row | {"answer": "2"}]
+    if kind == "jsonl":
+        jsonl(path, rows)
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    (found,) = load(path, Keys(question=(key,)))
+    assert found.question == "1 + 1?"
+
+
+def arrow_file(path: Path, table: Any) -> None:
+    with pyarrow.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+
+
+def arrow_stream(path: Path, table: Any) -> None:
+    with pyarrow.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table)
+
+
+def feather(path: Path, table: Any) -> None:
+    pyarrow.feather.write_feather(table, str(path), compression="zstd")
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("set.arrow", arrow_file), ("set.arrow", arrow_stream), ("set.feather", feather)],
+    ids=["file", "stream", "feather"],
+)
+def test_tables_of_arrow(name: str, write: Callable[[Path, Any], None], tmp_path: Path) -> None:
+    write(tmp_path / name, pyarrow.Table.from_pylist(ROWS))
+    assert [each.answer for each in load(tmp_path / name)] == ["1", "2", "3", "4"]
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match="not a whole"):
+        load(tmp_path / name)
+
+
+def zstd(content: bytes) -> bytes:
+    return bytes(pyarrow.compress(content, codec="zstd", asbytes=True))
+
+
+@pytest.mark.parametrize(
+    ("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress), ("zst", zstd)]
+)
+def test_compressed_texts(ending: str, pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    plain = jsonl(tmp_path / "plain.jsonl", ROWS).read_bytes()
+    path = tmp_path / f"set.jsonl.{ending}"
+    path.write_bytes(pack(plain))
+    assert len(load(path)) == len(ROWS)
+    path.write_bytes(pack(plain)[:40])
+    with pytest.raises(DataError, match="not a whole"):
+        load(path)
+
+
+def test_an_archive_is_named(tmp_path: Path) -> None:
+    (tmp_path / "set.zip").write_bytes(b"PK\x03\x04\xff\xfe")
+    with pytest.raises(DataError, match="unpack it"):
+        load(tmp_path / "set.zip")
+
+
+# Rows chosen by a field.
+
+
+def test_rows_are_chosen_by_a_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from nemo_uecr.cli.main import entry_point
+
+    rows = [row | {"valid": n > 1, "meta": {"ability": "math" if n else "code"}} for n, row in enumerate(ROWS)]
+    path = jsonl(tmp_path / "set.jsonl", rows)
+    assert [each.id for each in load(path, valid=[True])] == ["3", "4"]
+    assert [each.id for each in load(path, **{"meta.ability": ["math", "logic"]})] == ["2", "3", "4"]
+    with pytest.raises(
+        DataError, match=r"none of 4 rows is chosen by valid=maybe; valid has 'False' \(2\), 'True' \(2\)"
+    ):
+        load(path, valid=["maybe"])
+    prepare = ["data", "prepare", "--source", path, "--out", tmp_path / "out"]
+    assert entry_point([*map(str, prepare), "--where", "valid=true", "--where", "meta.ability=math"]) == 0
+    assert "removed        2  where" in capsys.readouterr().out
+    assert len(load(tmp_path / "out" / "train.jsonl")) == 2
+    assert "--where valid: expected FIELD=VALUE" in refused(capsys, *prepare, "--where", "valid")
+
+
+def test_a_row_that_is_not_chosen_need_not_be_readable(tmp_path: Path) -> None:
+    rows = [ROWS[0] | {"ability": "math"}, {"question": None, "answer": None, "ability": "code"}]
+    assert len(load(jsonl(tmp_path / "set.jsonl", rows), ability=["math"])) == 1
+
+
+# Repeated rows.
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([ROWS[0], ROWS[0]], "6 rows are 4 questions"),
+        ([ROWS[0] | {"answer": "7"}], "5 rows are 4 questions, .*; 1 of them with different answers"),
+        ([ROWS[0] | {"body": "Ann counts."}], ""),
+        ([{"question": "0 + 1?", "answer": "1", "options": ["1", "2"]}], ""),
+    ],
+)
+def test_repeated_questions_are_told(
+    more: list[Row], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(jsonl(tmp_path / "set.jsonl", [*ROWS, *more]))
+    assert re.search(said, caplog.text)
+    assert bool(caplog.text) == bool(said)
+
+
+# Reference and prompt.
+
+PETS = ["a cat", "a dog", "a hen"]
+
+
+@pytest.mark.parametrize(
+    ("row", "template", "said"),
+    [
+        ({"options": PETS, "answer": "1"}, "{question} {options}", "answers are numbers of options, such as '1'"),
+        ({"choices": PETS, "answer": 2}, "{question}", "answers are numbers of options"),
+        ({"choices": PETS, "answer": "B"}, "{question}", "letters of options that the questions do not show"),
+        ({"choices": {"label": ["A", "B"], "text": PETS[:2]}, "answerKey": "B"}, "{question}", "do not show"),
+        ({"options": {"A": "a cat", "B": "a dog"}, "answer": "(B)"}, "{question}", "do not show"),
+        ({"choices": PETS, "answer": "B"}, "{question} {choices}", None),
+        ({"choices": {"label": ["1", "2"], "text": PETS[:2]}, "answerKey": "2"}, "{question} {choices}", None),
+        ({"choices": ["3", "4", "5"], "answer": "4"}, "{question} {choices}", None),
+        ({"choices": PETS, "answer": "a dog"}, "{question} {choices}", None),
+    ],
+)
+def test_options_and_their_answers(row: Row, template: str, said: str | None, tmp_path: Path) -> None:
+    problems = load(jsonl(tmp_path / "set.jsonl", [{"question": f"Which barks, {n}?"} | row for n in range(3)]))
+    if said is None:
+        return check_references("set", problems, template=template)
+    with pytest.raises(DataError, match=said):
+        check_references("set", problems, template=template)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"inputs": ["1\n"], "outputs": ["2\n"]},
+        [{"input": "1", "output": "2"}],
+        "assert add(1, 1) == 2",
+        "def add(a, b):\n    return a + b",
+    ],
+)
+def test_tests_of_code_are_no_answers(answer: object, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A few beside answers are told; most of a source is refused."""
+    row = {"question": "Write add.", "answer": answer if isinstance(answer, str) else json.dumps(answer)}
+    check_references("set", load(jsonl(tmp_path / "few.jsonl", [*ROWS, row])))
+    assert "cannot judge 1 of 5" in caplog.text
+    with pytest.raises(DataError, match="cannot judge 1 of 1"):
+        check_references("set", load(jsonl(tmp_path / "all.jsonl", [row])))
+
+
+def test_lists_of_numbers_are_answers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check_references("set", load(jsonl(tmp_path / "set.jsonl", [{"question": "Roots?", "answer": "[1, 2]"}])))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize(
+    ("asks", "form"),
+    [
+        ("The last line of your response should be of the form Answer: $Answer (without quotes).", "after Answer:"),
+        ("End with **Answer:** [your answer].", "after Answer:"),
+        ("Put it between <answer> and </answer>.", "in <answer> tags"),
+        ('Return valid JSON with the key "answer".', "as JSON"),
+        ("Give it after ####.", "after ####"),
+        (r"Put it in \boxed{}. Answer: {x}", None),
+        ("Answer briefly.", None),
+    ],
+)
+def test_prompts_that_ask_for_another_form(
+    asks: str, form: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the questions themselves, or in the template."""
+    path = jsonl(tmp_path / "set.jsonl", [row | {"question": f"{row['question']}\n{asks}"} for row in ROWS])
+    check_references("set", load(path))
+    assert (f"4 of 4 prompts ask for the answer {form}" in caplog.text) == (form is not None)
+    assert form is None or asks[-40:] in caplog.text
+    caplog.clear()
+    check_references("set", load(jsonl(tmp_path / "plain.jsonl", ROWS)), template=f"{{question}} {asks}")
+    assert bool(caplog.text) == (form is not None)
