@@ -35,6 +35,7 @@ class StopRequest:
     def __init__(self) -> None:
         #: The first reason; empty if there is none. No lock: a handler that interrupts another would deadlock.
         self.reason = ""
+        self._acts: list[Callable[[], None]] = []
 
     @property
     def asked(self) -> bool:
@@ -43,6 +44,14 @@ class StopRequest:
     def ask(self, reason: str) -> None:
         """Ask to stop; only the first reason is kept."""
         self.reason = self.reason or reason
+        for act in self._acts:
+            act()
+
+    def then(self, act: Callable[[], None]) -> None:
+        """Do ``act`` when a stop is asked, perhaps in a signal handler; at once if it was asked before."""
+        self._acts.append(act)
+        if self.asked:
+            act()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -182,7 +181,6 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     """
     from nemo_uecr.config.load import annotated_yaml, load
     from nemo_uecr.config.methods import objective, unused_line
-    from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.start.checks import CONFIG, require
 
     loaded = load(config, overrides)
@@ -192,8 +190,6 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     else:
         seen = require(run_facts(loaded.config, 0), CONFIG)
         notes += [f"{check}: {line}" for check, line in seen.items() if isinstance(line, str)]
-        if isinstance(loaded.config, NemoConfig):
-            notes.append(_native_schema(loaded.config))
         say(*notes, f"ok: {config}: keys, values and problems")
 
 
@@ -206,13 +202,3 @@ def run_facts(config: Config | NemoConfig, ray_port: int) -> Run:
     if isinstance(config, NemoConfig):
         return of_nemo(config, ray_port=ray_port, resources=None)
     return of_local(config, sizes, ray_port=ray_port, resources=None)
-
-
-def _native_schema(config: NemoConfig) -> str:
-    if importlib.util.find_spec("nemo_rl") is None:
-        return "NeMo-RL cannot be imported here: its own schema was not checked"
-    from nemo_uecr.nemo import translate, upstream
-
-    version = upstream.check()
-    translate.native_config(config, version)
-    return f"NeMo-RL {version}: its schema accepts the run"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -12,11 +10,7 @@ from cyclopts import App, CycloptsError, Group, UnknownOptionError
 from nemo_uecr import __version__
 from nemo_uecr.cli import audit, data, evaluate, look, runs, score, slurm, train
 from nemo_uecr.cli.common import family
-from nemo_uecr.errors import UecrError
-from nemo_uecr.stopping import STOPPED, RunStopped
-
-USER_ERROR = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+from nemo_uecr.ending import refused, reported
 
 #: Headings of the help and their commands: functions, whose docstrings are the help, or families of commands.
 COMMANDS: dict[str, tuple[Callable[..., int | None] | App, ...]] = {
@@ -52,37 +46,13 @@ def entry_point(arguments: Sequence[str] | None = None, app: App = app) -> int:
     That is the command's own; 2 after a user's error, 75 after a run that saved and stopped on request, 130 after
     Ctrl-C.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
-    logging.getLogger("nemo_uecr").setLevel(logging.INFO)
     words = list(sys.argv[1:] if arguments is None else arguments)
     app.help_format = "markdown" if len(words) > 1 else "plaintext"  # Markdown takes 0.1 s to import
     try:
-        code = app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        code = reported(lambda: app(words, exit_on_error=False, print_error=False, result_action="return_value"))
     except CycloptsError as error:
         unknown = isinstance(error, UnknownOptionError) and "overrides" in getattr(error.target, "__annotations__", ())
         dashed = unknown and "Did you mean" not in str(error)
         hint = " A configuration's keys have no dashes: train.steps=3." if dashed else ""
-        return _refuse(f"{error}{hint} See: {' '.join([*app.name, *(error.command_chain or ())])} --help")
-    except UecrError as error:
-        return _refuse(str(error))
-    except RunStopped as stopped:
-        sys.stderr.write(f"nemo-uecr: {stopped}\n")
-        return STOPPED
-    except KeyboardInterrupt:
-        sys.stderr.write("nemo-uecr: interrupted\n")
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of the output has closed it (`| head`). Python would fail again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except OSError as error:
-        if error.strerror is None:  # raised by a library, not by the operating system
-            raise
-        where = f"{error.filename}: " if error.filename else ""
-        return _refuse(f"{where}{error.strerror}; make room or name another path, and run the command again")
-    return code if isinstance(code, int) else 0
-
-
-def _refuse(message: str) -> int:
-    sys.stderr.write(f"nemo-uecr: error: {message}\n")
-    return USER_ERROR
+        return refused(f"{error}{hint} See: {' '.join([*app.name, *(error.command_chain or ())])} --help")
+    return code

@@ -105,29 +105,28 @@ def _anchor(text: str) -> tuple[str, str]:
 
 @teacher.command(name="score")
 def teacher_score(config: ConfigFile, /, *overrides: Override, batch: Path, out: Path) -> None:
-    """Score a saved batch with the teacher of a configuration, and write the batch with these scores.
+    r"""Score a saved batch with the teacher of a recipe, and write the batch with these scores.
 
-    Score a batch with and without FP8 to measure the effect of FP8. The teacher uses all GPUs of the configuration. OUT
-    has no advantages: those of the batch belong to the run's teacher.
+    Score a batch with and without FP8 to measure the effect of FP8. The teacher uses all GPUs of the recipe. OUT has no
+    advantages: those of the batch belong to the run's teacher.
 
-        nemo-uecr teacher score CONFIG --batch BATCH --out bf16.safetensors teacher.fp8=false
-        nemo-uecr teacher score CONFIG --batch BATCH --out fp8.safetensors  teacher.fp8=true
+        nemo-uecr teacher score RECIPE --batch BATCH --out bf16.safetensors
+        nemo-uecr teacher score RECIPE --batch BATCH --out fp8.safetensors \
+            ++uecr.teacher.megatron_cfg.fp8_cfg.enabled=true
         nemo-uecr teacher compare bf16.safetensors fp8.safetensors
 
     Args:
-        batch: Batch that a run of the NeMo-RL back end saved (telemetry.save_batch_every).
+        batch: Batch that a run inside NeMo-RL saved (uecr.save_batch_every).
         out: File to write (safetensors).
     """
-    from nemo_uecr.config.load import load_nemo_config
+    from nemo_uecr.config.recipes import load_recipe
     from nemo_uecr.data.batch_file import load_batch
 
     refuse_input(out, batch)
-    loaded, saved = load_nemo_config(config, overrides), load_batch(batch)
-    from nemo_uecr.start.nemo_form import score_saved_batch
+    recipe, saved = load_recipe(config, overrides), load_batch(batch)
+    from nemo_uecr.nemo.plug_in import score_saved_batch
 
-    score_saved_batch(loaded, saved, out)
-    precision = "FP8" if loaded.teacher.fp8 else "bf16"
-    say(f"{batch} scored by {loaded.teacher.model_name} in {precision}: {out}")
+    say(f"{batch} scored by {score_saved_batch(recipe.values, saved, out)}: {out}")
 
 
 @teacher.command(name="compare")

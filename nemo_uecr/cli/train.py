@@ -28,30 +28,25 @@ DEMO_PROBLEMS = 16
 
 
 def train(config: ConfigFile, /, *overrides: Override, resume: bool = False) -> None:
-    """Train a student from a configuration file.
+    """Train a student from a configuration file, or from a recipe of NeMo-RL's with a section uecr.
+
+    A recipe runs as by NeMo-RL's own launch script, overrides in NeMo-RL's spelling, and continues from the newest
+    checkpoint in checkpointing.checkpoint_dir.
 
         nemo-uecr train examples/configs/local/demo.yaml method.name=distilled_rl run.folder=runs/distilled
+        nemo-uecr train examples/configs/uecr_qwen3_4b.yaml uecr.teacher.model_name=models/teacher
 
     Args:
-        resume: Continue the run in run.folder from its newest checkpoint.
+        resume: Continue the run in run.folder from its newest checkpoint; a recipe does so without being asked.
     """
-    from nemo_uecr.config.load import backend_of
+    from nemo_uecr.config.recipes import is_recipe
 
-    nemo_rl = backend_of(config, overrides) == "nemo_rl"
-    folder = (_train_nemo_rl if nemo_rl else train_local)(config, overrides, resume=resume)
-    say(f"run: {folder}")
+    if is_recipe(config):
+        from nemo_uecr.nemo.plug_in import train as train_recipe
 
-
-def _train_nemo_rl(config: str, overrides: Sequence[str], *, resume: bool) -> Path:
-    from nemo_uecr.config.load import load_as
-    from nemo_uecr.config.methods import objective
-    from nemo_uecr.config.nemo_schema import NemoConfig
-    from nemo_uecr.start.nemo_form import train as run
-
-    loaded = load_as(NemoConfig, config, overrides)
-    _announce(config, loaded, resume)
-    logger.info(objective(loaded.config))
-    return run(loaded.config, resume=resume, origins=loaded.origins)
+        train_recipe(config, overrides)
+    else:
+        say(f"run: {train_local(config, overrides, resume=resume)}")
 
 
 def train_local(config: str, overrides: Sequence[str], *, resume: bool, stop: StopRequest | None = None) -> Path:

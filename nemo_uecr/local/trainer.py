@@ -154,7 +154,7 @@ class Rollouts:
                 correct_B=torch.tensor([outcome.correct for outcome in outcomes]),
                 truncated_B=torch.tensor([response.truncated for response in sequences.responses]),
                 student=student,
-                run=run_state(config, step=step, state=state),
+                run=run_state(seed=config.run.seed, steps=config.train.steps, step=step, state=state),
                 teacher=teacher,
                 teachers=inputs.names if inputs is not None and teacher is not None and config.teachers else (),
                 reference_rollout_logp_BT=None if reference is None else reference.rollout_logp_BT,

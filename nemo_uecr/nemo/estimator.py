@@ -40,21 +40,21 @@ class UecrEstimator:
         The prompts are read only where groups are formed NeMo-RL's way, the reference not at all: the KL is in the
         loss. ``valid_mask`` [B], of later versions, marks the responses that count in their group's mean and deviation.
         """
-        context, config, scores = self._context, self._context.config, self._context.scores
+        context, settings, scores = self._context, self._context.settings, self._context.scores
         check_same(logprobs_policy, scores.student.rollout_logp_BT, what="prev_logprobs")
-        check_same(mask, scores.token_mask_BS * scores.sample_mask_B.unsqueeze(1), what="the token mask")
+        scored_BS = scores.token_mask_BS * scores.sample_mask_B.unsqueeze(1)
+        kept_B = (mask > 0).any(dim=1)
+        # NeMo-RL's filter of responses whose log-probabilities are off leaves whole rows out of the loss, no more.
+        check_same(mask, scored_BS * kept_B.unsqueeze(1), what="the token mask")
         if valid_mask is not None and not bool(valid_mask.all()):
             raise BatchFactsError(
                 f"NeMo-RL leaves {int((valid_mask == 0).sum())} of {valid_mask.numel()} responses out of their groups' "
                 "statistics; expected whole groups: switch off what invalidates responses"
             )
-        problems = [int(problem) for problem in repeated_batch["idx"]]
-        if context.routes and [context.routes.by_problem[problem] for problem in problems] != list(scores.teachers):
-            raise ContractError("rows were scored by the wrong teachers; expected those that routing.key gives")
-        place_of = {problem: place for place, problem in enumerate(dict.fromkeys(problems))}
-        group_B = torch.tensor([place_of[problem] for problem in problems])
-        if config.conventions.grouping == "nemo_rl":  # two equal prompts become one group
-            group_B = torch.unique(prompt_ids, dim=0, return_inverse=True)[1]
+        group_B = groups_of_rows(prompt_ids, scores.sample_mask_B.bool(), settings.responses_per_prompt)
+        problems = problems_of_rows(repeated_batch, group_B)
+        if context.routes and context.routes.of_rows(repeated_batch) != list(scores.teachers):
+            raise ContractError("rows were scored by the wrong teachers; expected those that uecr.routing.key gives")
         mask_BS = scores.token_mask_BS.bool()
         record = StepRecord(
             step=context.step,
@@ -63,16 +63,41 @@ class UecrEstimator:
             group_B=group_B,
             mask_BT=mask_BS,
             token_ids_BT=scores.token_ids_BS,
-            correct_B=rewards.float() >= config.correct_at,
+            correct_B=rewards.float() >= settings.correct_at,
             truncated_B=torch.as_tensor(repeated_batch["truncated"], dtype=torch.bool),
             student=scores.student,
             teacher=scores.teacher,
             teachers=scores.teachers,
-            segments_BT=turn_labels(scores.token_ids_BS, mask_BS, config.method, context.tokenizer),
+            segments_BT=turn_labels(scores.token_ids_BS, mask_BS, settings.method, context.tokenizer),
             compared=scores.compared,
             run=context.run_state,
         )
-        advantages, tolerances = compute(config.method, record.scored), config.tolerances.model_dump()
-        residuals = check_identities(config.method, record.scored, advantages, tolerances)
-        context.outcome = StepOutcome(record, advantages, residuals, advantages.advantage_BT.clone())
+        advantages, tolerances = compute(settings.method, record.scored), settings.tolerances.model_dump()
+        residuals = check_identities(settings.method, record.scored, advantages, tolerances)
+        context.outcome = StepOutcome(record, advantages, residuals, advantages.advantage_BT.clone(), mask)
         return advantages.advantage_BT
+
+
+def groups_of_rows(prompt_ids: Tensor, kept_B: Tensor, responses_per_prompt: int) -> Tensor:
+    """[B] each row's group: NeMo-RL repeats a prompt in place, so that a run of rows is one draw of one prompt.
+
+    Rows of the same prompt that was drawn twice stay apart. A prompt that was too long is left out of the loss, and its
+    row of ``prompt_ids`` may hold what was sampled: such rows are not compared.
+    """
+    rows = len(prompt_ids)
+    group_B = torch.arange(rows) // responses_per_prompt
+    first_B = group_B * responses_per_prompt
+    if rows % responses_per_prompt or not torch.equal(prompt_ids[kept_B], prompt_ids[first_B][kept_B]):
+        raise BatchFactsError(
+            f"the step's {rows} rows are not whole runs of {responses_per_prompt} responses to one prompt; expected "
+            "grpo.num_generations_per_prompt of them for each: rows were lost or reordered"
+        )
+    return group_B
+
+
+def problems_of_rows(batch: Mapping[str, Any], group_B: Tensor) -> list[str | int]:
+    """Each row's problem: its number, with the task where each task numbers its own; its group where it has none."""
+    numbers, tasks = batch.get("idx", group_B.tolist()), list(batch.get("task_name", ()))  # NeMo-Gym's have no number
+    if len(set(tasks)) <= 1:
+        return [int(number) for number in numbers]
+    return [f"{task} {int(number)}" for task, number in zip(tasks, numbers, strict=True)]

@@ -1,46 +1,31 @@
-"""The loss that NeMo-RL's workers call: `core`'s, with the columns and metric names that NeMo-RL's loop reads.
+"""The loss that NeMo-RL's workers call: the recipe's own, with a second surrogate and the paper's KL where asked.
 
-Two surrogates: every method trains on ``advantages``; some have a second one, whose advantages come in a column of ours
-and are clipped on their own.
+Every method trains on the column ``advantages``; some have a second surrogate, whose advantages come in a column of
+ours and are clipped on their own. Each surrogate is one call of NeMo-RL's `ClippedPGLossFn`, so that every key of
+`loss_fn` (importance correction, dual clip, sequence ratios, sequence mean) reaches both.
 
 Shape legend: B = responses of a micro-batch, S = tokens of prompt and response; the loss sees S - 1 predictions.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.loss import PolicyLoss, policy_loss
+from nemo_uecr.core.loss import importance_ratio, low_variance_kl
 from nemo_uecr.nemo import upstream
-
-if TYPE_CHECKING:
-    from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.nemo.recipe import Settings
 
 #: Columns that the policy adds to the training batch.
 OPD_COLUMN = "uecr_opd_advantages"
 FIRST_STEP_COLUMN = "uecr_first_step"
 #: Prefix of metrics that are token sums over the whole optimizer step, already divided by its token count.
 PREFIX = "uecr/"
-
-
-class MaxReducedMetric(float):
-    """A float that adds up to the maximum.
-
-    NeMo-RL adds every metric over the sequences of a packed micro-batch, starting from 0, except a fixed few.
-    """
-
-    def __add__(self, other: float) -> MaxReducedMetric:
-        """The larger of the two; NaN where either is, which Python's maximum would lose behind a number."""
-        values = float(self), float(other)
-        return MaxReducedMetric(math.nan if any(map(math.isnan, values)) else max(values))
-
-    __radd__ = __add__
+#: 1 for a micro-batch of the first optimizer step, beside which NeMo-RL keeps the micro-batch's largest ratio.
+FIRST_STEP = f"{PREFIX}first_step_tokens"
 
 
 def predicting(column_BS: Tensor) -> Tensor:
@@ -49,34 +34,30 @@ def predicting(column_BS: Tensor) -> Tensor:
 
 
 class UecrLoss:
-    """Token-mean clipped surrogates plus the reference KL once (eq:policy-loss, eq:final-objective).
+    """``PG(A) + c PG(A_opd) + beta KL``, each PG and with ``uecr.kl=recipe`` the KL by NeMo-RL (eq:final-objective).
 
-    ``(sum_t [PG(A) + c PG(A_opd)] + beta_ref sum_t KL3) / N``, N the sampled tokens of the optimizer step on all ranks.
+    With ``uecr.kl=paper`` the KL is the plain k3 estimate, a mean over the optimizer step's tokens, without NeMo-RL's
+    score-function factor and clamps.
     """
 
-    def __init__(self, config: NemoConfig, native: Any) -> None:
-        """Fix the objective; ``native`` is NeMo-RL's configuration of the run, with the settings of its own loss."""
+    def __init__(self, settings: Settings, loss_fn: Any) -> None:
+        """Fix the objective; ``loss_fn`` is the recipe's section of that name."""
         #: Read by NeMo-RL: whether to hand over unfiltered log-probabilities beside filtered ones.
-        self.reference_policy_kl_penalty = config.loss.reference_kl
-        self._clip = config.loss.clip_low, config.loss.clip_high
-        self._opd_coef = config.method.opd_coef  # None for a method without a second surrogate
-        self._far = config.tolerances.first_ratio_p99
-        theirs = config.conventions.kl == "nemo_rl"
-        self._native = upstream.native("ClippedPGLossFn")(native.loss_fn) if theirs else None
-
-    @property
-    def loss_type(self) -> Any:
-        """NeMo-RL's marker of how the loss is averaged."""
-        return upstream.native("LossType").TOKEN_LEVEL
-
-    @property
-    def input_type(self) -> Any:
-        """NeMo-RL's marker of what the loss reads of a forward pass."""
-        return upstream.native("LossInputType").LOGPROB
+        self.reference_policy_kl_penalty = loss_fn.reference_policy_kl_penalty
+        self._clip = loss_fn.ratio_clip_min, loss_fn.ratio_clip_max
+        self._far = settings.tolerances.first_ratio_p99
+        self._opd_coef = settings.method.opd_coef  # None for a method without a second surrogate
+        self._kl_is_ours = settings.kl == "paper" and self.reference_policy_kl_penalty > 0
+        native, no_kl = upstream.native("ClippedPGLossFn"), {"reference_policy_kl_penalty": 0.0}
+        self._first = native(loss_fn.model_copy(update=no_kl) if self._kl_is_ours else loss_fn)
+        alone = no_kl | {"positive_example_nll_weight": 0.0}  # these terms count once
+        self._second = None if self._opd_coef is None else native(loss_fn.model_copy(update=alone))
+        #: Read by NeMo-RL: how the loss is averaged, and what it reads of a forward pass.
+        self.loss_type, self.input_type = self._first.loss_type, self._first.input_type
 
     def __call__(
         self, next_token_logprobs: Tensor, data: Any, global_valid_seqs: Tensor, global_valid_toks: Tensor
-    ) -> tuple[Tensor, dict[str, float]]:
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Loss of a micro-batch and its metrics.
 
         Args:
@@ -85,68 +66,51 @@ class UecrLoss:
             global_valid_seqs: responses in the loss of the optimizer step on all ranks.
             global_valid_toks: tokens in the loss of the optimizer step on all ranks.
         """
+        counts = {"global_valid_seqs": global_valid_seqs, "global_valid_toks": global_valid_toks}
+        total, native_metrics = self._first(next_token_logprobs=next_token_logprobs, data=data, **counts)
+        if self._second is not None:
+            columns = type(data)({**data, "advantages": data[OPD_COLUMN]})
+            second, _ = self._second(next_token_logprobs=next_token_logprobs, data=columns, **counts)
+            total = total + self._opd_coef * second
         mask = predicting(data["token_mask"] * data["sample_mask"].unsqueeze(1)).bool()
-        old_logp, advantage = predicting(data["prev_logprobs"]), predicting(data["advantages"])
-        own = functools.partial(policy_loss, denominator=float(global_valid_toks), clip=self._clip)
-        second = None if self._opd_coef is None else (predicting(data[OPD_COLUMN]), self._opd_coef)
-        with_kl = self.reference_policy_kl_penalty > 0 and self._native is None
-        loss = own(
-            next_token_logprobs,
-            old_logp,
-            advantage,
-            mask,
-            ref_logp=predicting(data["reference_policy_logprobs"]) if with_kl else None,
-            kl_coef=self.reference_policy_kl_penalty if with_kl else 0.0,
-            second=second,
-        )
-        metrics = self._metrics(loss, data, mask, float(global_valid_toks))
-        if self._native is None:
-            return loss.total, metrics
-        total, native_metrics = self._native(
-            next_token_logprobs=next_token_logprobs,
-            data=data,
-            global_valid_seqs=global_valid_seqs,
-            global_valid_toks=global_valid_toks,
-        )
-        if second is not None:  # NeMo-RL's own loss knows the first alone
-            total = total + second[1] * own(next_token_logprobs, old_logp, second[0], mask).total
-        return total, metrics | native_metrics | {"loss": float(total.detach())}
+        reference_kl = float(native_metrics["kl_penalty"])
+        if self._kl_is_ours:
+            unfiltered = data.get("curr_logprobs_unfiltered", next_token_logprobs)
+            kl_BS = low_variance_kl(unfiltered, predicting(data["reference_policy_logprobs"]), mask)
+            kl = kl_BS.sum() / global_valid_toks
+            total, reference_kl = total + self.reference_policy_kl_penalty * kl, float(kl.detach())
+        loss = float(total.detach())
+        metrics = {
+            "loss": loss,
+            f"{PREFIX}pg_loss": loss - self.reference_policy_kl_penalty * reference_kl,
+            f"{PREFIX}ref_kl": reference_kl,
+        }
+        return total, native_metrics | metrics | self._ratios(next_token_logprobs, data, mask, float(global_valid_toks))
 
-    def _metrics(self, loss: PolicyLoss, data: Mapping[str, Tensor], mask: Tensor, tokens: float) -> dict[str, float]:
-        low, high = 1.0 - self._clip[0], 1.0 + self._clip[1]
-        ratio = loss.ratio.double()
-        clamped = ratio.clamp(low, high)
-        off_first = torch.where((data[FIRST_STEP_COLUMN] > 0).unsqueeze(1), (ratio - 1.0).abs(), 0.0)
-        # How far the generator's log-probabilities are from the old policy's; both at T_r.
-        u = torch.where(mask, predicting(data["prev_logprobs"]) - predicting(data["generation_logprobs"]), 0.0)
+    def _ratios(self, logp_BS: Tensor, data: Mapping[str, Tensor], mask: Tensor, tokens: float) -> dict[str, float]:
+        """How far the ratio is from 1: in all optimizer steps, and in the first, before anything was updated."""
+        ratio = importance_ratio(logp_BS.detach(), predicting(data["prev_logprobs"]), mask).double()
+        first = (data[FIRST_STEP_COLUMN] > 0).unsqueeze(1)
+        off_first = torch.where(first, (ratio - 1.0).abs(), 0.0)
 
         def mean(value: Tensor) -> float:
             return float(value.double().masked_fill(~mask, 0.0).sum()) / tokens
 
         return {
-            "loss": float(loss.total.detach()),
-            "num_valid_samples": float((data["sample_mask"] > 0).sum()),
-            "probs_ratio": mean(ratio),
-            "probs_ratio_clamped": mean(clamped),
-            **_range("probs_ratio", ratio[mask]),
-            **_range("probs_ratio_clamped", clamped[mask]),
-            "token_mult_prob_error": mean(u.abs().exp()),
-            "gen_kl_error": mean(u.exp() - u - 1.0),
-            "policy_kl_error": mean((-u).exp() + u - 1.0),
-            "sampling_importance_ratio": mean(u.exp()),
-            f"{PREFIX}pg_loss": float(loss.surrogate),
-            f"{PREFIX}ref_kl": float(loss.reference_kl),
-            f"{PREFIX}clip_low_share": mean(ratio < low),
-            f"{PREFIX}clip_high_share": mean(ratio > high),
+            f"{PREFIX}clip_low_share": mean(ratio < 1.0 - self._clip[0]),
+            f"{PREFIX}clip_high_share": mean(ratio > 1.0 + self._clip[1]),
             f"{PREFIX}approx_kl": mean(ratio - 1.0 - ratio.log()),
-            f"{PREFIX}first_ratio_error_max": MaxReducedMetric(off_first.max()),
             f"{PREFIX}first_ratio_mean": mean(off_first),
             f"{PREFIX}first_ratio_far_share": mean(~(off_first <= self._far)),
             f"{PREFIX}trained_tokens": float(mask.sum()),
+            FIRST_STEP: float((mask & first).sum()),
         }
 
 
-def _range(name: str, values: Tensor) -> dict[str, float]:
-    if values.numel() == 0:
-        return {f"{name}_min": float("inf"), f"{name}_max": float("-inf")}
-    return {f"{name}_min": float(values.min()), f"{name}_max": float(values.max())}
+def first_ratio_error(metrics: Mapping[str, list[float]]) -> float:
+    """Largest ``|ratio - 1|`` of the first optimizer step: NeMo-RL keeps the ends of each micro-batch's ratios.
+
+    A micro-batch belongs to one optimizer step; one without a token in the loss has no ends.
+    """
+    ends = zip(metrics[FIRST_STEP], metrics["probs_ratio_min"], metrics["probs_ratio_max"], strict=True)
+    return max((max(1.0 - low, high - 1.0) for tokens, low, high in ends if tokens), default=0.0)

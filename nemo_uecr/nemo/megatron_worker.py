@@ -140,7 +140,7 @@ def is_wrapped(model: Any) -> bool:
 
 
 # The offload of a frozen teacher: its weights rest in one block of host memory. What else would stay on the GPU goes
-# too: what modules and Megatron remember of their forwards, and torch's workspace. (`translate` asks NeMo-RL to clear
+# too: what modules and Megatron remember of their forwards, and torch's workspace. (`recipe` asks NeMo-RL to clear
 # Transformer Engine's FP8 copies.)
 
 

@@ -18,7 +18,7 @@ from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN, PREFIX
 from nemo_uecr.nemo.score_checks import ContractError, check_same, score
 from nemo_uecr.nemo.step import StepContext, StepScores
 from nemo_uecr.nemo.teacher import RayTeacher, score_by_teachers
-from nemo_uecr.nemo.telemetry import check_step_counts, save_state, save_step, training_metrics
+from nemo_uecr.nemo.telemetry import check_step_counts, save_step, training_metrics
 from nemo_uecr.nemo.worker_scoring import ScoreRequest, spot_checked_token
 from nemo_uecr.steps.metrics import scored_metrics
 from nemo_uecr.steps.routing import PolicyScores
@@ -34,7 +34,7 @@ class PolicyMethods:
     def __init__(self, *args: Any, context: StepContext, teachers: Mapping[str, RayTeacher], **kwargs: Any) -> None:
         """Take the step to share, and the teachers by name, already off the GPU."""
         self._context = context
-        self._seconds = context.config.scoring.timeout_s
+        self._seconds = context.settings.timeout_s
         self._teachers = teachers
         self._student_waits = self._refits = False
         super().__init__(*args, **kwargs)
@@ -46,13 +46,14 @@ class PolicyMethods:
     def get_logprobs(self, data: Any, timer: Any = None) -> Any:
         """Score with the teachers, then with the student; NeMo-RL gets the column at T_r for its PPO ratio."""
         context, names, rows = self._context, list[str](), data["input_ids"].shape[0]
+        settings = context.settings
         if context.routes is not None:
-            names = context.routes.names(data["input_ids"], data["token_mask"])
-        self.assert_room(waking=False)
+            names = context.routes.of_prompts(data["input_ids"], data["token_mask"])
+        self._make_room()
         teacher = None
         if self._teachers:
             with context.watch.phase("score_teacher"):
-                if {each.columns for each in self._teachers.values()} != {context.config.student.vocabulary}:
+                if {each.columns for each in self._teachers.values()} != {settings.vocabulary}:
                     check_sampled(data["input_ids"], data["token_mask"].bool(), context.tokenizer)
                 of_rows = names or list(self._teachers) * rows
                 teacher, teacher_BK = score_by_teachers(self._teachers, of_rows, data, context.teacher_request)
@@ -60,7 +61,7 @@ class PolicyMethods:
             self._bring_student()
             columns = score(self, data, context.student_request, name="student")
             rollout_logp_BS = columns["rollout_logp"]
-            if context.config.conventions.filters == "nemo_rl":
+            if settings.filters == "recipe":
                 rollout_logp_BS = super().get_logprobs(data, timer=timer)["logprobs"]  # type: ignore[misc]
                 check_sampled_inside(rollout_logp_BS, data["token_mask"].bool())
         compared = None
@@ -72,6 +73,11 @@ class PolicyMethods:
             student, teacher, data["token_mask"], data["sample_mask"], data["input_ids"], names, compared
         )
         return type(data)({"logprobs": rollout_logp_BS})
+
+    @property
+    def row_multiple(self) -> int:
+        """Rows of a scoring pass come in this multiple."""
+        return upstream.row_multiple(self)
 
     def score_tokens(self, data: Any, request: ScoreRequest) -> Any:
         """Columns of the request."""
@@ -89,7 +95,7 @@ class PolicyMethods:
         return super().prepare_for_training(*args, **kwargs)  # type: ignore[misc]
 
     def offload_before_refit(self) -> None:
-        """NeMo-RL's own, the last thing before vLLM wakes for new weights."""
+        """NeMo-RL's own; where vLLM shares the GPUs, the last thing before it wakes for new weights."""
         super().offload_before_refit()  # type: ignore[misc]
         self.assert_room(waking=True)
         self._refits = True
@@ -103,8 +109,9 @@ class PolicyMethods:
 
     def assert_room(self, *, waking: bool) -> None:
         """An error where a GPU has too little room for vLLM, which is about to wake or must have gone to sleep."""
-        share = self._context.config.rollout.gpu_memory
-        upstream.call_all(self, "assert_room", seconds=self._seconds, share=share, waking=waking)
+        share = self._context.settings.generation_share
+        if share is not None:
+            upstream.call_all(self, "assert_room", seconds=self._seconds, share=share, waking=waking)
 
     def train(self, data: Any, loss_fn: Any, *args: Any, timer: Any = None, **kwargs: Any) -> Any:
         """Train on the columns that were scored, audit what was trained, and add the step's telemetry."""
@@ -117,10 +124,11 @@ class PolicyMethods:
             columns |= {name: mask.to(data[name].dtype) for name, mask in masks.items()}
         if advantages.advantage_opd_BT is not None:
             columns[OPD_COLUMN] = advantages.advantage_opd_BT
-        first = torch.arange(len(data["input_ids"])) < context.config.train.minibatch_responses
+        first = torch.arange(len(data["input_ids"])) < context.settings.minibatch_responses
         batch = type(data)(columns | {FIRST_STEP_COLUMN: first.float()})
         with ThreadPoolExecutor(1) as aside:  # the workers update meanwhile
-            scored = aside.submit(scored_metrics, outcome.record, advantages, context.config.method, outcome.residuals)
+            method = context.settings.method
+            scored = aside.submit(scored_metrics, outcome.record, advantages, method, outcome.residuals)
             with context.watch.phase("update"):
                 result = super().train(batch, loss_fn, *args, timer=timer, **kwargs)  # type: ignore[misc]
         check_step_counts(context, columns, result)
@@ -129,13 +137,18 @@ class PolicyMethods:
         native = {name: v for name, v in result["all_mb_metrics"].items() if not name.startswith(PREFIX)}
         result["all_mb_metrics"] = native | {name: [value] for name, value in metrics.items()}
         context.finish()
-        save_state(context)
         return result
 
     def shutdown(self) -> bool:
         """End the teachers' workers and the student's."""
         ended = [teacher.shutdown() for teacher in set(self._teachers.values())]
         return bool(super().shutdown()) and all(ended)  # type: ignore[misc]
+
+    def _make_room(self) -> None:
+        """The student's GPUs for the teacher: vLLM has left them; on GPUs of its own, it has left the student there."""
+        self.assert_room(waking=False)
+        if self._context.settings.generation_share is None and self._teachers:
+            super().offload_after_refit()  # type: ignore[misc]
 
     def _bring_student(self) -> None:
         if self._student_waits:
@@ -148,7 +161,7 @@ class PolicyMethods:
         check_same(data["prev_logprobs"], scores.student.rollout_logp_BT, what="prev_logprobs")
         check_same(data["advantages"], outcome.handed_out_BS, what="advantages")
         check_same(data["token_mask"], scores.token_mask_BS, what="token_mask")
-        check_same(data["sample_mask"], scores.sample_mask_B, what="sample_mask")
+        check_same(data["token_mask"] * data["sample_mask"].unsqueeze(1), outcome.mask_BS, what="sample_mask")
 
 
 def check_sampled_inside(logp_BS: Tensor, mask_BS: Tensor) -> None:
@@ -156,5 +169,5 @@ def check_sampled_inside(logp_BS: Tensor, mask_BS: Tensor) -> None:
     if outside := int((logp_BS.isinf() & mask_BS).sum()):
         raise ContractError(
             f"NeMo-RL's filtered log-probabilities are -inf at {outside} sampled tokens; expected finite ones: take "
-            "conventions.filters=paper, which does not filter"
+            "uecr.filters=paper, which does not filter"
         )

@@ -32,6 +32,7 @@ from nemo_uecr.config.schema import (
     TeacherName,
     Text,
     TolerancesConfig,
+    VerifierReward,
     check_teachers,
 )
 from nemo_uecr.core.methods import Method
@@ -93,8 +94,7 @@ class UecrSection(Section):
         {}
     )  # Several named ones instead of `teacher`; `routing` chooses.
     routing: RoutingConfig | None = None
-    # The first surrogate and the reference KL: `recipe`, NeMo-RL's loss with all keys of loss_fn; `paper`, clipped
-    # ratios and plain k3 alone.
+    # The reference KL: `recipe`, NeMo-RL's with all its keys of loss_fn; `paper`, the mean of plain k3 over the tokens.
     kl: Form = "recipe"
     # Training log-probabilities: `recipe`, filtered by generation's top-p and top-k as NeMo-RL does; `paper`, at the
     # temperature alone.
@@ -178,6 +178,7 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "grpo.advantage_clip_high": (_is(None), "it would cut advantages after the method's identities were checked"),
     "grpo.invalid_tool_call_advantage": (_is(None), "it overwrites the method's advantages"),
     "grpo.malformed_thinking_advantage": (_is(None), "it overwrites the method's advantages"),
+    "loss_fn.disable_ppo_ratio": (OFF, "without a ratio nothing shows that scores and training agree"),
     "loss_fn.use_kl_in_reward": (OFF, "the reward would no longer be the task's"),
     "policy.router_replay.enabled": (OFF, "scoring does not replay the experts that generation chose"),
     "policy.draft.enabled": (OFF, "a draft model in the step has not been tried"),
@@ -189,20 +190,11 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 #: The key of a policy that splits a mixture of experts.
 EXPERTS = "megatron_cfg.expert_model_parallel_size"
 
-#: Keys of the loss that a second surrogate cannot follow, with the values that it can; `kl: paper` knows none of them.
-FIRST_SURROGATE_ALONE: dict[str, Callable[[Any], bool]] = {
-    "loss_fn.use_importance_sampling_correction": OFF,
-    "loss_fn.sequence_level_importance_ratios": OFF,
-    "loss_fn.use_cispo": OFF,
-    "loss_fn.disable_ppo_ratio": OFF,
-    "loss_fn.ratio_clip_c": _is(None),
-    "loss_fn.token_level_loss": _is(None, True),
-    "loss_fn.positive_example_nll_weight": _is(None, 0),
-}
 #: Keys of the reference KL that `kl: paper` does not know, with the values that are the paper's.
 OF_THE_KL: dict[str, Callable[[Any], bool]] = {
     "loss_fn.reference_policy_kl_type": _is(None, "k3"),
     "loss_fn.use_on_policy_kl_approximation": OFF,
+    "loss_fn.token_level_loss": _is(None, True),
 }
 
 #: Values with which the numbers would be wrong, what they become, and why.
@@ -248,7 +240,8 @@ def faults_of(values: Mapping[str, Any], section: UecrSection) -> list[str]:
     faults += list(_batch_faults(values))
     for name, teacher in section.active_teachers.items():
         faults += list(_overlay_faults(name, teacher, values["policy"]))
-    return faults + list(_own_parts_faults(values, section))
+    faults += list(_dedicated_faults(values, section))
+    return faults + list(_own_parts_faults(values, section)) + list(_evaluation_faults(values, section))
 
 
 def media(values: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -287,16 +280,7 @@ def _expert_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[
 
 
 def _loss_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
-    method = section.method
-    for key, fits in FIRST_SURROGATE_ALONE.items():
-        given = value_at(values, key)
-        if fits(given):
-            continue
-        if section.kl == "paper":
-            yield f"{key}: got {given!r}, which uecr.kl=paper does not know; take uecr.kl=recipe or remove it"
-        elif method.opd_coef is not None:
-            yield f"{key}: got {given!r}, which would not reach {method.name}'s second surrogate"
-    if section.kl == "paper":
+    if section.kl == "paper" and value_at(values, "loss_fn.reference_policy_kl_penalty"):
         for key, fits in OF_THE_KL.items():
             if not fits(given := value_at(values, key)):
                 yield f"{key}: got {given!r}, which uecr.kl=paper does not know; take uecr.kl=recipe or remove it"
@@ -330,6 +314,30 @@ def _overlay_faults(name: str, teacher: TeacherSection, policy: Mapping[str, Any
         yield f"{place}.max_total_sequence_length: got {length}; the student's sequences have up to {own} tokens"
 
 
+def _dedicated_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
+    own, cluster = section.dedicated_gpus, values["cluster"]
+    nodes, gpus = cluster["num_nodes"], cluster["gpus_per_node"]
+    if own and (own >= nodes * gpus or (nodes > 1 and own % gpus)):
+        wanted = f"whole nodes of {gpus}, fewer than {nodes}" if nodes > 1 else f"fewer than the node's {gpus}"
+        yield f"uecr.teacher.dedicated_gpus: got {own}; expected {wanted}"
+
+
+def _evaluation_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
+    """NeMo-RL's loop validates at one period, and reads the metric of a checkpoint at each."""
+    if section.evaluation is None or not section.evaluation.benchmarks:
+        return
+    every, period = section.evaluation.every, value_at(values, "grpo.val_period") or 0
+    if period and every % period:
+        yield f"uecr.evaluation.every: got {every}; expected a multiple of grpo.val_period={period}, or 0"
+    metric = str(value_at(values, "checkpointing.metric_name"))
+    ours = re.search(r"@\d+$", metric)
+    if ours and value_at(values, "checkpointing.enabled") and period and every != period:
+        yield (
+            f"checkpointing.metric_name: got {metric}, which only uecr.evaluation measures; expected "
+            f"uecr.evaluation.every={period}, as often as grpo.val_period"
+        )
+
+
 def _own_parts_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
     """Our data set or environment without its section, and sections that nothing of the recipe reads."""
     names = {str(value) for value in flattened(value_at(values, "data") or {}).values()}
@@ -351,6 +359,17 @@ def _own_parts_faults(values: Mapping[str, Any], section: UecrSection) -> Iterat
             )
 
 
+def teacher_gpus(values: Mapping[str, Any], section: UecrSection) -> list[int]:
+    """A teacher's own GPUs on each of its nodes, some of the only node's or whole ones; empty where it has none.
+
+    The recipe's ``cluster`` is the whole run's.
+    """
+    own, cluster = section.dedicated_gpus, values["cluster"]
+    if not own:
+        return []
+    return [own] if cluster["num_nodes"] == 1 else [cluster["gpus_per_node"]] * (own // cluster["gpus_per_node"])
+
+
 def adjusted(values: Mapping[str, Any], section: UecrSection) -> list[Adjustment]:
     """What is changed in the recipe before the run, each with its reason; nothing is changed here."""
     changes = [
@@ -370,6 +389,10 @@ def adjusted(values: Mapping[str, Any], section: UecrSection) -> list[Adjustment
     if common != own:
         why = "student and teacher split a sequence across their ranks"
         changes.append(Adjustment("policy.make_sequence_length_divisible_by", own, common, why))
+    if own_gpus := teacher_gpus(values, section):
+        cluster = values["cluster"]
+        key, less = ("gpus_per_node", own_gpus[0]) if cluster["num_nodes"] == 1 else ("num_nodes", len(own_gpus))
+        changes.append(Adjustment(f"cluster.{key}", cluster[key], cluster[key] - less, "the others are the teacher's"))
     if section.evaluation is not None and section.evaluation.stop:
         key, why = "policy.generation.vllm_cfg.skip_tokenizer_init", "vLLM finds evaluation.stop in text"
         if value_at(values, key) is not False:
@@ -474,9 +497,6 @@ class Settings:
     minibatch_responses: int
     steps: int  # grpo.max_num_steps; a run of fewer epochs ends before
     temperature: float
-    overlong_filter: bool
-    sequence_error_limit: float | None  # NeMo-RL's filter of responses by their log-probability error
-    clip: tuple[float, float]
     reference_kl: float
     generation_share: float | None  # vLLM's share of the student's GPUs; None where it has GPUs of its own
     chunk_tokens: int
@@ -484,6 +504,8 @@ class Settings:
     save_batch_every: int
     evaluation: EvaluationConfig | None
     data: RecipeDataConfig | None
+    own_rewards: bool  # whether our environment gives them
+    verified: bool  # whether the built-in verifier is among them
     verifier_workers: int
 
     @property
@@ -519,9 +541,6 @@ def view(values: Mapping[str, Any], section: UecrSection, vocabulary: int) -> Se
         minibatch_responses=policy["train_global_batch_size"],
         steps=grpo["max_num_steps"],
         temperature=generation["temperature"],
-        overlong_filter=bool(grpo.get("overlong_filtering")),
-        sequence_error_limit=grpo.get("seq_logprob_error_threshold"),
-        clip=(loss["ratio_clip_min"], loss["ratio_clip_max"]),
         reference_kl=loss["reference_policy_kl_penalty"],
         generation_share=generation["vllm_cfg"]["gpu_memory_utilization"] if shares else None,
         chunk_tokens=section.chunk_tokens,
@@ -529,6 +548,8 @@ def view(values: Mapping[str, Any], section: UecrSection, vocabulary: int) -> Se
         save_batch_every=section.save_batch_every,
         evaluation=section.evaluation if section.evaluation and section.evaluation.benchmarks else None,
         data=section.data,
+        own_rewards=section.reward is not None,
+        verified=any(isinstance(each, VerifierReward) for each in section.reward or ()),
         verifier_workers=section.verifier_workers,
     )
 

@@ -29,7 +29,7 @@ class BatchFactsError(UecrError, RuntimeError):
 def score(scorer: Any, data: Any, request: ScoreRequest, *, name: str) -> Mapping[str, Tensor]:
     """Score NeMo-RL's batch, of any number of rows, by our policy or teacher of this name, and verify the answer."""
     rows = data["input_ids"].shape[0]
-    answer = scorer.score_tokens(with_masked_rows(data, -rows % scorer.data_parallel_size), request)
+    answer = scorer.score_tokens(with_masked_rows(data, -rows % scorer.row_multiple), request)
     return verified({column: value[:rows] for column, value in answer.items()}, request, data, scorer=name)
 
 

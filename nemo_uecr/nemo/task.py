@@ -1,25 +1,41 @@
-"""The task as NeMo-RL sees it: our problems as a data set and our rewards as an environment, under dotted names.
+"""Our problems as a data set of NeMo-RL's, and our rewards as an environment, for a recipe that names them.
 
-Imported by NeMo-RL alone, where it and Ray are installed.
+    data:
+      train:
+        dataset_name: nemo_uecr.nemo.task.ProblemsDataset
+        problems: ${uecr.data}
+        seed: ${grpo.seed}
+        tokenizer: ${policy.tokenizer.name}
+        processor: math_hf_data_processor
+        env_name: nemo_uecr
+    env:
+      nemo_uecr: ${uecr}
+
+Either can be named without the other. Imported by NeMo-RL alone, where it and Ray are installed.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
 import torch
 
-from nemo_uecr.config.nemo_schema import NemoDataConfig
-from nemo_uecr.config.schema import CallReward, VerifierReward
 from nemo_uecr.data.manifest import chosen_problems
+from nemo_uecr.errors import ConfigError
+from nemo_uecr.generation.engines import load_tokens
+from nemo_uecr.generation.models import fitting_prompts
 from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.recipe import RecipeDataConfig, section_of
 from nemo_uecr.verifier.extract import opens_thought
 from nemo_uecr.verifier.pool import ComparisonPool
 from nemo_uecr.verifier.rewards import Outcome, Rewards, Sample, component_metrics
+
+log = logging.getLogger(__name__)
 
 OBSERVATION = {True: "Environment: correct", False: "Environment: incorrect"}
 
@@ -29,12 +45,13 @@ class ProblemsDataset(upstream.native("RawDataset")):  # type: ignore[misc]
 
     processor: Any
 
-    def __init__(self, problems: Mapping[str, Any], seed: int, dropped: Sequence[int], **unread: Any) -> None:
-        """Read the problems that our section `data`, here ``problems``, names, without those at the dropped places."""
+    def __init__(self, problems: Mapping[str, Any], seed: int, tokenizer: str, **unread: Any) -> None:
+        """Read what the section `uecr.data`, here ``problems``, names; too long prompts are refused or dropped."""
         from datasets import Dataset
 
-        data = NemoDataConfig(**problems)
-        chosen = [problem for place, problem in enumerate(chosen_problems(data, seed)) if place not in set(dropped)]
+        data: Any = RecipeDataConfig(**problems)
+        chosen = chosen_problems(data, seed)
+        fitting = fitting_prompts(load_tokens(tokenizer).tokenizer, chosen, data)
         self.task_name = "problems"
         self.val_dataset = None
         self.dataset = Dataset.from_list(
@@ -47,7 +64,7 @@ class ProblemsDataset(upstream.native("RawDataset")):  # type: ignore[misc]
                     "task_name": self.task_name,
                     "columns": json.dumps(problem.columns, default=str),  # types may differ from row to row
                 }
-                for problem in chosen
+                for problem in (chosen[place] for place in fitting)
             ]
         )
 
@@ -75,10 +92,13 @@ class RewardEnvironmentImpl:
     """The rewards of the local back end, as an environment of one turn."""
 
     def __init__(self, cfg: Mapping[str, Any]) -> None:
-        """Start the functions; ``num_workers`` comparison processes start when they are first needed."""
-        self._pool, self._dataset = ComparisonPool(workers=int(cfg["num_workers"])), str(cfg["dataset"])
-        settings = [CallReward(**each) if "call" in each else VerifierReward(**each) for each in cfg["reward"]]
-        self._rewards = Rewards(settings, correct_at=cfg["correct_at"], pool=self._pool)
+        """Start the functions of the section `uecr`; comparison processes start when they are first needed."""
+        section = section_of({"uecr": cfg})
+        if section.reward is None:
+            raise ConfigError("uecr.reward: missing; expected the rewards of this environment, such as math")
+        self._pool = ComparisonPool(workers=section.verifier_workers)
+        self._dataset = "" if section.data is None else section.data.train
+        self._rewards = Rewards(section.reward, correct_at=section.correct_at, pool=self._pool)
         self._outcomes: list[Outcome] = []
         self._steps = 0
 
@@ -87,19 +107,20 @@ class RewardEnvironmentImpl:
     ) -> Any:
         """Judge the assistant's turn of each conversation; every conversation ends."""
         texts = [said("assistant", turns) for turns in message_log_batch]
+        prompts = [said("user", turns) for turns in message_log_batch]
         samples = [
             Sample(
-                id=f"row {row} of the step's {len(metadata)}, question {about['prompt']!r:.80}",
-                prompt=about["prompt"],
+                id=f"row {row} of the step's {len(metadata)}, question {about.get('prompt', prompt)!r:.80}",
+                prompt=about.get("prompt", prompt),
                 text=text,
                 whole=text,  # NeMo-RL removes special tokens
                 token_ids=None,  # not among what NeMo-RL hands on
                 answer=str(about["ground_truth"]),
-                columns=about["columns"],
+                columns=about.get("columns", about),
                 dataset=self._dataset,
-                thinking=opens_thought(said("user", turns)),
+                thinking=opens_thought(prompt),
             )
-            for row, (turns, about, text) in enumerate(zip(message_log_batch, metadata, texts, strict=True))
+            for row, (prompt, about, text) in enumerate(zip(prompts, metadata, texts, strict=True))
         ]
         self._steps += 1
         outcomes = self._rewards.judge(samples, step=self._steps)
@@ -125,4 +146,7 @@ class RewardEnvironmentImpl:
         self._pool.close()
 
 
-RewardEnvironment: Any = ray.remote(max_restarts=-1, max_task_retries=-1)(RewardEnvironmentImpl)
+#: By its name the driver asks for the components of rewards.
+RewardEnvironment: Any = ray.remote(name=upstream.ENVIRONMENT_ACTOR, max_restarts=-1, max_task_retries=-1)(
+    RewardEnvironmentImpl
+)

@@ -12,16 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.core.methods.base import LOSS_TENSORS
 from nemo_uecr.data.batch_file import SavedBatch, save_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.models import only_here, output_columns
 from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo.recipe import Settings, TeacherSection, teacher_policy
 from nemo_uecr.nemo.score_checks import score
-from nemo_uecr.nemo.translate import native_config, teacher_policy
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
 from nemo_uecr.steps.routing import TeacherScores, score_by_turns
+
+
+def columns_of(model: str) -> int:
+    """Output columns of a model, by its own configuration: a local folder or a hub name."""
+    return output_columns(model, local_files_only=only_here(model))
+
 
 #: Tensors of a saved batch that depend on its teacher; none of them is kept when another teacher scores the batch.
 OF_A_TEACHER = {"teacher_logp", "teacher_entropy"} | LOSS_TENSORS
@@ -32,7 +37,8 @@ class RayTeacher:
 
     def __init__(
         self,
-        config: NemoConfig,
+        settings: Settings,
+        section: TeacherSection,
         *,
         student: Mapping[str, Any],
         cluster: Any,
@@ -40,24 +46,25 @@ class RayTeacher:
         stays: bool,
         workers: str = "teacher",
     ) -> None:
-        """Build the workers from NeMo-RL's section of the student; a teacher that does not stay leaves the GPU."""
-        self._stays, self._seconds = stays, config.scoring.timeout_s
-        name = str(config.teacher.model_name)
-        self._limit_mebi = config.teacher.offload_limit_mebi
+        """Build the workers from the recipe's policy ``student``; a teacher that does not stay leaves the GPU."""
+        self._stays, self._seconds = stays, settings.timeout_s
+        name = section.model_name
+        self._limit_mebi = section.offload_limit_mebi
         #: Columns of its output, without the padding that Megatron adds.
-        self.columns = output_columns(name, local_files_only=only_here(name))
+        self.columns = columns_of(name)
         #: Offloads that are still to be measured: the one after the start, and the one after the first scoring.
         self._to_measure = 2
         self._policy = upstream.native("Policy")(
-            cluster=cluster, config=teacher_policy(config, student, self.columns), tokenizer=tokenizer,
+            cluster=cluster, config=teacher_policy(section, student, self.columns), tokenizer=tokenizer,
             name_prefix=workers, init_optimizer=False, init_reference_model=False, weights_path=None,
             optimizer_path=None, worker_extension_cls_fqn=upstream.WORKER_FQN,
         )  # fmt: skip
         self.offload()
 
     @property
-    def data_parallel_size(self) -> int:
-        return int(self._policy.data_parallel_size)
+    def row_multiple(self) -> int:
+        """Rows of a scoring pass come in this multiple."""
+        return upstream.row_multiple(self._policy)
 
     def load(self) -> None:
         """Bring the weights to the GPU."""
@@ -101,28 +108,20 @@ def score_by_teachers(
     return scores, torch.cat([top_nK for _, top_nK in tops])[order_B]
 
 
-def score_saved_batch(
-    config: NemoConfig, saved: SavedBatch, rows: Mapping[str, Tensor], out: Path, *, version: str
-) -> None:
-    """Write the batch with the scores of the configuration's teacher, alone on the cluster, in place of those it had.
+def score_saved_batch(settings: Settings, native: Any, gpus_of_nodes: list[int], saved: SavedBatch, out: Path) -> None:
+    """Write the batch with the scores of the run's only teacher, alone on its GPUs, in place of those that it had.
 
-    The advantages that the run saved came from its own teacher and are left out.
-
-    Args:
-        config: of a run with one teacher, which has been checked (`start`).
-        saved: the batch.
-        rows: its columns for scoring, `rows_of`.
-        out: file to write.
-        version: NeMo-RL's.
+    The advantages that the run saved came from its own teacher and are left out. ``native`` is NeMo-RL's configuration.
     """
-    native = native_config(config, version)
+    (section,) = settings.teachers.values()
+    rows = _rows_of(saved, settings.vocabulary)
     native.policy["megatron_cfg"]["train_iters"] = 1  # as the loop's set-up would; a scorer makes no training step
     tokenizer = upstream.start(native)
     upstream.register_worker()
-    cluster = upstream.teacher_cluster([config.cluster.gpus_per_node] * config.cluster.nodes)
+    cluster = upstream.teacher_cluster(gpus_of_nodes)
     # It stays where it is: an offload that fails would lose the scores.
-    teacher = RayTeacher(config, student=native.policy, cluster=cluster, tokenizer=tokenizer, stays=True)
-    whole = ScoreRequest({"logp": 1.0}, True, config.student.vocabulary, config.scoring.chunk_tokens)
+    teacher = RayTeacher(settings, section, student=native.policy, cluster=cluster, tokenizer=tokenizer, stays=True)
+    whole = ScoreRequest({"logp": 1.0}, True, settings.vocabulary, settings.chunk_tokens)
     request = whole.to_teacher(teacher.columns)
     columns = score(teacher, upstream.native("BatchedDataDict")(rows), request, name="teacher")
     tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in OF_A_TEACHER}
@@ -131,7 +130,7 @@ def score_saved_batch(
     teacher.shutdown()
 
 
-def rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
+def _rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
     """The columns that scoring reads of a saved batch; a row ends with its last sampled token."""
     mask_BS = saved.tensors["mask"].bool()
     if "token_ids" not in saved.tensors or bool(mask_BS[:, 0].any()):
@@ -139,8 +138,8 @@ def rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
     ids_BS = saved.tensors["token_ids"].long()
     if (largest := int(ids_BS.max())) >= vocabulary:
         raise DataError(
-            f"the batch has token id {largest}; expected ids below student.vocabulary={vocabulary}: give the "
-            "configuration of the run that saved it"
+            f"the batch has token id {largest}; expected ids below the student's {vocabulary} columns: give the recipe "
+            "of the run that saved it"
         )
     return {
         "input_ids": ids_BS,

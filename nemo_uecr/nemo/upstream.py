@@ -7,6 +7,7 @@ fit; calls decide, not a version number. NeMo-RL is imported inside functions, s
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import time
@@ -15,19 +16,31 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.errors import UecrError, first_line
+from nemo_uecr.files import read_object
 from nemo_uecr.nemo.native_calls import UpstreamError as UpstreamError
 from nemo_uecr.nemo.native_calls import check_side, load
 from nemo_uecr.nemo.native_calls import native as native
+from nemo_uecr.nemo.recipe import set_at
 from nemo_uecr.nemo.worker_scoring import Columns, MicroBatch, ScoreRequest
-from nemo_uecr.stopping import StopRequest
+from nemo_uecr.stopping import StopRequest, seconds_left
 
-POLICY_CLUSTER = "grpo_policy_cluster"
+#: Clusters that hold the student: with vLLM on the same GPUs, and without.
+STUDENT_CLUSTERS = "grpo_policy_cluster", "grpo_train_cluster"
 WORKER_FQN = "nemo_uecr.nemo.ray_worker.UecrMegatronPolicyWorker"
 NATIVE_WORKER_FQN = "nemo_rl.models.policy.workers.megatron_policy_worker.MegatronPolicyWorker"
 VLLM_WORKER_FQN = "nemo_rl.models.generation.vllm.vllm_worker.VllmGenerationWorker"
 
-#: An evaluation in the place of NeMo-RL's validation: metrics and timings of a generation object at a step.
-Evaluate = Callable[[Any, int], tuple[dict[str, float], dict[str, float]]]
+#: The name of our environment's actor.
+ENVIRONMENT_ACTOR = "uecr_rewards"
+#: The key of what a method carries over, in the loop's state.
+METHOD_STATE = "uecr_method_state"
+#: Places in what NeMo-RL's `setup` returns.
+LOADER, LOSS, STATE, CONFIG = 4, 6, 9, 10
+#: Seconds before the end of the job by which the checkpoint must have begun.
+SAVING_S = 300
+
+
+log = logging.getLogger(__name__)
 
 
 class WorkerError(UecrError, RuntimeError):
@@ -42,42 +55,55 @@ def check() -> str:
 
 
 @contextlib.contextmanager
-def substitutions(
-    *, estimator: Callable[[], Any], colocated_worker_groups: int, evaluation: Evaluate | None, stop: StopRequest
-) -> Iterator[None]:
-    """Put our estimator, evaluation, stop and the wider cluster in NeMo-RL's places, and its own back on leaving.
-
-    ``colocated_worker_groups`` share each GPU of the policy cluster. Without an evaluation, NeMo-RL's validation stays
-    as it is. Once a stop is asked, the training loop believes that its time is up: it saves after the step and returns.
-    """
-    import nemo_rl.algorithms.grpo as grpo
-
-    native_cluster, native_checker = grpo.RayVirtualCluster, grpo.TimeoutChecker
-
-    def make_cluster(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("name") == POLICY_CLUSTER:
-            kwargs["max_colocated_worker_groups"] = colocated_worker_groups
-        return native_cluster(*args, **kwargs)
-
-    class StoppingTimeoutChecker(native_checker):  # type: ignore[misc, valid-type]
-        def check_save(self) -> bool:
-            if super().check_save():
-                stop.ask("the time limit")
-            return stop.asked
-
-    ours: dict[str, Any] = {
-        "_create_advantage_estimator": lambda *args, **kwargs: answering_estimator(estimator()),
-        "RayVirtualCluster": make_cluster,
-        "TimeoutChecker": StoppingTimeoutChecker,
-    }
-    if evaluation is not None:
-        ours["validate"] = lambda generation, *args, step, **kwargs: evaluation(generation, step)
+def substituted(ours: Mapping[str, Any]) -> Iterator[None]:
+    """Put ours in the places of these names of NeMo-RL's GRPO module, and its own back on leaving."""
+    grpo = load("nemo_rl.algorithms.grpo")
     theirs = {name: getattr(grpo, name) for name in ours}
     vars(grpo).update(ours)
     try:
         yield
     finally:
         vars(grpo).update(theirs)
+
+
+def substitutions(
+    *,
+    estimator: Callable[[], Any],
+    more_worker_groups: int,
+    stop: StopRequest,
+    timeouts: list[Any],
+) -> contextlib.AbstractContextManager[None]:
+    """Our estimator in the place of NeMo-RL's, a wider cluster, and a time-out that a stop sets.
+
+    ``more_worker_groups`` share each GPU of the student's cluster beside NeMo-RL's own. The time-out of the loop is
+    appended to ``timeouts``: it says whether it has ended the loop.
+    """
+    grpo = load("nemo_rl.algorithms.grpo")
+    native_cluster, native_checker = grpo.RayVirtualCluster, grpo.TimeoutChecker
+
+    def make_cluster(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("name") in STUDENT_CLUSTERS:
+            kwargs["max_colocated_worker_groups"] += more_worker_groups
+        return native_cluster(*args, **kwargs)
+
+    def make_checker(*args: Any, **kwargs: Any) -> Any:
+        """NeMo-RL's time-out, in seconds of a clock that begins now; a stop brings it forward to now."""
+        checker = native_checker(*args, **kwargs)
+        left = seconds_left()
+        if left is not None and left - SAVING_S < checker.last_save_time:
+            checker.last_save_time = max(0.0, left - SAVING_S)
+            log.info("the job ends in %.0f s; the run saves and ends within %.0f s", left, checker.last_save_time)
+        stop.then(lambda: setattr(checker, "last_save_time", 0.0))
+        timeouts.append(checker)
+        return checker
+
+    return substituted(
+        {
+            "_create_advantage_estimator": lambda *args, **kwargs: answering_estimator(estimator()),
+            "RayVirtualCluster": make_cluster,
+            "TimeoutChecker": make_checker,
+        }
+    )
 
 
 class ResultEstimator:
@@ -146,47 +172,28 @@ def start(config: Any) -> Any:
     return tokenizer
 
 
-def prepare_run(config: Any) -> tuple[Any, Any, Any]:
-    """Start Ray, and load tokenizer, problems and environments, in NeMo-RL's own order."""
-    tokenizer = start(config)
-    dataset, _, environments, _ = native("setup_response_data")(tokenizer, config.data, config.env)
-    return tokenizer, dataset, environments
+def launch_script() -> Path:
+    """NeMo-RL's own launch script of GRPO, in the tree that this Python imports."""
+    script = Path(load("nemo_rl").__file__).parents[1] / "examples" / "run_grpo.py"
+    if not script.is_file():
+        raise UpstreamError(
+            f"NeMo-RL's launch script is not at {script}; expected it beside the package, as in its container and its "
+            "source tree. Run a script of yours: python -m nemo_uecr.nemo.plug_in SCRIPT --config RECIPE"
+        )
+    return script
 
 
-def components(environment: Any) -> dict[str, float]:
-    """Metrics of the rewards that our environment has given since the last call; one of NeMo-RL's own has none."""
-    if not hasattr(environment, "components"):
-        return {}
+def components() -> dict[str, float]:
+    """Metrics of the rewards that our environment, an actor of its own name, has given since the last call."""
     import ray
 
-    return dict(ray.get(environment.components.remote()))
+    return dict(ray.get(ray.get_actor(ENVIRONMENT_ACTOR).components.remote()))
 
 
-def run_loop(
-    config: Any,
-    parts: tuple[Any, Any, Any],
-    loss: Any,
-    *,
-    make_policy: Callable[..., Any],
-    before: Callable[[Any, int], None],
-) -> int:
-    """NeMo-RL's own set-up with our policy, and its own training loop, unmodified; returns the completed steps.
-
-    ``parts`` are those of `prepare_run`; ``before`` is called between the two, with the configuration that the set-up
-    returns and the completed steps.
-    """
-    tokenizer, dataset, environments = parts
-    made = native("setup")(
-        master_config=config, tokenizer=tokenizer, dataset=dataset, val_dataset=None, policy_factory=make_policy
-    )
-    policy, generation, _, _, dataloader, _, _, logger, checkpointer, state, config, *_ = made
-    before(config, completed_steps(state))
-    native("grpo_train")(
-        policy=policy, policy_generation=generation, wrapped_dataloader=dataloader, val_dataloader=None,
-        tokenizer=tokenizer, loss_fn=loss, task_to_env=environments, val_task_to_env=None, logger=logger,
-        checkpointer=checkpointer, grpo_save_state=state, master_config=config,
-    )  # fmt: skip
-    return completed_steps(state)
+def latest_checkpoint(config: Any) -> Path | None:
+    """The checkpoint from which NeMo-RL's set-up continues."""
+    found = native("CheckpointManager")(config.checkpointing).get_latest_checkpoint_path()
+    return None if found is None else Path(found)
 
 
 def completed_steps(state: Any) -> int:
@@ -194,14 +201,15 @@ def completed_steps(state: Any) -> int:
     return int(state["total_steps"] if isinstance(state, Mapping) else state.total_steps)
 
 
-def schedule_validation(config: Any, *, every: int, at_start: bool) -> None:
-    """Set when the loop validates, after the set-up, which would have asked for a data set of NeMo-RL's own."""
-    section = config.grpo  # a mapping in NeMo-RL 0.7, a pydantic model since
-    for name, value in {"val_period": every, "val_at_start": at_start, "val_at_end": True}.items():
-        if isinstance(section, dict):
-            section[name] = value
-        else:
-            setattr(section, name, value)
+def keep_method_state(state: Any, values: Mapping[str, float]) -> None:
+    """Put what a method carries over into the loop's state, which NeMo-RL writes into each checkpoint as it is."""
+    if values:
+        set_at(state, METHOD_STATE, dict(values))
+
+
+def method_state(checkpoint: Path | None) -> dict[str, float]:
+    """What the method carried over into a checkpoint."""
+    return {} if checkpoint is None else dict(read_object(checkpoint / "training_info.json").get(METHOD_STATE, {}))
 
 
 def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: float) -> Any:
@@ -219,9 +227,15 @@ def score_on_workers(policy: Any, data: Any, request: ScoreRequest, *, seconds: 
     )
     answers = wait("score_tokens", called.futures, worker_names(policy), seconds=seconds)
     answer = type(data).from_batches([part for part in answers if part is not None])
-    if order is not None:  # as where nothing is packed
+    if order is not None:  # without packing and dynamic batches, rows keep their order
         answer.reorder_data(order)
     return answer
+
+
+def row_multiple(policy: Any) -> int:
+    """A scoring pass takes rows in this multiple: equal shares of its ranks, and full micro-batches of padded rows."""
+    fitted = policy.use_sequence_packing or policy.use_dynamic_batches
+    return int(policy.data_parallel_size) * (1 if fitted else int(policy.cfg["logprob_batch_size"]))
 
 
 def call_all(policy: Any, method: str, *, seconds: float, **arguments: Any) -> list[Any]:
@@ -314,7 +328,10 @@ class RawLogits:
 
         def finish(logits: Any) -> Any:
             ids, lengths = (data_dict[name].to(logits.device) for name in ("input_ids", "input_lengths"))
-            return logits.new_zeros(()), self.columns(logits, MicroBatch(ids, lengths, cu_seqlens_padded))
+            starts = cu_seqlens_padded
+            if starts is None:  # without packing, each row begins a whole width after the one before it
+                starts = lengths.new_tensor(range(len(ids) + 1)) * ids.shape[1]
+            return logits.new_zeros(()), self.columns(logits, MicroBatch(ids, lengths, starts))
 
         return finish
 

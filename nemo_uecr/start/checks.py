@@ -216,7 +216,7 @@ CHECKS: tuple[Check, ...] = (
     row(
         "routing", NemoRun, {DOCTOR},
         lambda run, _: problem_sets.shares(
-            problem_sets.routes(run.kept, run.prompts.values(), run.routing, run.teacher_names).by_problem
+            problem_sets.routes(run.kept, run.prompts.values(), run.routing, run.teacher_names)
         ),
         keys=where(lambda run: run.routing is not None), after=("prompt length",),
     ),

@@ -1,8 +1,7 @@
-"""Checks of models before they are loaded: weight files, tokenizers, chat templates, end tokens, conversions."""
+"""Checks of models before they are loaded: weight files, tokenizers, chat templates, end tokens."""
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +9,12 @@ from typing import Any
 
 from nemo_uecr.config.schema import UrlTeacherConfig
 from nemo_uecr.errors import DataError
-from nemo_uecr.files import file_sha256, read_object, replace_file
+from nemo_uecr.files import read_object
 from nemo_uecr.generation import adapter, models
-from nemo_uecr.generation.engines import check_model, check_model_place, difference_of_ends, end_ids, missing_end_token
+from nemo_uecr.generation.engines import check_model, difference_of_ends, end_ids, missing_end_token
+from nemo_uecr.nemo.model_folders import hidden_marks
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.start.seen import Caution, Refusal, advised
-from nemo_uecr.verifier.extract import opens_thought
 
 log = logging.getLogger(__name__)
 
@@ -52,18 +51,6 @@ def model_without_code(role: str, name: str) -> str | Caution:
             f"{folder / own[0]} names code of its own (auto_map), which NeMo-RL would run; choose a model without"
         )
     return seen
-
-
-def loaded_without_code(auto: Any, name: str) -> Any:
-    """What one of transformers' Auto classes loads for a model inside NeMo-RL, which would run code of the model's."""
-    check_model_place(name)
-    loaded = models.load_pretrained(auto, name, local_files_only=models.only_here(name))
-    if code := getattr(loaded, "init_kwargs", vars(loaded)).get("auto_map"):
-        raise DataError(
-            f"model {name!r} names code of its own ({str(code)[:80]}), which NeMo-RL would run; remove auto_map from "
-            "its files if transformers knows the model type, or choose another model"
-        )
-    return loaded
 
 
 def tokenizer_of(name: str) -> Any:
@@ -110,16 +97,8 @@ def chat_template_in_nemo_rl(tokenizer: Any, *, thinking: bool, verified: bool) 
 
 def visible_marks(tokenizer: Any, *, verified: bool) -> Caution | None:
     """NeMo-RL hides no mark of thoughts from the built-in verifier, where that is among the rewards."""
-    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    marks = [mark for mark in special if opens_thought(mark) or opens_thought(f"{mark}analysis")]  # gpt-oss's channels
-    if not marks or not verified:
-        return None
-    message = (
-        f"{marks[0]!r} is a special token, and NeMo-RL removes those before it asks for a reward: the built-in "
-        "verifier cannot tell a thought from the answer, and pays for boxes in thoughts; take a reward of your own "
-        "(reward=FILE.py:FUNCTION) or backend: local"
-    )
-    return Caution(message, "")
+    message = hidden_marks(tokenizer) if verified else ""
+    return Caution(message, "") if message else None
 
 
 def ended_turn(tokenizer: Any, ends: frozenset[int], stop: Sequence[str]) -> str | Caution | None:
@@ -142,36 +121,3 @@ def server(asked: UrlTeacherConfig, *, columns: int, ids: int, tolerance: float,
     client = TeacherServer(asked, columns, ids, tolerance, {})
     client.check(longest=longest)
     return f"{asked.url} serves {client.first['root']}, entropy: {asked.entropy}"
-
-
-def conversion(role: str, name: str) -> str:
-    """NeMo-RL's conversion of a model has ended, and was made of the weights that the folder holds now.
-
-    NeMo-RL finds its conversions by the model's name and takes any that has begun; without a tracker file Megatron
-    would load none of its weights. The sha256 of a folder's weight files stands beside each.
-    """
-    from nemo_uecr.nemo import upstream
-
-    folder, converted = Path(name), upstream.conversion_folder(name)
-    begun = (converted / "iter_0000000").exists()
-    if begun and not all(any(converted.glob(last)) for last in ("iter_0000000/run_config.yaml", "latest_*")):
-        raise DataError(
-            f"{role}.model_name: NeMo-RL's conversion {converted} was interrupted; remove it, and the run makes it "
-            "again, unless another run is making it now"
-        )
-    seen = f"{converted} {'is used' if begun else 'will be made'}"
-    if not folder.is_dir():
-        return seen
-    log.info("%s: hashing the weight files of %s", role, folder)
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.bin"))]
-    hashes = {path.name: file_sha256(path) for path in files}
-    record = converted.with_name(f"{converted.name}.sha256.json")
-    if not begun:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(record, json.dumps(hashes, indent=1).encode())
-    elif not record.is_file() or json.loads(record.read_bytes()) != hashes:
-        raise DataError(
-            f"{role}.model_name: no record shows that NeMo-RL's conversion {converted} was made of the weights that "
-            f"are now in {folder}; remove it, and the run makes it again when it starts"
-        )
-    return seen

@@ -20,7 +20,6 @@ from nemo_uecr.verifier.rewards import Rewards
 
 if TYPE_CHECKING:
     from nemo_uecr.core.methods import Method
-    from nemo_uecr.nemo.step import Routes
 
 #: The training problems among those of a run; the others are benchmarks by name.
 TRAIN = "data.train"
@@ -108,10 +107,8 @@ def routed(
 
 def routes(
     kept: Sequence[Problem], prompts: Iterable[Sequence[int]], routing: RoutingConfig | None, teachers: Sequence[str]
-) -> Routes:
+) -> list[str]:
     """The teacher of each problem inside NeMo-RL, which knows a response's problem by its prompt alone."""
-    from nemo_uecr.nemo.step import Routes
-
     check_routing(kept, routing, teachers)
     names = [teacher_name(problem, routing, teachers) for problem in kept]
     by_prompt: dict[tuple[int, ...], str] = {}
@@ -121,7 +118,7 @@ def routes(
                 f"problem {problem.id!r} is routed to the teacher {name}, an equal prompt before it to "
                 f"{by_prompt[tuple(ids)]}; expected one teacher per prompt"
             )
-    return Routes(by_prompt, names)
+    return names
 
 
 def shares(names: Sequence[str]) -> str:

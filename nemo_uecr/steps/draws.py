@@ -38,10 +38,9 @@ def step_indices(*, problems: int, per_step: int, step: int, seed: int, shuffle:
     return [order(position // problems)[position % problems] for position in range(first, first + per_step)]
 
 
-def run_state(config: Config | NemoConfig, *, step: int, state: Mapping[str, float]) -> RunState:
-    """What the run gives the method in one step (steps count from 1; the schedule counts completed ones)."""
-    seed = derive(config.run.seed, "shuffle", step) % 2**31
-    return RunState(step - 1, config.train.steps, seed, state)
+def run_state(*, seed: int, steps: int, step: int, state: Mapping[str, float]) -> RunState:
+    """What a run of so many steps gives the method in one (steps count from 1; the schedule counts completed ones)."""
+    return RunState(step - 1, steps, derive(seed, "shuffle", step) % 2**31, state)
 
 
 def run_provenance(config: Config | NemoConfig, versions: Mapping[str, str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 from nemo_uecr.config.load import changed
+from nemo_uecr.nemo.recipe import Settings, section_of, view
 
 METHOD = {"name": "uecr", "alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0}
 
@@ -53,3 +54,9 @@ RECIPE: dict[str, Any] = {
 def made(**values: Any) -> dict[str, Any]:
     """The recipe with other values at dotted keys, a dot written as two underscores."""
     return changed(copy.deepcopy(RECIPE), {key.replace("__", "."): value for key, value in values.items()})
+
+
+def made_settings(vocabulary: int, **values: Any) -> Settings:
+    """What the adapter reads of that recipe."""
+    given = made(**values)
+    return view(given, section_of(given), vocabulary)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.nemo.score_checks import verified
-from nemo_uecr.nemo.translate import master_config
 from nemo_uecr.nemo.worker_scoring import ModelParallel, ScoreRequest, score_columns
-from tests.config.shipped import nemo_run
+from tests.config.shipped import CONFIGS
 from tests.nemo.on_ranks import (
     TEMPERATURES,
     assert_same,
@@ -85,7 +85,7 @@ def test_a_teacher_of_megatron_leaves_nothing_behind(tensor: int, lengths: tuple
 def test_a_refit_reads_new_weights_that_are_the_same_on_all_ranks() -> None:
     """Where the gather waits for the next forward, a rank has its own half of a step and the old other half."""
     pytest.importorskip("megatron.core")
-    native = master_config(nemo_run())
+    native = load_recipe(CONFIGS / "uecr_qwen3_4b.yaml", []).values
     given = native["policy"]["megatron_cfg"]["distributed_data_parallel_config"]
     overlap = {name: value for name, value in given.items() if name.startswith("overlap_")}
     (first, ours), (second, theirs) = run_ranks(2, weights_after_an_update, overlap=overlap)

@@ -94,6 +94,7 @@ def test_a_usual_recipe_has_no_fault() -> None:
         ("grpo.advantage_clip_high", 2.0),
         ("grpo.invalid_tool_call_advantage", -5.0),
         ("loss_fn.use_kl_in_reward", True),
+        ("loss_fn.disable_ppo_ratio", True),
         ("policy.router_replay.enabled", True),
         ("policy.draft.enabled", True),
         ("policy.generation.vllm_cfg.kv_cache_dtype", "fp8"),
@@ -124,21 +125,45 @@ def test_a_mixture_of_experts_needs_a_teacher_on_gpus_of_its_own() -> None:
     assert fault.startswith("uecr.teacher.megatron_cfg.expert_model_parallel_size: got 8")
 
 
-def test_a_key_of_the_loss_reaches_both_surrogates_or_is_refused() -> None:
-    correction = {"loss_fn__use_importance_sampling_correction": True}
-    assert faults(**correction) == []
-    (fault,) = faults(**correction, uecr__method=WITH_SECOND_SURROGATE)
-    assert fault.startswith("loss_fn.use_importance_sampling_correction: got True")
-    assert "grpo_plus_opd" in fault
+def test_every_key_of_the_loss_reaches_both_surrogates() -> None:
+    keys = {"loss_fn__use_importance_sampling_correction": True, "loss_fn__use_cispo": True, "loss_fn__ratio_clip_c": 3}
+    assert (
+        faults(**keys) == faults(**keys, uecr__method=WITH_SECOND_SURROGATE) == faults(**keys, uecr__kl="paper") == []
+    )
 
 
-def test_the_papers_loss_refuses_keys_that_it_does_not_know() -> None:
-    assert faults(uecr__kl="paper") == []
-    given = {"loss_fn__use_cispo": True, "loss_fn__reference_policy_kl_type": "k2"}
+def test_the_papers_kl_refuses_keys_that_it_does_not_know() -> None:
+    given = {"loss_fn__token_level_loss": False, "loss_fn__reference_policy_kl_type": "k2"}
     assert faults(**given) == []
-    assert [fault.partition(":")[0] for fault in faults(**given, uecr__kl="paper")] == [
-        "loss_fn.use_cispo", "loss_fn.reference_policy_kl_type",
-    ]  # fmt: skip
+    refused = ["loss_fn.reference_policy_kl_type", "loss_fn.token_level_loss"]
+    assert [fault.partition(":")[0] for fault in faults(**given, uecr__kl="paper")] == refused
+    assert faults(**given, uecr__kl="paper", loss_fn__reference_policy_kl_penalty=0) == []
+
+
+def test_a_teacher_with_gpus_of_its_own_leaves_the_others_to_the_student() -> None:
+    one_node = made(uecr__teacher__dedicated_gpus=1)
+    several = made(uecr__teacher__dedicated_gpus=16, cluster__num_nodes=3)
+    for given, gpus, change in ((one_node, [1], ("gpus_per_node", 7)), (several, [8, 8], ("num_nodes", 1))):
+        section = section_of(given)
+        assert recipe.teacher_gpus(given, section) == gpus
+        assert [(each.key, each.value) for each in recipe.adjusted(given, section)] == [
+            (f"cluster.{change[0]}", change[1])
+        ]
+    for gpus, nodes in ((8, 1), (4, 2), (16, 2)):
+        (fault,) = faults(uecr__teacher__dedicated_gpus=gpus, cluster__num_nodes=nodes)
+        assert fault.startswith(f"uecr.teacher.dedicated_gpus: got {gpus}; expected")
+
+
+def test_an_evaluation_is_as_often_as_what_reads_it() -> None:
+    """NeMo-RL's loop validates at one period, and a checkpoint reads its metric from that validation."""
+    given = {"uecr__data": OTHER_PROBLEMS, "uecr__evaluation": EVALUATION}
+    assert faults(**given, grpo__val_period=5) == faults(**given, grpo__val_period=0) == []
+    (fault,) = faults(**given, grpo__val_period=4)
+    assert fault.startswith("uecr.evaluation.every: got 10; expected a multiple of grpo.val_period=4")
+    ours = {"checkpointing__metric_name": "val:aime24/avg@4"}
+    assert faults(**given, **ours, grpo__val_period=10) == faults(**given, **ours) == []
+    (fault,) = faults(**given, **ours, grpo__val_period=5)
+    assert fault.startswith("checkpointing.metric_name: got val:aime24/avg@4")
 
 
 def test_batches_that_do_not_divide_are_refused() -> None:
@@ -243,12 +268,12 @@ def test_a_teacher_computes_in_fp8_only_if_asked() -> None:
 
 
 def test_the_settings_are_the_recipes_values() -> None:
-    given = made(grpo__seq_logprob_error_threshold=2.0)
+    given = made()
     settings = recipe.view(given, section_of(given), 300)
     assert settings.folder == Path("results/grpo/uecr")
     assert (settings.responses, settings.optimizer_steps, settings.steps) == (32, 2, 30)
-    assert (settings.clip, settings.reference_kl, settings.temperature) == ((0.2, 0.28), 0.01, 1.0)
-    assert (settings.overlong_filter, settings.sequence_error_limit, settings.generation_share) == (True, 2.0, 0.6)
+    assert (settings.reference_kl, settings.temperature, settings.generation_share) == (0.01, 1.0, 0.6)
+    assert settings.own_rewards is False
     assert (settings.filters, settings.vocabulary) == ("paper", 300)
     assert recipe.worker_section(settings) == {"temperature": 1.0, "filters": "paper", "vocabulary": 300}
     apart = made(policy__generation__colocated={"enabled": False}, policy__generation__top_p=0.9, uecr__folder="here")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from nemo_uecr.nemo import teacher, upstream
 from nemo_uecr.nemo.policy import PolicyMethods
+from nemo_uecr.nemo.recipe import Settings
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.teacher import RayTeacher
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
-from tests.config.shipped import nemo_run
+from tests.nemo.made_recipe import RECIPE, made_settings
 
 REQUEST = ScoreRequest({"logp": 1.0}, False, 8, 8)
 
@@ -25,14 +24,21 @@ class Policy:
 
     def offload_after_refit(self) -> None: ...
 
+    use_sequence_packing, data_parallel_size = True, 1
+
 
 class UecrPolicy(PolicyMethods, Policy):
     """Ours over it."""
 
 
 @pytest.fixture
-def config() -> Any:
-    return nemo_run("scoring.timeout_s=7")
+def settings() -> Settings:
+    return made_settings(8, uecr__timeout_s=7.0)
+
+
+def teacher_of(settings: Settings, *, stays: bool) -> RayTeacher:
+    section, student = settings.teachers["teacher"], RECIPE["policy"]
+    return RayTeacher(settings, section, student=student, cluster=None, tokenizer=None, stays=stays)
 
 
 @pytest.fixture
@@ -45,14 +51,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(method)
 
     monkeypatch.setattr(upstream, "native", lambda name: Policy)
-    monkeypatch.setattr(teacher, "output_columns", lambda name, **given: 8)
+    monkeypatch.setattr(teacher, "columns_of", lambda name: 8)
     monkeypatch.setattr(upstream, "call_all", lambda policy, method, *, seconds, **given: call(method, seconds))
     monkeypatch.setattr(upstream, "score_on_workers", lambda *args, seconds: call("score_tokens", seconds))
     return found
 
 
-def test_the_offload_is_measured_at_the_start_and_after_the_first_scoring(config: Any, calls: list[str]) -> None:
-    scorer = RayTeacher(config, student={}, cluster=None, tokenizer=None, stays=False)
+def test_the_offload_is_measured_at_the_start_and_after_the_first_scoring(settings: Settings, calls: list[str]) -> None:
+    scorer = teacher_of(settings, stays=False)
     assert calls == ["offload_after_refit", "assert_offloaded"]
     for _ in range(3):
         scorer.load()
@@ -62,16 +68,16 @@ def test_the_offload_is_measured_at_the_start_and_after_the_first_scoring(config
     assert calls[2:] == [*step, "assert_offloaded", *step, *step]
 
 
-def test_a_dedicated_teacher_stays_where_it_is(config: Any, calls: list[str]) -> None:
-    scorer = RayTeacher(config, student={}, cluster=None, tokenizer=None, stays=True)
+def test_a_dedicated_teacher_stays_where_it_is(settings: Settings, calls: list[str]) -> None:
+    scorer = teacher_of(settings, stays=True)
     scorer.load()
     scorer.offload()
     assert calls == []
 
 
-def test_the_student_looks_for_room_before_vllm_wakes(config: Any, calls: list[str]) -> None:
+def test_the_student_looks_for_room_before_vllm_wakes(settings: Settings, calls: list[str]) -> None:
     """Once a refit, whose second half finds vLLM awake; and where an evaluation has made the refit."""
-    policy = UecrPolicy(context=StepContext(config, None, completed_steps=0), teachers={})
+    policy = UecrPolicy(context=StepContext(settings, None), teachers={})
     policy.score_tokens({}, REQUEST)
     policy.offload_before_refit()
     policy.offload_after_refit()

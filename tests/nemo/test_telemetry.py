@@ -8,47 +8,35 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.core.methods import Advantages
 from nemo_uecr.nemo.loss import PREFIX
 from nemo_uecr.nemo.score_checks import BatchFactsError
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.telemetry import check_step_counts
-from tests.config.shipped import CONFIGS, GRPO
+from tests.nemo.made_recipe import made_settings
 
-PROMPTS, GROUP, TOKENS = 4, 8, 3
-ROWS = PROMPTS * GROUP
-DIFFERENT = [problem for problem in range(PROMPTS) for _ in range(GROUP)]
+ROWS, TOKENS = 32, 3  # of the made recipe: 4 prompts, 8 responses each, two optimizer steps
 
 
-def step(problems: list[int], grouping: str = "paper") -> tuple[Any, Any, Any]:
-    """Context, columns and result of a step in which nothing was lost."""
-    given = [f"rollout.prompts_per_step={PROMPTS}", f"rollout.responses_per_prompt={GROUP}"]
-    changes = [*GRPO, *given, f"train.minibatch_responses={ROWS // 2}", f"conventions.grouping={grouping}"]
-    context: Any = StepContext(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", changes), None, completed_steps=0)
+def step(*, left: torch.Tensor | None = None) -> tuple[Any, Any, Any]:
+    """Context, columns and result of a step in which nothing was lost; ``left`` [B] rows are left in the loss."""
+    context: Any = StepContext(made_settings(9), None)
+    left_B = torch.ones(ROWS) if left is None else left
     context.outcome = SimpleNamespace(
-        record=SimpleNamespace(
-            problems=problems, group_B=torch.tensor(problems), truncated_B=torch.zeros(ROWS),
-            mask_BT=torch.ones(ROWS, TOKENS, dtype=torch.bool),
-        ),
-        advantages=Advantages(torch.zeros(ROWS, TOKENS)),
+        record=SimpleNamespace(problems=range(ROWS), mask_BT=torch.ones(ROWS, TOKENS, dtype=torch.bool)),
+        advantages=Advantages(torch.zeros(ROWS, TOKENS)), mask_BS=torch.ones(ROWS, TOKENS) * left_B[:, None],
     )  # fmt: skip
-    data = {"token_mask": torch.ones(ROWS, TOKENS), "sample_mask": torch.ones(ROWS)}
-    metrics = {"num_valid_samples": [ROWS / 2], f"{PREFIX}trained_tokens": [ROWS * TOKENS / 2]}
-    result = {"all_mb_metrics": metrics, "loss": torch.zeros(2)}
-    return context, data, result
+    data, rows = {"token_mask": torch.ones(ROWS, TOKENS), "sample_mask": left_B}, float(left_B.sum())
+    metrics = {"num_valid_samples": [rows / 2], f"{PREFIX}trained_tokens": [rows * TOKENS / 2]}
+    return context, data, {"all_mb_metrics": metrics, "loss": torch.zeros(2)}
 
 
-@pytest.mark.parametrize("grouping", ["paper", "nemo_rl"])
-def test_a_lost_response_or_one_prompt_in_every_place_is_found(grouping: str) -> None:
-    """Eight responses to each problem but two, which have nine and seven."""
-    check_step_counts(*step(DIFFERENT, grouping))
-    with pytest.raises(BatchFactsError, match="1 different problems; expected 4"):
-        check_step_counts(*step([5] * ROWS, grouping))
-    problems = list(DIFFERENT)
-    problems[GROUP] = 0
-    with pytest.raises(BatchFactsError, match=r"9 responses to one problem; expected 8|5 prompt groups; expected 4"):
-        check_step_counts(*step(problems, grouping))
+def test_a_step_in_which_nothing_was_lost() -> None:
+    """Also where NeMo-RL leaves responses out: of a prompt that was too long, or by its filter."""
+    check_step_counts(*step())
+    left = torch.ones(ROWS)
+    left[3] = 0
+    check_step_counts(*step(left=left))
 
 
 def test_what_was_trained_is_counted_to_one() -> None:
@@ -56,15 +44,18 @@ def test_what_was_trained_is_counted_to_one() -> None:
         with pytest.raises(BatchFactsError, match=message):
             check_step_counts(context, data, result)
 
-    context, data, result = step(DIFFERENT)
+    context, data, result = step()
+    context.outcome.record.problems = range(ROWS - 1)
+    refused("31 responses generated; expected 32")
+    context, data, result = step()
     result["all_mb_metrics"][f"{PREFIX}trained_tokens"] = [(ROWS * TOKENS - 1) / 2]
     refused("95 tokens in the workers' losses; expected 96")
-    context, data, result = step(DIFFERENT)
+    context, data, result = step()
     result["all_mb_metrics"]["num_valid_samples"] = [(ROWS - 1) / 2]
     refused("31 responses in the workers' losses; expected 32")
-    context, data, result = step(DIFFERENT)
+    context, data, result = step()
     result["loss"] = torch.zeros(1)
     refused("1 optimizer steps; expected 2")
-    context, data, result = step(DIFFERENT)
+    context, data, result = step()
     data["sample_mask"][3] = 0.0
     refused("31 responses trained; expected 32")

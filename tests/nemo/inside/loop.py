@@ -1,27 +1,28 @@
-"""Runs NeMo-RL's real ``grpo_train`` in this process."""
+"""Runs NeMo-RL's real ``grpo_train`` in this process, on a recipe of NeMo-RL's."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import io
+import os
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, patch
 
 import torch
 
-from nemo_uecr.config.load import load_nemo_config
-from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.nemo import upstream
+from nemo_uecr.nemo import recipe, upstream
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.policy import PolicyMethods
+from nemo_uecr.nemo.recipe import Settings
 from nemo_uecr.nemo.step import StepContext
-from nemo_uecr.nemo.translate import native_config
 from nemo_uecr.stopping import StopRequest
-from tests.config.shipped import CONFIGS
 from tests.nemo.inside.tiny_world import (
     TEMPERATURE,
     VOCABULARY,
@@ -34,22 +35,35 @@ from tests.nemo.inside.tiny_world import (
     make_environment,
 )
 
+RECIPE = Path(os.environ.get("NEMO_RL_SOURCE", ".")) / "examples" / "configs" / "grpo_math_8B_megatron.yaml"
 PROMPTS, GROUP = 4, 8
-#: NeMo-RL's forms in place of the paper's.
-NATIVE = [f"conventions.{name}=nemo_rl" for name in ("kl", "grouping", "filters")]
 SMALL = [
-    "run.seed=1", f"rollout.prompts_per_step={PROMPTS}", f"rollout.responses_per_prompt={GROUP}",
-    f"train.minibatch_responses={PROMPTS * GROUP}", f"rollout.temperature={TEMPERATURE}", "loss.reference_kl=0.001",
-    f"student.vocabulary={VOCABULARY}", "scoring.chunk_tokens=64", "cluster.gpus_per_node=1", "method.rho=0.5",
-    "tolerances.first_ratio=1e-5", "telemetry.save_batch_every=0", "checkpoint.every=0",
+    "grpo.seed=1", f"grpo.num_prompts_per_step={PROMPTS}", f"grpo.num_generations_per_prompt={GROUP}",
+    "policy.model_name=student", f"policy.train_global_batch_size={PROMPTS * GROUP}", "grpo.val_period=0",
+    f"policy.generation.temperature={TEMPERATURE}", "loss_fn.reference_policy_kl_penalty=0.001",
+    "grpo.use_leave_one_out_baseline=false", "grpo.overlong_filtering=false", "checkpointing.enabled=false",
+    "++uecr.kl=paper", "++uecr.chunk_tokens=64",
+    "++uecr.tolerances={first_ratio: 1.0e-5, first_ratio_p99: 1.0e-5}",
 ]  # fmt: skip
 
 
-def config_of(method: str, *changes: str) -> NemoConfig:
-    """A run of the tiny world."""
-    teacher = "teacher" if METHODS[method].needs_teacher() else "null"
-    given = [f"method.name={method}", f"teacher.model_name={teacher}", *SMALL, *changes]
-    return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", given)
+@dataclass(frozen=True)
+class Run:
+    """A run of the tiny world: what the adapter reads of its recipe, and NeMo-RL's configuration."""
+
+    settings: Settings
+    native: Any
+
+
+def run_of(method: str, *changes: str) -> Run:
+    """A recipe of NeMo-RL's with the method and further overrides in NeMo-RL's spelling."""
+    named = f"{{name: {method}, alpha: 1.0, rho: 0.5, tau_delta: 1.0, tau_entropy: 1.0}}"
+    teacher = ["++uecr.teacher.model_name=teacher"] if METHODS[method].needs_teacher() else []
+    values = load_recipe(RECIPE, [*SMALL, f"++uecr.method={named}", *teacher, *changes]).values
+    section = recipe.section_of(values)
+    assert recipe.faults_of(values, section) == []
+    recipe.apply(values, recipe.adjusted(values, section))
+    return Run(recipe.view(values, section, VOCABULARY), upstream.native("MasterConfig")(**values))
 
 
 class OurTinyPolicy(PolicyMethods, TinyPolicy):
@@ -62,7 +76,7 @@ class OurTinyPolicy(PolicyMethods, TinyPolicy):
 
 
 def train_ours(
-    config: NemoConfig,
+    run: Run,
     *,
     steps: int = 1,
     teacher: Callable[[TinyModel, list[str]], TinyTeacher] = TinyTeacher,
@@ -70,44 +84,40 @@ def train_ours(
     stop: StopRequest | None = None,
 ) -> Any:
     """Our estimator, policy and loss in the real loop; returns the policy, with the metrics of each step."""
-    context = StepContext(config, completed_steps=0, tokenizer=TinyTokenizer())
-    minibatch, reads = config.train.minibatch_responses, config.method.needs_teacher()
+    settings = run.settings
+    context = StepContext(settings, tokenizer=TinyTokenizer())
+    reads = settings.method.needs_teacher()
     made: Any = OurTinyPolicy(
-        TinyModel(0), minibatch=minibatch, context=context,
+        TinyModel(0), minibatch=settings.minibatch_responses, context=context,
         teachers={"teacher": teacher(TinyModel(9), [])} if reads else {},
     )  # fmt: skip
     if reads:
         made._teachers["teacher"].events = made.events
     with upstream.substitutions(
-        estimator=lambda: UecrEstimator(context), colocated_worker_groups=3, evaluation=None, stop=stop or StopRequest()
+        estimator=lambda: UecrEstimator(context), more_worker_groups=1, stop=stop or StopRequest(), timeouts=[]
     ):
-        _loop(made, UecrLoss(config, native_of(config)), config, steps, problems or TinyProblems())
+        _loop(made, UecrLoss(settings, run.native.loss_fn), run, steps, problems or TinyProblems())
     return made
 
 
-def train_native(config: NemoConfig, *, steps: int) -> Any:
+def train_native(run: Run, *, steps: int) -> Any:
     """NeMo-RL's estimator and loss in the same loop."""
-    policy = TinyPolicy(TinyModel(0), minibatch=config.train.minibatch_responses)
-    _loop(policy, upstream.native("ClippedPGLossFn")(native_of(config).loss_fn), config, steps, TinyProblems())
+    policy = TinyPolicy(TinyModel(0), minibatch=run.settings.minibatch_responses)
+    _loop(policy, upstream.native("ClippedPGLossFn")(run.native.loss_fn), run, steps, TinyProblems())
     return policy
 
 
-def native_of(config: NemoConfig) -> Any:
-    """NeMo-RL's configuration of the run."""
-    return native_config(config, "of the test")
-
-
-def _loop(policy: Any, loss: Any, config: NemoConfig, steps: int, problems: TinyProblems) -> None:
+def _loop(policy: Any, loss: Any, run: Run, steps: int, problems: TinyProblems) -> None:
     from nemo_rl.data.collate_fn import rl_collate_fn
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     grpo = importlib.import_module("nemo_rl.algorithms.grpo")
-    config = config.model_copy(update={"train": config.train.model_copy(update={"steps": steps})})
+    recipe.set_at(run.native, "grpo.max_num_steps", steps)
     torch.manual_seed(5)
-    prompts = config.rollout.prompts_per_step
     loader = StatefulDataLoader(
-        problems, batch_size=prompts, shuffle=False, collate_fn=rl_collate_fn, drop_last=True, num_workers=0
-    )
+        problems, batch_size=run.settings.prompts_per_step, shuffle=False, collate_fn=rl_collate_fn, drop_last=True,
+        num_workers=0,
+    )  # fmt: skip
     logger = MagicMock()
     generation = TinyGeneration(policy.model, upstream.native("BatchedDataDict"), policy.events)
     with (
@@ -117,7 +127,7 @@ def _loop(policy: Any, loss: Any, config: NemoConfig, steps: int, problems: Tiny
     ):
         grpo.grpo_train(
             policy, generation, loader, None, TinyTokenizer(), loss, {"t": make_environment()}, None, logger,
-            MagicMock(), _fresh_state(grpo), native_of(config),
+            MagicMock(), _fresh_state(grpo), run.native,
         )  # fmt: skip
     calls = [call for call in logger.log_metrics.call_args_list if call.kwargs.get("prefix") == "train"]
     policy.metrics = [call.args[0] for call in calls if "loss" in call.args[0]]

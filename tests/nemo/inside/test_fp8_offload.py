@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.nemo.translate import master_config, teacher_policy
-from tests.config.shipped import nemo_run
+from nemo_uecr.nemo.recipe import section_of, teacher_policy
+from tests.nemo.made_recipe import made
 from tests.nemo.source import SOURCE
 
 METHODS = ("offload_after_refit", "offload_before_refit", "_clear_fp8_caches")
@@ -47,8 +47,8 @@ def offloading_methods() -> dict[str, Any]:
 
 @pytest.mark.parametrize("fp8", [True, False])
 def test_no_fp8_copy_outlives_the_offload(fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = nemo_run(f"teacher.fp8={fp8}")
-    teacher = teacher_policy(config, master_config(config)["policy"], 8)
+    given = made(uecr__teacher__megatron_cfg={"fp8_cfg": {"enabled": fp8}})
+    teacher = teacher_policy(section_of(given).active_teachers["teacher"], given["policy"], 8)
     monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor)
     kind = type("Worker", (), offloading_methods() | {"finalize_async_save": lambda self: None, "rank": 0})
     worker: Any = kind()

@@ -13,31 +13,29 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.translate import master_config, teacher_gpus_of_nodes
+from nemo_uecr.nemo import recipe, upstream
 from nemo_uecr.stopping import StopRequest
-from tests.config.shipped import nemo_run
+from tests.nemo.made_recipe import made
 from tests.nemo.source import SOURCE
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 @contextmanager
-def policy_cluster(config: Any, groups: int) -> Iterator[Any]:
-    """The student's cluster as NeMo-RL's set-up makes it, which asks for two worker groups."""
-    section = master_config(config)["cluster"]
-    with upstream.substitutions(estimator=object, colocated_worker_groups=groups, evaluation=None, stop=StopRequest()):
-        made = importlib.import_module("nemo_rl.algorithms.grpo").RayVirtualCluster(
-            bundle_ct_per_node_list=[section["gpus_per_node"]] * section["num_nodes"],
+def policy_cluster(cluster: dict[str, int], more: int) -> Iterator[Any]:
+    """The student's cluster as NeMo-RL's set-up makes it, which asks for two worker groups, with ``more`` of them."""
+    with upstream.substitutions(estimator=object, more_worker_groups=more, stop=StopRequest(), timeouts=[]):
+        found = importlib.import_module("nemo_rl.algorithms.grpo").RayVirtualCluster(
+            bundle_ct_per_node_list=[cluster["gpus_per_node"]] * cluster["num_nodes"],
             use_gpus=True,
             max_colocated_worker_groups=2,
-            num_gpus_per_node=section["gpus_per_node"],
-            name=upstream.POLICY_CLUSTER,
+            num_gpus_per_node=cluster["gpus_per_node"],
+            name=upstream.STUDENT_CLUSTERS[0],
         )
     try:
-        yield made
+        yield found
     finally:
-        made.shutdown()
+        found.shutdown()
 
 
 @contextmanager
@@ -68,21 +66,24 @@ def gpus_of(*places: tuple[Any, int], seconds: float) -> Iterator[list[list[int]
 
 def test_three_groups_share_each_gpu() -> None:
     """vLLM, teacher and student; NeMo-RL's two shares of a half would leave the third waiting for ever."""
-    config = nemo_run("cluster.gpus_per_node=2")
-    with policy_cluster(config, 3) as cluster, gpus_of(*[(cluster, 3)] * 3, seconds=120) as gpus:
+    two = {"gpus_per_node": 2, "num_nodes": 1}
+    with policy_cluster(two, 1) as cluster, gpus_of(*[(cluster, 3)] * 3, seconds=120) as gpus:
         assert cluster.max_colocated_worker_groups == 3
         assert gpus is not None
         assert all(sorted(group) == sorted(gpus[0]) for group in gpus)
         assert len(set(gpus[0])) == 2
-    with policy_cluster(config, 2) as cluster, gpus_of(*[(cluster, 2)] * 3, seconds=5) as gpus:
+    with policy_cluster(two, 0) as cluster, gpus_of(*[(cluster, 2)] * 3, seconds=5) as gpus:
         assert gpus is None
 
 
 def test_a_dedicated_teacher_has_a_gpu_of_its_own() -> None:
     """Two and one of three, as the paper's seven and one of eight."""
-    config = nemo_run("cluster.gpus_per_node=3", "teacher.dedicated_gpus=1")
-    with policy_cluster(config, 2) as cluster:
-        own = upstream.teacher_cluster(teacher_gpus_of_nodes(config))
+    given = made(cluster={"gpus_per_node": 3, "num_nodes": 1}, uecr__teacher__dedicated_gpus=1)
+    section = recipe.section_of(given)
+    own_gpus = recipe.teacher_gpus(given, section)
+    recipe.apply(given, recipe.adjusted(given, section))
+    with policy_cluster(given["cluster"], 0) as cluster:
+        own = upstream.teacher_cluster(own_gpus)
         with gpus_of((cluster, 2), (cluster, 2), (own, 1), seconds=120) as gpus:
             assert gpus is not None
             engine, student, teacher = map(sorted, gpus)

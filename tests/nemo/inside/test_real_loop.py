@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,19 +11,17 @@ import torch
 
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.telemetry import resumed_state
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.metric_table import METRICS
-from tests.nemo.inside.loop import GROUP, NATIVE, PROMPTS, config_of, train_native, train_ours
+from tests.nemo.inside.loop import GROUP, PROMPTS, run_of, train_native, train_ours
 from tests.nemo.inside.tiny_world import TinyModel, TinyProblems, TinyTeacher
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if "initial_logp" not in method.reads])
-def test_every_method_trains(method: str, tmp_path: Path) -> None:
-    run = train_ours(config_of(method, f"run.folder={tmp_path}"), steps=2)
-    assert bool(resumed_state(tmp_path, step=2)) == ("state" in METHODS[method].reads_run)
+def test_every_method_trains(method: str) -> None:
+    run = train_ours(run_of(method), steps=2)
     assert len(run.metrics) == 2
     assert all(math.isfinite(loss) for loss in run.losses)
     last = run.metrics[-1]
@@ -50,7 +47,7 @@ def test_a_teacher_with_more_columns_trains_as_one_with_the_students() -> None:
                 mine.data[: len(theirs)] = theirs.data
             super().__init__(wide, events)
 
-    plain, cut = (train_ours(config_of("uecr"), steps=2, teacher=kind) for kind in (TinyTeacher, Wider))
+    plain, cut = (train_ours(run_of("uecr"), steps=2, teacher=kind) for kind in (TinyTeacher, Wider))
     assert cut.losses == pytest.approx(plain.losses, abs=1e-6)
     for without, record in zip(plain.metrics, cut.metrics, strict=True):
         assert record.keys() - without.keys() == {"teacher/dropped_mass_mean", "teacher/dropped_mass_max"}
@@ -59,15 +56,31 @@ def test_a_teacher_with_more_columns_trains_as_one_with_the_students() -> None:
 
 
 def beside_native(*changes: str) -> tuple[Any, Any]:
-    """Two steps of our GRPO and of NeMo-RL's own."""
-    config = config_of("grpo", "method.sample_std=true", *changes)
-    return train_ours(config, steps=2), train_native(config, steps=2)
+    """Two steps of our GRPO and of NeMo-RL's own, each on a recipe of its own."""
+    given = ["++uecr.method.sample_std=true", *changes]
+    return tuple(train(run_of("grpo", *given), steps=2) for train in (train_ours, train_native))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("changes", [(*NATIVE, "loss.reference_kl=0.0"), (*NATIVE, "loss.reference_kl=0.05"), ()])
+NO_KL = "loss_fn.reference_policy_kl_penalty=0"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("++uecr.kl=recipe", NO_KL),
+        ("++uecr.kl=recipe", "loss_fn.reference_policy_kl_penalty=0.05"),
+        ("++uecr.kl=recipe", "loss_fn.reference_policy_kl_penalty=0.05", "loss_fn.reference_policy_kl_type=k2"),
+        (NO_KL,),
+        (NO_KL, "loss_fn.use_importance_sampling_correction=true"),
+        (NO_KL, "loss_fn.ratio_clip_c=3", "loss_fn.ratio_clip_max=0.28"),
+        (NO_KL, "loss_fn.sequence_level_importance_ratios=true", "loss_fn.token_level_loss=false"),
+        (NO_KL, "loss_fn.token_level_loss=false"),
+    ],
+    ids=["recipe", "recipe with KL", "k2", "paper", "importance correction", "dual clip", "GSPO", "sequence mean"],
+)
 def test_without_teacher_it_is_native_grpo(changes: tuple[str, ...]) -> None:
-    """In NeMo-RL's form with and without KL, and in the paper's without one: only our own arithmetic is left."""
-    ours, native = beside_native(*(changes or ["loss.reference_kl=0"]))
+    """Whatever the recipe's loss: NeMo-RL's own computes it."""
+    ours, native = beside_native(*changes)
     assert ours.losses == pytest.approx(native.losses, abs=1e-6)
     for mine, theirs in zip(ours.gradients, native.gradients, strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
@@ -76,7 +89,7 @@ def test_without_teacher_it_is_native_grpo(changes: tuple[str, ...]) -> None:
 
 def test_the_papers_form_with_kl_has_the_native_loss_but_another_gradient() -> None:
     """At the first step the reference is the policy: KL and its plain gradient are 0; later NeMo-RL's differs."""
-    ours, native = beside_native("loss.reference_kl=0.5")
+    ours, native = beside_native("loss_fn.reference_policy_kl_penalty=0.5")
     assert ours.losses[1] == pytest.approx(native.losses[1], abs=1e-5)
     assert float((ours.gradients[1] - native.gradients[1]).abs().max()) > 1e-6
 
@@ -84,11 +97,11 @@ def test_the_papers_form_with_kl_has_the_native_loss_but_another_gradient() -> N
 def test_a_request_ends_the_real_loop_after_the_step() -> None:
     stop = StopRequest()
     stop.ask("a test")
-    assert len(train_ours(config_of("grpo"), steps=4, stop=stop).metrics) == 1
+    assert len(train_ours(run_of("grpo"), steps=4, stop=stop).metrics) == 1
 
 
 def test_order_of_a_step() -> None:
-    run = train_ours(config_of("uecr"))
+    run = train_ours(run_of("uecr"))
     assert run.events == [
         "generation sleeps", "room to score", "teacher on", "teacher scores", "teacher off", "student on",
         "student scores", "student trains",
@@ -98,7 +111,7 @@ def test_order_of_a_step() -> None:
 
 
 def test_several_optimizer_steps_a_batch() -> None:
-    run = train_ours(config_of("uecr", "train.minibatch_responses=8"), steps=2)
+    run = train_ours(run_of("uecr", "policy.train_global_batch_size=8"), steps=2)
     last = run.metrics[-1]
     assert len(run.losses) == 8
     assert last["count/optimizer_steps"] == 8.0
@@ -109,10 +122,9 @@ def test_several_optimizer_steps_a_batch() -> None:
 
 
 def test_equal_prompts_stay_apart() -> None:
-    """Problems 0 and 1 have the same tokens: the paper's grouping keeps them apart, NeMo-RL's merges them."""
+    """Problems 0 and 1 have the same tokens."""
     twins = TinyProblems(seed_of=lambda index: max(index, 1))
-    assert train_ours(config_of("uecr"), problems=twins).metrics[0]["group/count"] == PROMPTS
-    assert train_ours(config_of("uecr", *NATIVE), problems=twins).metrics[0]["group/count"] == PROMPTS - 1
+    assert train_ours(run_of("uecr"), problems=twins).metrics[0]["group/count"] == PROMPTS
 
 
 def test_substitutions_are_taken_back() -> None:
@@ -124,11 +136,8 @@ def test_substitutions_are_taken_back() -> None:
         return {name for name, value in vars(grpo).items() if before.get(name) is not value}
 
     def fail_inside() -> None:
-        with upstream.substitutions(
-            estimator=object, colocated_worker_groups=3, evaluation=lambda generation, step: ({}, {}),
-            stop=StopRequest(),
-        ):  # fmt: skip
-            assert changed() == {"_create_advantage_estimator", "RayVirtualCluster", "TimeoutChecker", "validate"}
+        with upstream.substitutions(estimator=object, more_worker_groups=1, stop=StopRequest(), timeouts=[]):
+            assert changed() == {"_create_advantage_estimator", "RayVirtualCluster", "TimeoutChecker"}
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.core.methods import RunState
 from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.data.batch_file import load_batch, save_batch
-from nemo_uecr.nemo import teacher, upstream
-from nemo_uecr.nemo.translate import teacher_policy
+from nemo_uecr.nemo import plug_in, teacher, upstream
+from nemo_uecr.nemo.recipe import teacher_policy
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
-from tests.config.shipped import CONFIGS
 from tests.nemo.inside.launched import make_tokenizer
+from tests.nemo.inside.loop import RECIPE
 from tests.nemo.inside.tiny_world import TinyModel, TinyTeacher, columns_of
 from tests.nemo.worlds import SIZES
 
 VOCABULARY, LENGTHS = 98, [5, 6, 4]
+METHOD = "++uecr.method={name: uecr, alpha: 1.0, rho: 0.5, tau_delta: 1.0, tau_entropy: 1.0}"
 
 
 class StuckTeacher(TinyTeacher):
@@ -42,16 +43,17 @@ def test_a_batch_gets_the_teachers_scores(tmp_path: Path, monkeypatch: pytest.Mo
         **{name: torch.ones(3, 6) for name in ("old_logp", "teacher_logp", "teacher_entropy")},
         **{name: torch.ones(3, 6) for name in ("advantage", "advantage_opd")},
     }  # fmt: skip
-    batch, out, given = tmp_path / "batch.safetensors", tmp_path / "scored", [f"student.vocabulary={VOCABULARY}"]
+    batch, out = tmp_path / "batch.safetensors", tmp_path / "scored"
+    given = ["policy.train_global_batch_size=1024", METHOD, "checkpointing.checkpoint_dir=results"]
     save_batch(batch, tensors, method=Puu(alpha=1.0), run=RunState(), step=20, arithmetic="of the run")
     for role in ("student", "teacher"):
         make_tokenizer(tmp_path / role)
         (tmp_path / role / "config.json").write_text(json.dumps(SIZES))
-        given.append(f"{role}.model_name={tmp_path / role}")
+    given += [f"policy.model_name={tmp_path / 'student'}", f"++uecr.teacher.model_name={tmp_path / 'teacher'}"]
     built: list[dict[str, Any]] = []
 
-    def make(config: Any, *, student: Any, cluster: Any, tokenizer: Any, stays: bool) -> TinyTeacher:
-        built.append(teacher_policy(config, student, VOCABULARY) | {"gpus": cluster, "stays": stays})
+    def make(settings: Any, section: Any, *, student: Any, cluster: Any, tokenizer: Any, stays: bool) -> TinyTeacher:
+        built.append(teacher_policy(section, student, VOCABULARY) | {"gpus": cluster, "stays": stays})
         # Three rows do not divide by two: a masked row must come and go.
         return StuckTeacher(TinyModel(9, vocabulary=VOCABULARY), [], parallel=2)
 
@@ -60,9 +62,11 @@ def test_a_batch_gets_the_teachers_scores(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(upstream, "teacher_cluster", lambda gpus: gpus)
     monkeypatch.setattr(upstream, "register_worker", lambda: None)
     monkeypatch.setattr(upstream, "native", lambda name: (lambda: None) if name == "init_ray" else native(name))
-    changes = ["teacher.fp8=true", "teacher.dedicated_gpus=1"]
+    monkeypatch.setenv("NRL_MEGATRON_CHECKPOINT_DIR", str(tmp_path / "conversions"))
+    changes = ["++uecr.teacher.megatron_cfg.fp8_cfg.enabled=true", "++uecr.teacher.dedicated_gpus=1"]
     saved = load_batch(batch)
-    teacher.score_saved_batch(load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*given, *changes]), saved, out)
+    scorer = plug_in.score_saved_batch(load_recipe(RECIPE, [*given, *changes]).values, saved, out)
+    assert scorer == str(tmp_path / "teacher")
     scored = load_batch(out)
     # The advantages, and what they were computed with, are those of the run's own teacher.
     assert scored.header == {name: text for name, text in saved.header.items() if name != "arithmetic"}

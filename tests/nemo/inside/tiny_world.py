@@ -72,7 +72,7 @@ class TinyTeacher:
     """A teacher that remembers when it was on the device, and what it was asked."""
 
     def __init__(self, model: TinyModel, events: list[str], parallel: int = 1) -> None:
-        self.model, self.events, self.data_parallel_size = model, events, parallel
+        self.model, self.events, self.row_multiple = model, events, parallel
         self.columns = model.vocabulary
         self.asked: list[tuple[int, ScoreRequest]] = []
 
@@ -86,7 +86,7 @@ class TinyTeacher:
         return True
 
     def score_tokens(self, data: Any, request: ScoreRequest) -> dict[str, Any]:
-        assert data["input_ids"].shape[0] % self.data_parallel_size == 0
+        assert data["input_ids"].shape[0] % self.row_multiple == 0
         self.events.append("teacher scores")
         self.asked.append((data["input_ids"].shape[0], request))
         return columns_of(self.model, data, request)
@@ -96,6 +96,7 @@ class TinyPolicy:
     """What NeMo-RL's policy does, in this process: Adam, and metrics as its Megatron worker returns them."""
 
     data_parallel_size = 1
+    use_sequence_packing, use_dynamic_batches = True, False
 
     def __init__(self, model: TinyModel, *, minibatch: int) -> None:
         self.model, self.reference = model, copy.deepcopy(model)

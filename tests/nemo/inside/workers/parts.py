@@ -149,7 +149,7 @@ def run(folder: Path, gpus: int, changes: list[str], resume: bool = False, vllm_
     os.environ["PYTHONPATH"] = os.environ["WORKERS_PATH"]
     variables = {name: os.environ[name] for name in WORKERS_VARIABLES}
     with local_ray(variables, num_cpus=3 * gpus + 2, num_gpus=gpus):
-        world.train(config, resume=resume, generation=None if vllm_python else CpuGeneration, vllm_python=vllm_python)
+        world.train(config, generation=None if vllm_python else CpuGeneration, vllm_python=vllm_python)
         made: Any = CpuGeneration.made
         if made is not None:
             ray.get(made.engine.save.remote(folder / ("resumed" if resume else "refitted")))

@@ -11,7 +11,7 @@ from tests.nemo.inside.workers.isolated import isolated, needs_megatron
 
 pytestmark = needs_megatron
 SECONDS = 900  # 70 on two free cores
-TENSOR_PARALLEL = [f"{role}.parallel.{key}" for role in ("student", "teacher") for key in ("tensor=2", "sequence=true")]
+TENSOR_PARALLEL = ["policy.megatron_cfg.tensor_model_parallel_size=2", "policy.megatron_cfg.sequence_parallel=true"]
 
 
 @pytest.fixture(scope="module")

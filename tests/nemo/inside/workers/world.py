@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from nemo_uecr.nemo import recipe
+from nemo_uecr.nemo.recipe import DATASET
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
+from tests.nemo.source import SOURCE
+
+RECIPE = Path(SOURCE or ".") / "examples" / "configs" / "grpo_math_8B_megatron.yaml"
 
 TEMPERATURE = 0.7
 #: Hidden and feed-forward width. Heads of 32, because vLLM on a CPU takes none of 16.
@@ -47,51 +55,89 @@ def make_models(folder: Path) -> int:
 
 
 def run_config(folder: Path, vocabulary: int, *changes: str) -> Any:
-    """The configuration of a run of the two models; the one place where these tests make one."""
-    from nemo_uecr.config.load import load_nemo_config
-    from tests.config.shipped import CONFIGS
+    """A recipe that inherits one of NeMo-RL's, for a run of the two models; these tests make it here alone."""
+    from nemo_uecr.config.recipes import load_recipe
 
-    given = [
-        f"run.folder={folder / 'run'}", f"student.model_name={folder / 'student'}",
-        f"teacher.model_name={folder / 'teacher'}", f"student.vocabulary={vocabulary}",
-        f"data.train={folder / 'problems.jsonl'}", "data.verifier_workers=1", "data.max_prompt_tokens=256",
-        f"reward={folder / 'reward.py'}:level", "rollout.max_response_tokens=12", f"rollout.temperature={TEMPERATURE}",
-        "rollout.prompts_per_step=2", "rollout.responses_per_prompt=4", "train.minibatch_responses=8", "train.steps=2",
-        "train.learning_rate=0.003",  # one step moves weights of sixteen bits
-        "scoring.chunk_tokens=16", "scoring.tokens_per_microbatch=512", "train.tokens_per_microbatch=512",
-        "loss.reference_kl=0.001", "cluster.gpus_per_node=1", "checkpoint.every=0", "telemetry.save_batch_every=1",
-    ]  # fmt: skip
-    return load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*given, *changes])
+    path = folder / "recipe.yaml"
+    path.write_text(json.dumps(_recipe(folder)))
+    return SimpleNamespace(path=path, changes=changes, values=load_recipe(path, changes).values, vocabulary=vocabulary)
 
 
-def train(config: Any, *, resume: bool, generation: Any, vllm_python: str) -> None:
-    """Train by the launcher; the one place where these tests start a run.
+def _recipe(folder: Path) -> dict[str, Any]:
+    data = {
+        "train": str(folder / "problems.jsonl"), "question_key": "question", "answer_key": "final_answer",
+        "prompt_template": "{question}", "enable_thinking": False, "max_prompt_tokens": 256, "long_prompts": "refuse",
+        "shuffle": True,
+    }  # fmt: skip
+    ours = {
+        "folder": str(folder / "run"), "teacher": {"model_name": str(folder / "teacher")}, "data": data, "kl": "paper",
+        "method": {"name": "uecr", "alpha": 1.0, "rho": 0.5, "tau_delta": 1.0, "tau_entropy": 1.0},
+        "reward": f"{folder / 'reward.py'}:level", "verifier_workers": 1, "chunk_tokens": 16, "save_batch_every": 1,
+    }  # fmt: skip
+    train = {
+        "dataset_name": DATASET, "problems": "${uecr.data}", "tokenizer": "${policy.model_name}",
+        "processor": "math_hf_data_processor", "env_name": "nemo_uecr", "seed": 1, "prompt_file": None,
+        "system_prompt_file": None,
+    }  # fmt: skip
+    optimizer = {"lr": 0.003, "min_lr": 0.003}  # one step moves weights of sixteen bits
+    return {
+        "defaults": str(RECIPE),
+        "uecr": ours,
+        "data": {"train": train, "validation": None},
+        "env": {"nemo_uecr": "${uecr}"},
+        "grpo": {
+            "num_prompts_per_step": 2, "num_generations_per_prompt": 4, "max_num_steps": 2, "val_period": 0,
+            "val_at_start": False,
+        },
+        "loss_fn": {"reference_policy_kl_penalty": 0.001},
+        "policy": {
+            "model_name": str(folder / "student"), "train_global_batch_size": 8, "max_total_sequence_length": 512,
+            "sequence_packing": {"train_mb_tokens": 512, "logprob_mb_tokens": 512},
+            "megatron_cfg": {
+                "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False,
+                "optimizer": optimizer, "scheduler": {"lr_warmup_iters": 0},
+            },
+            "generation": {
+                "max_new_tokens": 12, "temperature": TEMPERATURE, "vllm_cfg": {"tensor_parallel_size": 1},
+            },
+        },
+        "cluster": {"gpus_per_node": 1, "num_nodes": 1},
+        "checkpointing": {"enabled": False, "checkpoint_dir": str(folder / "run" / "checkpoints")},
+        "logger": {
+            "log_dir": str(folder / "run" / "logs"), "wandb_enabled": False, "monitor_gpus": False,
+            "tensorboard_enabled": True,
+        },
+    }  # fmt: skip
+
+
+def train(config: Any, *, generation: Any, vllm_python: str) -> None:
+    """Train by the plug-in in NeMo-RL's own launch script; the one place where these tests start a run.
 
     ``generation`` is in the place of NeMo-RL's `VllmGeneration`; without it NeMo-RL's own runs under ``vllm_python``.
     """
     import importlib
     import sys
 
-    from nemo_uecr.nemo import launcher, translate, upstream
+    from nemo_uecr.nemo import plug_in, upstream
     from tests.nemo.inside.workers import stand_ins
 
-    master, native = translate.master_config, upstream.native
+    grpo: Any = importlib.import_module("nemo_rl.algorithms.grpo")
+    native = grpo.setup
 
-    def on_cpu(config: Any, **given: Any) -> Any:
-        found = master(config, **given)
-        stand_ins.without_fusions(found["policy"])
-        return found
+    def on_cpu(master_config: Any, *args: Any, **given: Any) -> Any:
+        stand_ins.without_fusions(master_config.policy)
+        return native(master_config, *args, **given)
 
     # NeMo-RL would build an environment of its own for each kind of worker.
-    native("ACTOR_ENVIRONMENT_REGISTRY")[upstream.NATIVE_WORKER_FQN] = sys.executable
+    upstream.native("ACTOR_ENVIRONMENT_REGISTRY")[upstream.NATIVE_WORKER_FQN] = sys.executable
     if generation is None:
-        native("ACTOR_ENVIRONMENT_REGISTRY")[upstream.VLLM_WORKER_FQN] = vllm_python
+        upstream.native("ACTOR_ENVIRONMENT_REGISTRY")[upstream.VLLM_WORKER_FQN] = vllm_python
     else:
-        importlib.import_module("nemo_rl.algorithms.grpo").VllmGeneration = generation
-    translate.master_config = on_cpu
+        grpo.VllmGeneration = generation
+    grpo.setup = functools.wraps(native)(on_cpu)  # what the plug-in wraps
     # This Ray runs already: it has to be told that there are GPUs.
-    upstream.native = lambda name: (lambda: None) if name == "init_ray" else native(name)
-    launcher.train(config, resume=resume, origins={})
+    importlib.import_module("nemo_rl.distributed.virtual_cluster").init_ray = lambda: None
+    plug_in.train(str(config.path), config.changes)
 
 
 def left_behind(run: Path) -> dict[str, Any]:
@@ -111,25 +157,34 @@ def left_behind(run: Path) -> dict[str, Any]:
 
 def policy_section(config: Any, *, teacher: bool) -> dict[str, Any]:
     """NeMo-RL's policy section of the student or the teacher, as the run's set-up completes it."""
-    from nemo_uecr.nemo import translate
     from tests.nemo.inside.workers import stand_ins
 
-    found = translate.master_config(config)["policy"]
+    values, section, settings = _read(config)
+    found = values["policy"] | {"uecr": recipe.worker_section(settings)}
     stand_ins.without_fusions(found)
     found["megatron_cfg"]["train_iters"] = 10
-    return translate.teacher_policy(config, found, config.student.vocabulary) if teacher else found
+    return recipe.teacher_policy(section.active_teachers["teacher"], found, config.vocabulary) if teacher else found
+
+
+def _read(config: Any) -> Any:
+    """The adjusted values, the section and the settings of the recipe."""
+    values = copy.deepcopy(config.values)
+    section = recipe.section_of(values)
+    recipe.apply(values, recipe.adjusted(values, section))
+    return values, section, recipe.view(values, section, config.vocabulary)
 
 
 def loss(config: Any) -> Any:
+    from nemo_uecr.nemo import upstream
     from nemo_uecr.nemo.loss import UecrLoss
-    from tests.nemo.inside.loop import native_of
 
-    return UecrLoss(config, native_of(config))
+    values, _, settings = _read(config)
+    return UecrLoss(settings, upstream.native("MasterConfig")(**values).loss_fn)
 
 
 def request(config: Any, *, teacher: bool) -> ScoreRequest:
     temperatures = {"logp": 1.0} if teacher else {"rollout_logp": TEMPERATURE, "logp": 1.0}
-    return ScoreRequest(temperatures, True, config.student.vocabulary, config.scoring.chunk_tokens)
+    return ScoreRequest(temperatures, True, config.vocabulary, 16)
 
 
 def drawn(vocabulary: int) -> Any:

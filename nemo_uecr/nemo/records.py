@@ -1,0 +1,89 @@
+"""What a run leaves beside its checkpoints: its resolved recipe with versions, and what a continued run may change."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import nemo_uecr
+from nemo_uecr.config.load import flattened, read_written
+from nemo_uecr.config.schema import CallReward
+from nemo_uecr.core import EPSILON, GAP_CLIP
+from nemo_uecr.errors import CheckpointError
+from nemo_uecr.files import file_sha256, replace_file
+from nemo_uecr.nemo.recipe import Settings, UecrSection
+from nemo_uecr.reproducible import installed
+from nemo_uecr.telemetry.sinks import EVALUATIONS, truncate_records
+
+log = logging.getLogger(__name__)
+
+#: Packages whose versions the record has.
+PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "vllm", "ray")
+#: Keys that a continued run may not change: what is trained, and on which model.
+FIXED = re.compile(r"uecr\..*|policy\.(uecr\..*|model_name)|loss_fn\..*")
+#: Of those, what does not change what is trained.
+FREE = re.compile(
+    r"uecr\.(folder|save_batch_every|timeout_s|chunk_tokens|verifier_workers|(tolerances|evaluation)(\..*)?"
+    r"|teachers?\.(.*\.)?offload_limit_mebi)"
+)
+
+
+def write(settings: Settings, section: UecrSection, values: Mapping[str, Any], *, version: str, step: int) -> None:
+    """Write the resolved recipe ``values`` and the versions, before the first step after ``step``.
+
+    What evaluations recorded after that step will be made again.
+    """
+    calls = [each for each in section.reward or () if isinstance(each, CallReward)]
+    own = {package: installed(package) or "not installed in the driver's environment" for package in PACKAGES}
+    record = {
+        "versions": {
+            "nemo_uecr": nemo_uecr.__version__, "nemo_rl": version, "python": platform.python_version(), **own,
+        },
+        "platform": platform.platform(),
+        "command": sys.argv,
+        "conventions": {"epsilon": EPSILON, "gap_clip": GAP_CLIP},
+        "sha256": {f"reward {each.label}": file_sha256(Path(each.path)) for each in calls},
+    }  # fmt: skip
+    settings.folder.mkdir(parents=True, exist_ok=True)
+    truncate_records(settings.folder / EVALUATIONS, last_step=step or -1)
+    replace_file(settings.folder / "provenance.json", json.dumps(record, indent=1).encode())
+    replace_file(settings.folder / "config.yaml", plain_yaml(values).encode())
+
+
+def plain_yaml(values: Mapping[str, Any]) -> str:
+    """The values as YAML of plain scalars, lists and mappings."""
+    return str(yaml.safe_dump(json.loads(json.dumps(values, default=str)), sort_keys=False))
+
+
+def check_same_method(checkpoint: Path, values: Mapping[str, Any]) -> None:
+    """Refuse to continue a checkpoint under another method, teacher, loss or model; say what else is different.
+
+    NeMo-RL keeps the whole configuration in each checkpoint, and itself compares nothing.
+    """
+    saved = read_written(checkpoint / "config.yaml")
+    if "uecr" not in saved:
+        raise CheckpointError(
+            f"{checkpoint} was written by a run without a section uecr; expected one of this run. To start from its "
+            "weights, name another checkpointing.checkpoint_dir and give them as checkpointing.pretrained_checkpoint"
+        )
+    now = json.loads(json.dumps(values, default=str))
+    before, present = flattened(json.loads(json.dumps(saved, default=str))), flattened(now)
+    for key in sorted(before.keys() | present.keys()):
+        if before.get(key) == present.get(key):
+            continue
+        was, becomes = (f"{tree[key]!r:.60}" if key in tree else "no such key" for tree in (before, present))
+        if FIXED.fullmatch(key) and not FREE.fullmatch(key):
+            raise CheckpointError(
+                f"{checkpoint} was written with {key}={was}, this run has {becomes}; continue it as it was, or name "
+                "another checkpointing.checkpoint_dir"
+            )
+        if key in before and key in present:
+            log.warning("%s: %s when %s was written, %s now", key, was, checkpoint.name, becomes)
