@@ -103,7 +103,7 @@ _TABLE = (
     ("teacher/NAME/top1_agreement", "share", "mean over its sampled tokens", "same most likely token"),
     ("teacher/NAME/top20_overlap", "share", "mean over its sampled tokens", "tokens in both top 20s"),
     ("teacher/NAME/reward_range_mean", "nats", "mean over responses", "max - min of R^T in groups that it scores"),
-    ("ecr/confidence_mean", "1", "mean over tokens", "c = exp(-H^T / tau_entropy)"),
+    ("ecr/confidence_mean", "1", "mean over tokens", "ECR's confidence c"),
     ("ecr/direction_abs_mean", "1", "mean over tokens", "magnitude of d"),
     ("ecr/centre_mean", "1", "mean over responses", "mu^c"),
     ("ecr/centre_abs_max", "1", "max over responses", "magnitude of mu^c"),
