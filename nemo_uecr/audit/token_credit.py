@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from nemo_uecr.audit.groups import rows_of, scored_batch
-from nemo_uecr.audit.output import Audit, Numbers, percent, tracked
+from nemo_uecr.audit.output import Audit, Numbers, tracked
 from nemo_uecr.audit.store import STUDENT, CheckpointTokens, ScoreFolder
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr, direction, log_confidence
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.stats import Array, ClusterBootstrap
+from nemo_uecr.tables import percent
 
 STRATA = 10
 #: Shares of the largest absolute gaps.
