@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.problems import Problem, kind_of, level_of, problems_of, question_of, value_at
 from nemo_uecr.errors import DataError
-from nemo_uecr.files import describe_file, file_fault, read_object, recover_folder
+from nemo_uecr.files import file_sha256, read_object, recover_folder
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoDataConfig
@@ -50,7 +50,10 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise DataError(f"{folder}: no {MANIFEST}; expected a folder made by `nemo-uecr data prepare`")
-    return read_object(path, form=FORMAT)
+    manifest = read_object(path)
+    if manifest.get("format") != FORMAT:
+        raise DataError(f"{path}: format {manifest.get('format')!r}; expected {FORMAT!r}")
+    return manifest
 
 
 def training_file(path: Path, key: str) -> Path:
@@ -120,7 +123,18 @@ def faults(folder: Path) -> list[str]:
 
 
 def _fault(folder: Path, name: str, manifest: Manifest) -> str | None:
-    return file_fault(folder / name, manifest["files"][name]["sha256"])
+    path = folder / name
+    if not path.is_file():
+        return "missing"
+    found, expected = describe_file(path), manifest["files"][name]
+    if found == expected:
+        return None
+    return f"changed (sha256 {found['sha256']!s:.12}, expected {expected['sha256']!s:.12})"
+
+
+def describe_file(path: Path) -> dict[str, object]:
+    """Size and digest of a file."""
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def describe_files(paths: Iterable[Path]) -> list[dict[str, object]]:

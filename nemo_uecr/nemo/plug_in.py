@@ -22,7 +22,7 @@ from typing import Any
 from nemo_uecr.config.load import value_at
 from nemo_uecr.data.batch_file import SavedBatch
 from nemo_uecr.ending import USER_ERROR, reported
-from nemo_uecr.errors import ConfigError, RunFolderError, UecrError
+from nemo_uecr.errors import ConfigError, DataError, RunFolderError, UecrError
 from nemo_uecr.files import locked
 from nemo_uecr.nemo import recipe, records, teacher, upstream
 from nemo_uecr.nemo.estimator import UecrEstimator
@@ -42,8 +42,10 @@ class NotPluggedInError(UecrError, RuntimeError):
 
 
 @contextlib.contextmanager
-def plugged_in() -> Iterator[None]:
+def plugged_in(origins: Mapping[str, str] | None = None) -> Iterator[None]:
     """Within the block, NeMo-RL's `setup` makes a UECR run of the recipe that it is given.
+
+    The run's record has the ``origins`` of the recipe's values, where they are given.
 
     A script must import `setup` within the block, as every script does that runs in it. A block that ends without a
     call of it raises `NotPluggedInError`; a run that was asked to end, and saved, raises `RunStopped`.
@@ -56,7 +58,7 @@ def plugged_in() -> Iterator[None]:
 
         def setup(*args: Any, **given: Any) -> Any:
             arguments = inspect.signature(native).bind(*args, **given).arguments
-            runs.append(Run(arguments["master_config"], arguments["tokenizer"], version))
+            runs.append(Run(arguments["master_config"], arguments["tokenizer"], version, origins or {}))
             return runs[-1].set_up(native, arguments, until_the_end)
 
         until_the_end.enter_context(upstream.substituted({"setup": setup}))
@@ -72,7 +74,7 @@ def plugged_in() -> Iterator[None]:
 class Run:
     """One run: what of it is decided before NeMo-RL's set-up, and what is put into that."""
 
-    def __init__(self, config: Any, tokenizer: Any, version: str) -> None:
+    def __init__(self, config: Any, tokenizer: Any, version: str, origins: Mapping[str, str]) -> None:
         """Check NeMo-RL's configuration ``config``, adjust it, and read what the adapter needs of it."""
         values = config.model_dump()
         self.section, adjustments = checked(values)
@@ -83,7 +85,7 @@ class Run:
         check_models(values, self.settings)
         config.policy["uecr"] = recipe.worker_section(self.settings)
         self.saves = bool(values["checkpointing"]["enabled"])
-        self.version, self.stop = version, StopRequest()
+        self.version, self.origins, self.stop = version, origins, StopRequest()
         self.timeouts: list[Any] = []
         self.context = StepContext(self.settings, tokenizer)
         if len(self.settings.teachers) > 1:
@@ -113,6 +115,9 @@ class Run:
         )
         made = list(native(**{**arguments, "policy_factory": self.make_policy}))
         config, state = made[upstream.CONFIG], made[upstream.STATE]
+        if not value_at(config, "data.use_multiple_dataloader") and len(made[upstream.LOADER]) == 0:
+            per_step = settings.prompts_per_step
+            raise DataError(f"the data has fewer problems than grpo.num_prompts_per_step={per_step}: no step is filled")
         made[upstream.LOSS] = UecrLoss(settings, config.loss_fn)
         if context.routes is not None:
             made[upstream.LOADER] = LearningLoader(made[upstream.LOADER], context.routes)
@@ -126,7 +131,10 @@ class Run:
             upstream.native("validate"), evaluation, schedule, own_rewards=settings.own_rewards
         )
         until_the_end.enter_context(upstream.substituted({"validate": validate}))
-        records.write(settings, self.section, config.model_dump(), version=self.version, step=context.completed_steps)
+        records.write(
+            settings, self.section, config.model_dump(),
+            origins=self.origins, version=self.version, step=context.completed_steps,
+        )  # fmt: skip
         return tuple(made)
 
     def make_policy(self, **given: Any) -> Any:
@@ -244,9 +252,9 @@ class LearningLoader:
 
 def run_script(script: str | Path, arguments: Sequence[str]) -> None:
     """Run a launch script with UECR in it; a recipe that is refused is refused before the script begins."""
-    check_before(arguments)
+    origins = check_before(arguments)
     sys.argv = [str(script), *arguments]
-    with plugged_in():
+    with plugged_in(origins):
         runpy.run_path(str(script), run_name="__main__")
 
 
@@ -273,18 +281,22 @@ def score_saved_batch(values: dict[str, Any], saved: SavedBatch, out: Path) -> s
     return section.active_teachers["teacher"].model_name
 
 
-def check_before(arguments: Sequence[str]) -> None:
-    """Refuse the recipe that a script's arguments name, before Ray and data; one that names none is checked later."""
+def check_before(arguments: Sequence[str]) -> dict[str, str]:
+    """Refuse the recipe that a script's arguments name, before Ray and data; returns where its values came from.
+
+    Arguments that name none have no origins, and the recipe is checked when the script calls `setup`.
+    """
     from nemo_uecr.config.recipes import load_recipe
 
-    words = list(arguments)
-    if "--config" in words[:-1]:
-        place = words.index("--config")
-        path = words[place + 1]
-        values = load_recipe(path, words[:place] + words[place + 2 :]).values
-        section, changes = checked(values)
-        recipe.apply(values, changes)
-        check_models(values, settings_of(values, section))
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    if "--config" not in words[:-1]:
+        return {}
+    place = words.index("--config")
+    loaded = load_recipe(words[place + 1], words[:place] + words[place + 2 :])
+    section, changes = checked(loaded.values)
+    recipe.apply(loaded.values, changes)
+    check_models(loaded.values, settings_of(loaded.values, section))
+    return loaded.origins
 
 
 def main() -> int:

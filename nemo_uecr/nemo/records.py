@@ -36,10 +36,26 @@ FREE = re.compile(
 )
 
 
-def write(settings: Settings, section: UecrSection, values: Mapping[str, Any], *, version: str, step: int) -> None:
-    """Write the resolved recipe ``values`` and the versions, before the first step after ``step``.
+def write(
+    settings: Settings,
+    section: UecrSection,
+    values: Mapping[str, Any],
+    *,
+    origins: Mapping[str, str],
+    version: str,
+    step: int,
+) -> None:
+    """Write the resolved recipe and the versions, before the first step after ``step``.
 
     What evaluations recorded after that step will be made again.
+
+    Args:
+        settings: name the folder.
+        section: the recipe's section `uecr`, with its defaults.
+        values: the recipe as it runs.
+        origins: where each value came from, as far as it is known.
+        version: NeMo-RL's.
+        step: completed steps.
     """
     calls = [each for each in section.reward or () if isinstance(each, CallReward)]
     own = {package: installed(package) or "not installed in the driver's environment" for package in PACKAGES}
@@ -55,7 +71,9 @@ def write(settings: Settings, section: UecrSection, values: Mapping[str, Any], *
     settings.folder.mkdir(parents=True, exist_ok=True)
     truncate_records(settings.folder / EVALUATIONS, last_step=step or -1)
     replace_file(settings.folder / "provenance.json", json.dumps(record, indent=1).encode())
-    replace_file(settings.folder / "config.yaml", plain_yaml(values).encode())
+    replace_file(settings.folder / "origins.json", json.dumps(dict(origins), indent=1).encode())
+    whole = {**values, "uecr": section.model_dump(mode="json")}
+    replace_file(settings.folder / "config.yaml", plain_yaml(whole).encode())
 
 
 def plain_yaml(values: Mapping[str, Any]) -> str:

@@ -37,16 +37,22 @@ class RunFolder:
     notes: tuple[str, ...]  # warnings at the start, and what is missing or incomplete
 
     @property
+    def _ours(self) -> dict[str, Any]:
+        """The sections of this project: of a recipe of NeMo-RL's, those below `uecr`."""
+        return dict(self.config.get("uecr", self.config))
+
+    @property
     def method(self) -> str:
-        return str(self.config["method"]["name"])
+        return str(self._ours["method"]["name"])
 
     @property
     def tolerances(self) -> dict[str, float]:
-        return dict(self.config["tolerances"])
+        return dict(self._ours["tolerances"])
 
     @property
     def planned_steps(self) -> int:
-        return int(self.config["train"]["steps"])
+        steps = self.config["grpo"]["max_num_steps"] if "grpo" in self.config else self.config["train"]["steps"]
+        return int(steps)
 
     @property
     def last_step(self) -> int:
@@ -58,7 +64,7 @@ class RunFolder:
         """True when every step, and the evaluation that follows the last one, is there."""
         if self.failure is not None or self.last_step < self.planned_steps:
             return False
-        evaluated = bool(self.config.get("evaluation", {}).get("benchmarks"))
+        evaluated = bool((self._ours.get("evaluation") or {}).get("benchmarks"))
         return not evaluated or (bool(self.evaluations) and self.evaluations[-1]["step"] >= self.planned_steps)
 
     @property

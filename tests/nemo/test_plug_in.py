@@ -18,6 +18,7 @@ from nemo_uecr.nemo.plug_in import Run, check_models, run_script
 from nemo_uecr.nemo.recipe import section_of, view
 from nemo_uecr.nemo.upstream import UpstreamError
 from nemo_uecr.stopping import RunStopped, StopRequest
+from nemo_uecr.telemetry.run_folder import read_run
 from nemo_uecr.telemetry.sinks import EVALUATIONS
 from tests.nemo.inside.launched import make_tokenizer
 from tests.nemo.made_recipe import made, made_settings
@@ -57,7 +58,7 @@ def test_a_recipe_is_refused_before_the_script_begins(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("raise SystemExit('it ran')")
     path = written(tmp_path, policy__megatron_cfg__enabled=False)
     with pytest.raises(ConfigError, match=r"^policy\.megatron_cfg\.enabled: got False"):
-        run_script(tmp_path / "script.py", ["--config", str(path)])
+        run_script(tmp_path / "script.py", [f"--config={path}"])
     with pytest.raises(ConfigError, match=r"^grpo\.advantage_clip_low: got 2"):
         run_script(
             tmp_path / "script.py",
@@ -168,8 +169,13 @@ def test_the_record_has_the_resolved_recipe_and_versions(tmp_path: Path) -> None
     settings.folder.mkdir()
     evaluations = settings.folder / EVALUATIONS
     evaluations.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 7, 14)))
-    records.write(settings, section, values, version="0.7.0", step=7)
-    assert yaml.safe_load((settings.folder / "config.yaml").read_text()) == values
+    records.write(settings, section, values, origins={"grpo.seed": "override"}, version="0.7.0", step=7)
+    written = yaml.safe_load((settings.folder / "config.yaml").read_text())
+    assert {key: value for key, value in written.items() if key != "uecr"} | {"uecr": values["uecr"]} == values
+    assert written["uecr"]["tolerances"]["first_ratio"] == 0.05
+    run = read_run(settings.folder)
+    assert (run.method, run.planned_steps, run.tolerances["first_ratio"]) == ("uecr", 30, 0.05)
+    assert run.origins == {"grpo.seed": "override"}
     record = json.loads((settings.folder / "provenance.json").read_text())
     assert (record["versions"]["nemo_rl"], list(record["sha256"])) == ("0.7.0", ["reward right"])
     assert [json.loads(line)["step"] for line in evaluations.read_text().splitlines()] == [0, 7]

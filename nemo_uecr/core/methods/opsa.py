@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from nemo_uecr.core.methods.base import Advantages, Method
-from nemo_uecr.ranges import Range
+from nemo_uecr.core.methods.base import Advantages, Method, Range
 
 if TYPE_CHECKING:
     from nemo_uecr.core.record import ScoredBatch

@@ -31,7 +31,9 @@ class _Absent(on_cpu._StandIn):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if wanted else None
 
 
-def score_and_compare(rank: int, *, tensor: int, pipeline: int, sixteen_bit: bool = False) -> dict[str, Any]:
+def score_and_compare(
+    rank: int, *, tensor: int, pipeline: int, sixteen_bit: bool = False, packed: bool = True
+) -> dict[str, Any]:
     """Our scores through NeMo-RL's forward, and its own log-probabilities at T_r of the same model and batch.
 
     With ``sixteen_bit`` in bf16, the logits left in it until they are reduced in chunks, as the shipped runs do.
@@ -43,22 +45,22 @@ def score_and_compare(rank: int, *, tensor: int, pipeline: int, sixteen_bit: boo
     upstream.check()
     model = tiny_qwen3.parallel_model(tensor, pipeline)
     worker = SimpleNamespace(
-        model=model.bfloat16() if sixteen_bit else model, cfg=_settings(tensor, pipeline),
+        model=model.bfloat16() if sixteen_bit else model, cfg=_settings(tensor, pipeline, packed=packed),
         mcore_state=SimpleNamespace(straggler_timer=None), delegate_pack_to_model=False, defer_fp32_logits=sixteen_bit,
     )  # fmt: skip
     if sixteen_bit:
         worker.cfg["logprob_chunk_size"] = 5
         _keep_sixteen_bits(model)
     ours = score_tokens(
-        functools.partial(upstream.score_forward, worker), _data(),
+        functools.partial(upstream.score_forward, worker), _data(packed),
         ScoreRequest(TEMPERATURES, True, tiny_qwen3.VOCABULARY, 5), megatron_worker.model_parallel(),
     )  # fmt: skip
     sampling = upstream.temperature_only(TEMPERATURES["rollout_logp"])
     return {
         "ours": ours,
         # As our worker sets it up: the temperature divides logits only.
-        "native": _native(worker, _data(), sampling if megatron_worker.last_stage() else None),
-        "every_stage": _native(worker, _data(), sampling),
+        "native": _native(worker, _data(packed), sampling if megatron_worker.last_stage() else None),
+        "every_stage": _native(worker, _data(packed), sampling),
     }
 
 
@@ -95,13 +97,13 @@ def megatron_data() -> Any:
     return data
 
 
-def _data() -> Any:
+def _data(packed: bool) -> Any:
     from nemo_uecr.nemo import upstream
 
     data = upstream.native("BatchedDataDict")(batch())
     data["token_mask"] = torch.ones(data["input_ids"].shape)
     data["sample_mask"] = torch.ones(data["input_ids"].shape[0])
-    return sharded(data, 1, tokens=24, multiple=4)[0][0]
+    return sharded(data, 1, tokens=24, multiple=4)[0][0] if packed else data
 
 
 def sharded(data: Any, ranks: int, *, tokens: int, multiple: int) -> tuple[Any, list[int]]:
@@ -115,9 +117,9 @@ def sharded(data: Any, ranks: int, *, tokens: int, multiple: int) -> tuple[Any, 
     return shards, order
 
 
-def _settings(tensor: int, pipeline: int) -> dict[str, Any]:
+def _settings(tensor: int, pipeline: int, *, packed: bool = True) -> dict[str, Any]:
     return {
-        "sequence_packing": {"enabled": True}, "dynamic_batching": {"enabled": False}, "logprob_batch_size": MICRO,
+        "sequence_packing": {"enabled": packed}, "dynamic_batching": {"enabled": False}, "logprob_batch_size": MICRO,
         "logprob_chunk_size": None, "make_sequence_length_divisible_by": 4,
         "megatron_cfg": {
             "tensor_model_parallel_size": tensor, "pipeline_model_parallel_size": pipeline,

@@ -147,7 +147,7 @@ def shrunk(folder: Path) -> list[str]:
         rows = [{"question": f"{n}+1", "answer": str(n + 1)} for n in range(60)]
         (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [
-        f"policy.model_name={student}", f"grpo.num_prompts_per_step={PROMPTS}",
+        f"policy.model_name={student}", f"policy.tokenizer.name={student}", f"grpo.num_prompts_per_step={PROMPTS}",
         f"grpo.num_generations_per_prompt={GROUP}", f"policy.train_global_batch_size={PROMPTS * GROUP}",
         f"grpo.max_num_steps={STEPS}", "policy.max_total_sequence_length=512", "checkpointing.enabled=false",
         f"checkpointing.checkpoint_dir={folder / 'checkpoints'}", f"policy.generation.temperature={TEMPERATURE}",

@@ -13,10 +13,11 @@ from tests.nemo.on_ranks import assert_same, batch, reference
 from tests.nemo.ranks import run_ranks
 
 
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded rows"])
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)], ids=["tp2", "pp2"])
-def test_scores_at_the_rollout_temperature_are_nemo_rls(tensor: int, pipeline: int) -> None:
+def test_scores_at_the_rollout_temperature_are_nemo_rls(tensor: int, pipeline: int, packed: bool) -> None:
     pytest.importorskip("megatron.core")
-    results = run_ranks(tensor * pipeline, score_and_compare, tensor=tensor, pipeline=pipeline)
+    results = run_ranks(tensor * pipeline, score_and_compare, tensor=tensor, pipeline=pipeline, packed=packed)
     native, every_stage = (
         next(result[name] for result in results if result[name] is not None) for name in ("native", "every_stage")
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from nemo_uecr.core.methods import METHODS
 from nemo_uecr.nemo import upstream
-from nemo_uecr.stopping import StopRequest
+from nemo_uecr.stopping import JOB_END, StopRequest
 from nemo_uecr.telemetry.metric_table import METRICS
 from tests.nemo.inside.loop import GROUP, PROMPTS, run_of, train_native, train_ours
 from tests.nemo.inside.tiny_world import TinyModel, TinyProblems, TinyTeacher
@@ -98,6 +99,16 @@ def test_a_request_ends_the_real_loop_after_the_step() -> None:
     stop = StopRequest()
     stop.ask("a test")
     assert len(train_ours(run_of("grpo"), steps=4, stop=stop).metrics) == 1
+
+
+def test_the_end_of_the_job_ends_the_real_loop_after_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It becomes NeMo-RL's own time-out, which a recipe's earlier one stays before."""
+    monkeypatch.setenv(JOB_END, str(time.time() + upstream.SAVING_S + 0.01))
+    assert len(train_ours(run_of("grpo"), steps=4).metrics) == 1
+    monkeypatch.setenv(JOB_END, str(time.time() + upstream.SAVING_S + 3600))
+    assert len(train_ours(run_of("grpo"), steps=2).metrics) == 2
+    earlier = ["checkpointing.checkpoint_must_save_by='00:00:00:00'"]
+    assert len(train_ours(run_of("grpo", *earlier), steps=2).metrics) == 1
 
 
 def test_order_of_a_step() -> None:

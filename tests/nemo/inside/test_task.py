@@ -28,7 +28,7 @@ ROWS = 12
 def prepared(tmp_path: Path) -> Path:
     """A folder of `nemo-uecr data prepare` with difficulties 4, 4.5, ..., 9.5."""
     rows = [row | {"difficulty": 4.0 + 0.5 * number} for number, row in enumerate(clean_rows(ROWS))]
-    rows[6]["question"] = "A line separator\u2028inside a question is no new row. " + "Think. " * 300 + "What is 2 + 2?"
+    rows[6]["question"] = "A line separator\u2028inside a question is no new row. " + "Think. " * 200 + "What is 2 + 2?"
     source = write_jsonl(tmp_path / "source.jsonl", rows)
     return prepare_folder(source, tmp_path / "data", write_benchmark(tmp_path))
 
