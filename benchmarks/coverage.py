@@ -12,6 +12,7 @@ import sys
 import numpy as np
 
 from nemo_uecr.stats import paired_comparison, score_interval
+from nemo_uecr.tables import markdown_table
 
 SHAPES = {"bimodal": 0.3, "broad": 3.0}
 #: Means of the benchmarks, and their numbers of problems.
@@ -75,23 +76,24 @@ def comparison(
 
 def main() -> None:
     """Print the tables in Markdown."""
-    lines = ["| true avg@12 (problems) | " + " | ".join(f"{shape}, covers (width)" for shape in SHAPES) + " |"]
-    lines.append("|---|" + "---:|" * len(SHAPES))
+    rows = []
     for means, problems in SETS:
         cells = []
         for concentration in SHAPES.values():
             covered, width = coverage(means, problems, concentration, samples=12, sets=4000, seed=1)
             cells.append(f"{100 * covered:.1f} % ({100 * width:.1f})")
         name = ", ".join(f"{mean:g} ({count})" for mean, count in zip(means, problems, strict=True))
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    head = " | ".join(f"{shape}, covers (width), p ≤ 0.05" for shape in SHAPES)
-    lines += ["", f"| first, second (30 problems) | {head} |", "|---|" + "---:|" * len(SHAPES)]
+        rows.append([name, *cells])
+    lines = markdown_table(["true avg@12 (problems)", *(f"{shape}, covers (width)" for shape in SHAPES)], rows)
+    rows = []
     for pair in PAIRS:
         cells = []
         for concentration in SHAPES.values():
             covered, width, different = comparison(pair, concentration, problems=30, samples=12, sets=2000, seed=1)
             cells.append(f"{100 * covered:.1f} % ({100 * width:.1f}), {100 * different:.1f} %")
-        lines.append(f"| {pair[0]:g}, {pair[1]:g} | " + " | ".join(cells) + " |")
+        rows.append([f"{pair[0]:g}, {pair[1]:g}", *cells])
+    head = ["first, second (30 problems)", *(f"{shape}, covers (width), p ≤ 0.05" for shape in SHAPES)]
+    lines += ["", *markdown_table(head, rows)]
     sys.stdout.write("\n".join(lines) + "\n")
 
 

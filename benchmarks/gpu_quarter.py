@@ -24,6 +24,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nemo_uecr.tables import markdown_table
+
 ROOT, MEBI = Path(__file__).resolve().parents[1], 2**20
 #: What each run changes of 16 responses in two micro-batches with nothing moved.
 RUNS: dict[str, tuple[str, ...]] = {
@@ -201,10 +203,8 @@ def tables(chosen: Sequence[Part], found: Mapping[str, Mapping[str, Any]]) -> st
         columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
         lines += [f"## {heading}", ""]
         if rows:
-            lines += ["| " + " | ".join(["", *columns]) + " |", "|---" * (len(columns) + 1) + "|"]
-            lines += [
-                f"| {row} | {' | '.join(_cell(cells.get(name)) for name in columns)} |" for row, cells in rows.items()
-            ]
+            cells = ([row, *(_cell(own.get(name)) for name in columns)] for row, own in rows.items())
+            lines += markdown_table(["", *columns], cells)
             lines.append("")
         missing = [(name, found[name]) for name in names if found[name]["status"] != "OK"]
         lines += [f"- {name}: {one['status']}, {one['reason']}" for name, one in missing] + [""] * bool(missing)

@@ -33,6 +33,7 @@ from nemo_uecr.cli.common import write_json
 from nemo_uecr.reproducible import installed
 from nemo_uecr.scoring.dense import token_scores
 from nemo_uecr.scoring.records import TokenScores, VocabShard
+from nemo_uecr.tables import markdown_table
 
 Run = Callable[[], tuple[Tensor, Tensor] | None]
 PACKAGES = ("torch", "trl", "verl", "areal", "megatron-core", "triton", "transformers")
@@ -227,18 +228,18 @@ def run_case(case: Case) -> dict[str, Any]:
 def table(results: dict[Case, dict[str, Any]]) -> str:
     """A Markdown table, one row per case. The last column is its time over that of this package's own case."""
     columns = ("cpu_s", "wall_s", "peak_extra_mb", "error_logp", "error_entropy", "collectives")
-    lines = [f"| case | {' | '.join(columns)} | over ours |", "|---" * (len(columns) + 2) + "|"]
+    rows = []
     for case, found in results.items():
         ours: dict[str, Any] = results.get(
             replace(case, kind=f"{case.kind.split('/')[0]}/ours", option="", native="1"), {}
         )
         if "absent" in found:
-            lines.append(f"| {case.name} | absent: {found['absent']} |" + " |" * len(columns))
+            rows.append([case.name, f"absent: {found['absent']}", *[""] * len(columns)])
             continue
         cells = [f"{found[key]:.4g}" if key in found else "" for key in columns]
         over = f"{found[case.clock] / ours[case.clock]:.3g}" if ours else ""
-        lines.append(f"| {case.name} | {' | '.join(cells)} | {over} |")
-    return "\n".join(lines) + "\n"
+        rows.append([case.name, *cells, over])
+    return "\n".join(markdown_table(["case", *columns, "over ours"], rows)) + "\n"
 
 
 def main() -> None:

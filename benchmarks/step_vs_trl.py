@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.measure import outputs_of
 from nemo_uecr.cli.common import write_json
+from nemo_uecr.tables import markdown_row
 
 CONFIG = Path(__file__).resolve().parents[1] / "examples" / "configs" / "local" / "demo.yaml"
 #: AdamW moves a weight by about its learning rate; this one is below float32's resolution of any weight but zero.
@@ -186,7 +187,7 @@ def table(runs: dict[int, dict[str, list[dict[str, float]]]]) -> list[str]:
             pairs = zip(*(per_token(steps, clock) for steps in sides.values()), strict=True)
             ratios = sorted(theirs / ours for ours, theirs in pairs)
             cells.append(f"{median(ratios):.2f} [{ratios[0]:.2f}, {ratios[-1]:.2f}]")
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(markdown_row(cells))
     return lines
 
 

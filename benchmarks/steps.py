@@ -18,6 +18,7 @@ from statistics import median
 from benchmarks.measure import outputs_of
 from nemo_uecr.cli.common import write_json
 from nemo_uecr.config.load import load_config
+from nemo_uecr.tables import markdown_row
 from nemo_uecr.telemetry.run_folder import read_run
 
 #: AdamW moves a weight by about its learning rate; this one is below float32's resolution of any weight but zero.
@@ -68,7 +69,7 @@ def cost_lines(rounds: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]
         gaps = {phase: cost.get(phase, 0.0) - costs[baseline].get(phase, 0.0) for phase in phases}
         parts = ", ".join(f"{phase} {gap:+.3f}" for phase, gap in sorted(gaps.items(), key=lambda item: -abs(item[1])))
         differences.append(f"{name} minus {baseline}, s: {parts}")
-    return ["| " + " | ".join(row) + " |" for row in rows] + differences[1:]
+    return [*map(markdown_row, rows), *differences[1:]]
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -185,8 +185,38 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a file with one JSON object; DataError if it is missing, malformed or another type."""
+def files_below(folder: Path) -> list[Path]:
+    """Every file in a folder and in those inside, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def digests(files: Iterable[Path], folder: Path) -> dict[str, str]:
+    """SHA-256 of files by their path within a folder: what a record keeps, and `file_fault` compares."""
+    return {path.relative_to(folder).as_posix(): file_sha256(path) for path in files}
+
+
+def describe_file(path: Path) -> dict[str, object]:
+    """Size and digest of a file."""
+    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+
+
+def digest_of(files: Mapping[str, Path]) -> str:
+    """One digest of the names and contents of files, in their order."""
+    whole = hashlib.sha256()
+    for name, path in files.items():
+        whole.update(f"{name}:{file_sha256(path)}\n".encode())
+    return whole.hexdigest()
+
+
+def file_fault(path: Path, sha256: str) -> str | None:
+    """What is wrong with a file whose digest is on record."""
+    if not path.is_file():
+        return "missing"
+    return None if file_sha256(path) == sha256 else "content changed"
+
+
+def read_object(path: Path, *, form: str | None = None) -> dict[str, Any]:
+    """Read a file with one JSON object, of this `format`; DataError if it is missing, malformed or of another."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
@@ -195,4 +225,6 @@ def read_object(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: malformed JSON ({error}); the file is truncated or corrupt") from error
     if not isinstance(content, dict):
         raise DataError(f"{path}: got {type(content).__name__}; expected one JSON object")
+    if form is not None and content.get("format") != form:
+        raise DataError(f"{path}: format {content.get('format')!r}; expected {form!r}")
     return content

@@ -15,8 +15,20 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.errors import RunFolderError
-from nemo_uecr.files import append_whole, check_writable, in_use, locked, new_folder, replace_file
+from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.files import (
+    append_whole,
+    check_writable,
+    digest_of,
+    digests,
+    file_fault,
+    files_below,
+    in_use,
+    locked,
+    new_folder,
+    read_object,
+    replace_file,
+)
 
 
 @contextmanager
@@ -157,3 +169,27 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path: Pat
         check_writable(tmp_path / "file" / "folder")
     with pytest.raises(RunFolderError, match="cannot write"), locked(tmp_path / "file"):
         pass
+
+
+def test_a_record_of_digests_tells_every_change(tmp_path: Path) -> None:
+    for name in ("b.txt", "in/a.txt"):
+        replace_file(tmp_path / name, name.encode())
+    before = digests(files_below(tmp_path), tmp_path)
+    assert list(before) == ["b.txt", "in/a.txt"]
+    whole = digest_of({path.name: path for path in files_below(tmp_path)})
+    (tmp_path / "b.txt").write_text("other")
+    (tmp_path / "in" / "a.txt").unlink()
+    assert {name: file_fault(tmp_path / name, sha256) for name, sha256 in before.items()} == {
+        "b.txt": "content changed",
+        "in/a.txt": "missing",
+    }
+    replace_file(tmp_path / "in" / "a.txt", b"in/a.txt")
+    assert file_fault(tmp_path / "in" / "a.txt", before["in/a.txt"]) is None
+    assert digest_of({path.name: path for path in files_below(tmp_path)}) != whole
+
+
+def test_a_record_of_another_format_is_refused(tmp_path: Path) -> None:
+    replace_file(tmp_path / "record.json", b'{"format": "nemo_uecr.plan/1"}')
+    assert read_object(tmp_path / "record.json", form="nemo_uecr.plan/1") == {"format": "nemo_uecr.plan/1"}
+    with pytest.raises(DataError, match=r"record\.json: format 'nemo_uecr\.plan/1'; expected 'nemo_uecr\.plan/2'"):
+        read_object(tmp_path / "record.json", form="nemo_uecr.plan/2")

@@ -14,7 +14,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -29,6 +29,7 @@ from nemo_uecr.config.load import sections_of
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config, Section
 from nemo_uecr.core.methods import METHODS, Method
+from nemo_uecr.tables import markdown_row
 from nemo_uecr.telemetry.metric_table import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -260,16 +261,12 @@ def _tables(schema: type[BaseModel], section: str = "") -> Iterator[str]:
     if fields:
         yield from ("| key | expects | default | meaning |", "|---|---|---|---|")
     for name, field in fields.items():
-        yield _row((f"`{prefix}{name}`", _words(nodes[name]), _default(field), meaning[name]))
+        yield markdown_row((f"`{prefix}{name}`", _words(nodes[name]), _default(field), meaning[name]))
     for name, field in schema.model_fields.items():
         if schema is Config and field.annotation is Method:
             yield from _settings()
         for inner in within.get(name, ()):
             yield from _tables(inner, f"{prefix}{name}")
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _words(node: Mapping[str, Any]) -> str:
@@ -318,17 +315,19 @@ def _settings() -> Iterator[str]:
             default = "required" if each.default is dataclasses.MISSING else _written(each.default)
             found.setdefault((f"`method.{each.name}`", expects, default, meaning[each.name]), []).append(name)
     yield from (*_SETTINGS.splitlines(), "| key | expects | default | meaning | of |", "|---|---|---|---|---|")
-    yield _row(("`method.name`", "a name in the table of methods, or `FILE.py:NAME`", "required", "The method.", "all"))
+    yield markdown_row(
+        ("`method.name`", "a name in the table of methods, or `FILE.py:NAME`", "required", "The method.", "all")
+    )
     for cells, of in found.items():
         others = [name for name in METHODS if name not in of]
-        yield _row((*cells, f"all but {', '.join(others)}" if len(others) < len(of) else ", ".join(of)))
+        yield markdown_row((*cells, f"all but {', '.join(others)}" if len(others) < len(of) else ", ".join(of)))
 
 
 def _methods() -> Iterator[str]:
     yield from ("| method | token advantage | reads | source |", "|---|---|---|---|")
     for name, method in METHODS.items():
         reads = ", ".join(f"`{score}`" for score in sorted(method.reads)) or "none"
-        yield _row((f"`{name}`", f"`{method.equation()}`", reads, method.source))
+        yield markdown_row((f"`{name}`", f"`{method.equation()}`", reads, method.source))
 
 
 def _metric_lines() -> Iterator[str]:
@@ -337,7 +336,7 @@ def _metric_lines() -> Iterator[str]:
         yield from ("| metric | unit | reduction | meaning |", "|---|---|---|---|")
         for name, metric in METRICS.items():
             if name.startswith(f"{prefix}/"):
-                yield _row((f"`{name}`", metric.unit, metric.reduction, metric.meaning))
+                yield markdown_row((f"`{name}`", metric.unit, metric.reduction, metric.meaning))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from benchmarks.pretrained.arithmetic import Problem, problems, right
 from benchmarks.pretrained.plan import ARMS, HELD_OUT, TEACHERS, TRAINED
 from benchmarks.study.pairs import mean_interval
 from nemo_uecr.core import GAP_CLIP
+from nemo_uecr.tables import markdown_row
 from nemo_uecr.telemetry.sinks import STEPS, read_records
 
 if TYPE_CHECKING:
@@ -148,13 +149,13 @@ def _models(found: Mapping[str, Any]) -> Iterator[str]:
     yield from (
         "## Held-out problems, %",
         "",
-        _row(["", "right", *kinds, "the wrong answer"]),
+        markdown_row(["", "right", *kinds, "the wrong answer"]),
         "|---" * (3 + len(kinds)) + "|",
     )
     for name, each in named.items():
         if each:
             keys = ["right", *(f"right/{kind}" for kind in kinds), "wrong"]
-            yield _row([name, *(f"{100 * each[key]:.1f}" for key in keys)])
+            yield markdown_row([name, *(f"{100 * each[key]:.1f}" for key in keys)])
     yield ""
 
 
@@ -169,7 +170,7 @@ def _differences(found: Mapping[str, Any]) -> Iterator[str]:
         others = [arm for arm in ("grpo", "uecr") if arm in after]
         yield from (f"## {teacher.capitalize()} teacher, after step {step}, % right", "")
         yield from (
-            _row(["arm", "pairs", "after", *(f"minus {arm}" for arm in others)]),
+            markdown_row(["arm", "pairs", "after", *(f"minus {arm}" for arm in others)]),
             "|---" * (3 + len(others)) + "|",
         )
         for arm, values in after.items():
@@ -177,7 +178,9 @@ def _differences(found: Mapping[str, Any]) -> Iterator[str]:
                 [values[pair] - after[other][pair] for pair in values if pair in after[other]] if other != arm else []
                 for other in others
             )
-            yield _row([arm, str(len(values)), _mean([*values.values()], ""), *(_mean(gap, "+") for gap in gaps)])
+            yield markdown_row(
+                [arm, str(len(values)), _mean([*values.values()], ""), *(_mean(gap, "+") for gap in gaps)]
+            )
         yield ""
 
 
@@ -195,12 +198,12 @@ def _by_step(found: Mapping[str, Any]) -> Iterator[str]:
     yield from (
         "## % right by step, mean over pairs",
         "",
-        _row(["teacher", "arm", *map(str, steps)]),
+        markdown_row(["teacher", "arm", *map(str, steps)]),
         "|---" * (2 + len(steps)) + "|",
     )
     for teacher, arm, runs in _arms(found):
         averages = [[*_right(runs, step).values()] for step in steps]
-        yield _row([teacher, arm, *(f"{fmean(each):.1f}" if each else "-" for each in averages)])
+        yield markdown_row([teacher, arm, *(f"{fmean(each):.1f}" if each else "-" for each in averages)])
     yield ""
 
 
@@ -209,7 +212,7 @@ def _measured(found: Mapping[str, Any]) -> Iterator[str]:
     yield from (
         f"## First and last {ENDS} steps",
         "",
-        _row(["teacher", "arm", *METRICS]),
+        markdown_row(["teacher", "arm", *METRICS]),
         "|---" * (2 + len(METRICS)) + "|",
     )
     for teacher, arm, runs in _arms(found):
@@ -219,7 +222,7 @@ def _measured(found: Mapping[str, Any]) -> Iterator[str]:
             series = [each for each in series if each]
             ends = [fmean(fmean(each[part]) for each in series) for part in (slice(ENDS), slice(-ENDS, None)) if series]
             cells.append(" → ".join(f"{end:.3g}" for end in ends) or "-")
-        yield _row([teacher, arm, *cells])
+        yield markdown_row([teacher, arm, *cells])
     yield ""
 
 
@@ -235,10 +238,6 @@ def _series(one: Mapping[str, Any], metric: str) -> list[float]:
     """A metric of a run by step, without the steps that lack it."""
     by_step = [each for _, each in sorted(one["separated"].items(), key=lambda item: int(item[0]))]
     return [each[metric] for each in (*one["steps"], *by_step) if each.get(metric) is not None]
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
 
 
 # -- the figure -------------------------------------------------------------------------------------------------------

@@ -55,4 +55,4 @@ def study(
 
 
 if __name__ == "__main__":
-    sys.exit(entry_point(app=app))
+    sys.exit(entry_point(commands=app))

@@ -10,9 +10,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from nemo_uecr.config.load import load_as
-from nemo_uecr.config.schema import Count, Positive, Section, Seed, Share, Text
+from nemo_uecr.config.schema import Section, Text
 from nemo_uecr.demo.cache import Problems, RecipeConfig
 from nemo_uecr.demo.supervised import ModelConfig
+from nemo_uecr.ranges import Count, Positive, Range, Seed, Share
 
 #: Names of arms, variants and tables; folders and files have the same names.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$")]
@@ -46,7 +47,7 @@ class ArmConfig(Section):
     """One line of the tables: its overrides and its number of pairs."""
 
     overrides: Overrides
-    pairs: Annotated[int, Field(ge=2)]  # each a student and a seed, counted from the first
+    pairs: Annotated[int, Range(2)]  # each a student and a seed, counted from the first
     teacher: Name  # "teacher", one of task.models, or "student" for the initial student
     learning_rate_of: Text | None = None  # the arm whose chosen rate it uses; null: its own
     variants: Annotated[list[Text], Field(min_length=1)] | None = None  # that it runs in; null: all

@@ -14,9 +14,10 @@ from benchmarks.study.map import MapCell, map_cells, opponents
 from benchmarks.study.pairs import PAIRS_FOR_A_TEST, TEST_NAME, Mean
 from benchmarks.study.results import Choice, Comparison, Line, RunResult
 from benchmarks.study.schema import StudyConfig
-from nemo_uecr.evaluation.tables import FORMATS, NOTHING, Entry, Row, Table, build_table, rounded
+from nemo_uecr.evaluation.tables import FORMATS, Entry, Row, Table, build_table
 from nemo_uecr.files import replace_file
 from nemo_uecr.stats import Interval
+from nemo_uecr.tables import NOTHING, rounded
 
 #: The table that shows the parts of each arm's method.
 ABLATION = "ablation"

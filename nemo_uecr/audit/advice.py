@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nemo_uecr.audit.output import percent, shown
 from nemo_uecr.core.methods import Method
 from nemo_uecr.stats import DIFFERENT, Share
+from nemo_uecr.tables import percent, shown
 
 #: In trained runs kappa of a wrong teacher was below 0.01, and of permuted verdicts 0.03 on average (docs/method.md).
 TRUSTED = 0.05

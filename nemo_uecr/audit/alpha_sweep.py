@@ -13,11 +13,12 @@ import numpy as np
 import torch
 
 from nemo_uecr.audit.groups import GroupTable, checkpoint_counts, group_table, teacher_rewards
-from nemo_uecr.audit.output import Audit, Numbers, shown
+from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.store import STUDENT, ScoreFolder
 from nemo_uecr.core import EPSILON, GAP_CLIP, GAP_RANGE
 from nemo_uecr.core.record import Groups
 from nemo_uecr.stats import Array, ClusterBootstrap, cluster_totals, percentile_interval
+from nemo_uecr.tables import shown
 
 #: The sweep: named operating points and 161 values over [0, 8], a step of 0.05.
 POINTS, TOP, DENSE = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0), 8.0, 161

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from nemo_uecr.audit.groups import GroupTable, group_table, rows_of, seeded, teacher_rewards
-from nemo_uecr.audit.output import Audit, Numbers, percent, shown
+from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.store import Responses, ScoreFolder
 from nemo_uecr.core import GAP_CLIP, GAP_RANGE
 from nemo_uecr.core.functions import unified_advantage
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import Array, ClusterBootstrap
+from nemo_uecr.tables import percent, shown
 
 ALPHA = 1.0
 #: Sizes of the pseudo-groups.

@@ -17,13 +17,14 @@ import torch
 
 from nemo_uecr.audit.groups import rows_of, scored_batch, seeded
 from nemo_uecr.audit.judging import INVALID, VALID, Labels, is_reasoning_free, segment, token_steps, write_steps
-from nemo_uecr.audit.output import Audit, Numbers, shown, tracked
+from nemo_uecr.audit.output import Audit, Numbers, tracked
 from nemo_uecr.audit.store import STUDENT, CheckpointTokens, ScoreFolder
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import Array, ClusterBootstrap, Share
+from nemo_uecr.tables import shown
 
 #: Responses per group of the audit.
 GROUP_SIZE = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,24 +72,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     return value
-
-
-def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for a terminal."""
-    lines = [columns, *rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.rjust, line, widths)) for line in lines)
-
-
-def shown(value: float | None, form: str = ".1f") -> str:
-    """A number for a table; a dash for a missing one."""
-    return "-" if value is None or math.isnan(value) else format(value, form)
-
-
-def percent(share: Mapping[str, float]) -> str:
-    """``41.3 [38.0, 44.9]``, in percent."""
-    value, low, high = (shown(100 * share[key]) for key in ("value", "low", "high"))
-    return "-" if value == "-" else f"{value} [{low}, {high}]"
 
 
 def tracked(items: Sequence[Item], what: str) -> Iterable[Item]:

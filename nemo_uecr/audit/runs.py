@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_uecr.audit.output import Audit, Numbers, shown
+from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config
@@ -25,6 +25,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.generation.models import fitting_prompts, load_tokenizer
 from nemo_uecr.paths import locate_path
 from nemo_uecr.steps.draws import step_indices
+from nemo_uecr.tables import shown
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run
 from nemo_uecr.telemetry.sinks import STEPS, read_records
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from nemo_uecr.audit.groups import GroupTable, checkpoint_counts, group_table, teacher_rewards
 from nemo_uecr.audit.judging import JudgedPair
-from nemo_uecr.audit.output import Audit, Numbers, percent
+from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.audit.store import STUDENT, Responses, ScoreFolder
 from nemo_uecr.core import GAP_RANGE
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import Array, ClusterBootstrap, Share
+from nemo_uecr.tables import percent
 
 NOTE = (
     "Teacher score: token mean of the unclipped gap between the teacher and the checkpoint that generated the "

@@ -23,6 +23,7 @@ from nemo_uecr.files import read_object
 from nemo_uecr.generation.engines import ChatSettings, ModelTokens
 from nemo_uecr.generation.models import fitting_prompts
 from nemo_uecr.generation.trained import check_trained
+from nemo_uecr.ranges import Range
 from nemo_uecr.verifier.pool import check_response
 
 #: Token ids of a prompt, given a tokenizer.
@@ -168,7 +169,7 @@ def _evaluated(sample: EvaluationSample, step: int, prompt: Encode) -> Rollout:
 # A JSONL file
 
 #: Stored as int32.
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Range(0, 2**31 - 1)]
 Ids = Annotated[tuple[TokenId, ...], Field(min_length=1)]
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nemo_uecr.core.record import group_ids
 from nemo_uecr.errors import DataError, RunFolderError
-from nemo_uecr.files import replace_file
+from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.stats import Array
 
 CPU = torch.device("cpu")
@@ -186,10 +186,9 @@ def _offsets(length_b: Array) -> Array:
 
 def _read_plan(folder: Path) -> dict[str, Any]:
     path = folder / PLAN
-    plan = json.loads(path.read_bytes()) if path.is_file() else {}
-    if plan.get("format") != FORMAT:
+    if not path.is_file():
         raise DataError(f"{folder} has no {PLAN} of format {FORMAT!r}; expected a folder that `nemo-uecr score` wrote")
-    return dict(plan)
+    return read_object(path, form=FORMAT)
 
 
 def part_paths(folder: Path) -> list[Path]:

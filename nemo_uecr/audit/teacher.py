@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nemo_uecr.audit.advice import FLOOR, Facts, Remark, advice_lines, measured_lines
 from nemo_uecr.audit.groups import rows_of
-from nemo_uecr.audit.output import Audit, Numbers, shown, tracked
+from nemo_uecr.audit.output import Audit, Numbers, tracked
 from nemo_uecr.audit.store import STUDENT, CheckpointTokens, ScoreFolder
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.core import GAP_CLIP
@@ -26,6 +26,7 @@ from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 from nemo_uecr.generation.engines import start_vllm
 from nemo_uecr.stats import Array
+from nemo_uecr.tables import shown
 
 if TYPE_CHECKING:
     from nemo_uecr.local.sequences import Sequences

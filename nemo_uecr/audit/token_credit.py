@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from nemo_uecr.audit.groups import rows_of, scored_batch
-from nemo_uecr.audit.output import Audit, Numbers, percent, tracked
+from nemo_uecr.audit.output import Audit, Numbers, tracked
 from nemo_uecr.audit.store import STUDENT, CheckpointTokens, ScoreFolder
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
-from nemo_uecr.core.methods.uecr import Uecr
+from nemo_uecr.core.methods.uecr import Uecr, direction, log_confidence
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.stats import Array, ClusterBootstrap
+from nemo_uecr.tables import percent
 
 STRATA = 10
 #: Shares of the largest absolute gaps.
@@ -92,8 +93,9 @@ def _entropy(scores: ScoreFolder, tokens: CheckpointTokens) -> Array:
 
 def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float, uecr: Uecr) -> list[Numbers]:
     """For each share of the largest gaps, with all ties: their strata, and their reduction by calibration."""
-    magnitude_N = np.tanh(gap_N / (2.0 * uecr.tau_delta))
-    calibrated_N = magnitude_N * np.exp(-entropy_N / uecr.tau_entropy)
+    magnitude_N = direction(torch.from_numpy(gap_N), 1.0, tau_delta=uecr.tau_delta).numpy()
+    confidence_N = log_confidence(torch.from_numpy(entropy_N), tau_entropy=uecr.tau_entropy).exp().numpy()
+    calibrated_N = magnitude_N * confidence_N
     highest_N = (entropy_N > quartile).astype(np.float64)
     whole = replace(strata, stratum_N=np.zeros_like(strata.stratum_N), count=1)
     sorted_N, rows = np.sort(gap_N), list[Numbers]()

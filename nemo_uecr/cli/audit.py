@@ -354,8 +354,9 @@ def _uecr(run: Path | None, given: Sequence[str]) -> Uecr:
 
 
 def _finish(audit: Audit, out: Path | None, source: Path) -> None:
-    from nemo_uecr.audit.output import text_table, write_audit
+    from nemo_uecr.audit.output import write_audit
     from nemo_uecr.audit.store import PLAN
+    from nemo_uecr.tables import text_table
 
     beside, name = source, audit.name
     if (source / PLAN).is_file():  # a run may have several folders of scores

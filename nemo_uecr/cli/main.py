@@ -40,19 +40,20 @@ def _app() -> App:
 app = _app()
 
 
-def entry_point(arguments: Sequence[str] | None = None, app: App = app) -> int:
+def entry_point(arguments: Sequence[str] | None = None, commands: App | None = None) -> int:
     """Run the words after the command, by default those of the process; returns the exit code.
 
     That is the command's own; 2 after a user's error, 75 after a run that saved and stopped on request, 130 after
     Ctrl-C.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    app.help_format = "markdown" if len(words) > 1 else "plaintext"  # Markdown takes 0.1 s to import
+    called = app if commands is None else commands
+    called.help_format = "markdown" if len(words) > 1 else "plaintext"  # Markdown takes 0.1 s to import
     try:
-        code = reported(lambda: app(words, exit_on_error=False, print_error=False, result_action="return_value"))
+        code = reported(lambda: called(words, exit_on_error=False, print_error=False, result_action="return_value"))
     except CycloptsError as error:
         unknown = isinstance(error, UnknownOptionError) and "overrides" in getattr(error.target, "__annotations__", ())
         dashed = unknown and "Did you mean" not in str(error)
         hint = " A configuration's keys have no dashes: train.steps=3." if dashed else ""
-        return refused(f"{error}{hint} See: {' '.join([*app.name, *(error.command_chain or ())])} --help")
+        return refused(f"{error}{hint} See: {' '.join([*called.name, *(error.command_chain or ())])} --help")
     return code

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from cyclopts import Parameter, types
+from cyclopts import Parameter
 
-from nemo_uecr.cli.common import Words, method_settings, refuse_input, say
+from nemo_uecr.cli.common import AboveZero, Words, method_settings, refuse_input, say
 from nemo_uecr.errors import CheckpointError, ConfigError, DataError, RunFolderError, require_extra
 
 
@@ -170,8 +170,8 @@ def convert(
     dry_run: bool = False,
     hf: str | None = None,
     tokenizer: Path | None = None,
-    tolerance: types.PositiveFloat = 1e-4,
-    shard_gb: types.PositiveFloat = 4.0,
+    tolerance: AboveZero = 1e-4,
+    shard_gb: AboveZero = 4.0,
 ) -> None:
     """Convert a Megatron checkpoint to Hugging Face, and verify that the result is the same model.
 

@@ -137,9 +137,9 @@ def compare_scores(first: Path, second: Path, /, *, json: Json = None) -> None:
         first: Reference batch from `nemo-uecr teacher score`.
         second: The same batch with other scores.
     """
-    from nemo_uecr.audit.output import shown, text_table
     from nemo_uecr.audit.teacher import teacher_effect
     from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
+    from nemo_uecr.tables import shown, text_table
 
     saved, other = load_batch(first), load_batch(second)
     effects = teacher_effect(

@@ -14,20 +14,15 @@ from nemo_uecr.config.schema import (
     SEVERAL,
     CallReward,
     Config,
-    Count,
     EvaluationConfig,
     LossConfig,
     MethodSection,
-    NonNegative,
-    NonNegativeInt,
     OptimizerConfig,
-    Positive,
     ProblemsConfig,
     RoutingConfig,
     RunConfig,
     SamplingConfig,
     Section,
-    Share,
     TeacherName,
     Text,
     TolerancesConfig,
@@ -35,6 +30,7 @@ from nemo_uecr.config.schema import (
     by_key,
     check_sections,
 )
+from nemo_uecr.ranges import Count, NonNegative, NonNegativeInt, Positive, Share
 
 Form = Literal["paper", "nemo_rl"]
 

@@ -31,18 +31,11 @@ from nemo_uecr import door
 from nemo_uecr.core.methods import METHODS, Method, method_class
 from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.ranges import BelowOne, Count, NonNegative, NonNegativeInt, Positive, Range, Seed, Share, UpToOne
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import AnyConfig
 
-Count = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(gt=0, lt=1)]
-UpToOne = Annotated[float, Field(gt=0, le=1)]
-BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(min_length=1)]
 OwnCode = Annotated[str, Field(pattern=door.PATTERN)]
 Texts = Annotated[tuple[Text, ...], Field(strict=False)]
@@ -82,7 +75,7 @@ class SamplingConfig(Section):
     """How the student's responses are sampled."""
 
     prompts_per_step: Count  # P: prompts per step.
-    responses_per_prompt: Annotated[int, Field(ge=2)]  # G: responses per prompt; a group of one has no advantage.
+    responses_per_prompt: Annotated[int, Range(2)]  # G: responses per prompt; a group of one has no advantage.
     temperature: Positive  # T_r: sampling temperature, also the temperature of the PPO ratio.
     top_p: UpToOne  # Nucleus mass of generation only; 1 is off.
     top_k: NonNegativeInt  # Number of candidate tokens of generation only; 0 is off.
@@ -344,7 +337,7 @@ class StudentConfig(Section):
     # Number format of the computation; trained weights are float32 except under `adamw8bit_sr`.
     dtype: Dtype
     # r: rank of an adapter B A on every linear layer, trained instead of the weights; 0: train the weights.
-    lora_rank: Annotated[int, Field(ge=0, le=512)] = 0
+    lora_rank: Annotated[int, Range(0, 512)] = 0
     lora_alpha: Positive = 32.0  # The adapter is scaled by alpha / r.
 
 

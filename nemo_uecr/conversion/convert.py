@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import shutil
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,16 @@ from nemo_uecr.conversion.bridge import Bridge, hf_names, names_alone, write_wei
 from nemo_uecr.conversion.on_cpu import megatron_on_cpu
 from nemo_uecr.conversion.proof import Agreement, Scores, Sequences
 from nemo_uecr.errors import CheckpointError, first_line
-from nemo_uecr.files import check_writable, existing, file_sha256, new_folder, read_object
+from nemo_uecr.files import (
+    check_writable,
+    digests,
+    existing,
+    file_fault,
+    file_sha256,
+    files_below,
+    new_folder,
+    read_object,
+)
 from nemo_uecr.generation.models import GENERATION, TEMPLATES, TOKENIZER, check_objects, let_older_read
 from nemo_uecr.reproducible import installed
 
@@ -153,24 +161,20 @@ def _write_record(job: Conversion, folder: Path, evidence: dict[str, Any]) -> No
         "source": str(job.ckpt), "weights": str(job.weights.folder), "model": str(job.config),
         "dtype": job.weights.dtype, "shard_bytes": job.shard_bytes,
         "versions": {"nemo_uecr": nemo_uecr.__version__, **{name: installed(name) for name in PACKAGES}},
-        "source_sha256": _hashes(job.weights.files, job.weights.folder),
+        "source_sha256": digests(job.weights.files, job.weights.folder),
         "assets_sha256": {path.name: file_sha256(path) for path in job.assets},
         "architecture": asdict(job.model),
-        "sha256": _hashes((path for path in sorted(folder.rglob("*")) if path.is_file()), folder),
+        "sha256": digests(files_below(folder), folder),
         "verification": evidence,
     }  # fmt: skip
     (folder / RECORD).write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-def _hashes(files: Iterable[Path], folder: Path) -> dict[str, str]:
-    return {str(path.relative_to(folder)): file_sha256(path) for path in files}
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """The content of conversion.json."""
     if not (folder / RECORD).is_file():
         raise CheckpointError(f"{folder}: no {RECORD}; expected a folder that nemo-uecr convert made")
-    return read_object(folder / RECORD)
+    return read_object(folder / RECORD, form=FORMAT)
 
 
 def check(out: Path, tolerance: float) -> Agreement:
@@ -183,6 +187,6 @@ def check(out: Path, tolerance: float) -> Agreement:
     sequences, megatron = record["verification"]["sequences"], record["verification"]["megatron"]
     agreement = proof.compare(sequences, megatron, proof.huggingface_scores(out, sequences), tolerance)
     for name, expected in record["sha256"].items():
-        if not (out / name).is_file() or file_sha256(out / name) != expected:
-            raise CheckpointError(f"{out / name}: changed since the conversion; the model is the same within rounding")
+        if fault := file_fault(out / name, expected):
+            raise CheckpointError(f"{out / name}: {fault} since the conversion; the model is the same within rounding")
     return agreement

@@ -13,7 +13,7 @@ from torch import Tensor
 from nemo_uecr.core import GAP_CLIP
 from nemo_uecr.core.methods import Advantages, Method, RunState, method_of
 from nemo_uecr.core.methods.base import DETAILS
-from nemo_uecr.core.methods.uecr import Puu, Uecr, UnifiedAdvantage, ecr
+from nemo_uecr.core.methods.uecr import Puu, Uecr, UnifiedAdvantage, direction, ecr, log_confidence
 from nemo_uecr.core.record import (
     Groups,
     ScoredBatch,
@@ -151,7 +151,8 @@ def ecr_residual(
     check_not_empty(mask_BT)
     teacher_BT, old_BT, entropy_BT = (masked(name, rows(each), mask_BT) for name, each in given.items())
     sign_B1 = task_advantage.reshape(-1, 1).sign().to(old_BT.dtype)
-    q_BT = ecr(teacher_BT - old_BT, entropy_BT, mask_BT, sign_B1, tau_delta=tau_delta, tau_entropy=tau_entropy).q_BT
+    d_BT = direction(teacher_BT - old_BT, sign_B1, tau_delta=tau_delta)
+    q_BT = ecr(d_BT, log_confidence(entropy_BT, tau_entropy=tau_entropy), mask_BT).q_BT
     return q_BT.reshape(mask.shape)
 
 

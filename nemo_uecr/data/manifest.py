@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.data.problems import Problem, kind_of, level_of, problems_of, question_of, value_at
 from nemo_uecr.errors import DataError
-from nemo_uecr.files import file_sha256, read_object, recover_folder
+from nemo_uecr.files import describe_file, file_fault, read_object, recover_folder
 
 if TYPE_CHECKING:
     from nemo_uecr.config.nemo_schema import NemoDataConfig
@@ -50,10 +50,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
         raise DataError(f"{folder}: no {MANIFEST}; expected a folder made by `nemo-uecr data prepare`")
-    manifest = read_object(path)
-    if manifest.get("format") != FORMAT:
-        raise DataError(f"{path}: format {manifest.get('format')!r}; expected {FORMAT!r}")
-    return manifest
+    return read_object(path, form=FORMAT)
 
 
 def training_file(path: Path, key: str) -> Path:
@@ -123,18 +120,7 @@ def faults(folder: Path) -> list[str]:
 
 
 def _fault(folder: Path, name: str, manifest: Manifest) -> str | None:
-    path = folder / name
-    if not path.is_file():
-        return "missing"
-    found, expected = describe_file(path), manifest["files"][name]
-    if found == expected:
-        return None
-    return f"changed (sha256 {found['sha256']!s:.12}, expected {expected['sha256']!s:.12})"
-
-
-def describe_file(path: Path) -> dict[str, object]:
-    """Size and digest of a file."""
-    return {"bytes": path.stat().st_size, "sha256": file_sha256(path)}
+    return file_fault(folder / name, manifest["files"][name]["sha256"])
 
 
 def describe_files(paths: Iterable[Path]) -> list[dict[str, object]]:

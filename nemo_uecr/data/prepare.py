@@ -39,7 +39,7 @@ from nemo_uecr.data.problems import (
 from nemo_uecr.data.screening import NORMALISATION, RULES, Screen, Text
 from nemo_uecr.data.sources import Source, find_source
 from nemo_uecr.errors import DataError
-from nemo_uecr.files import file_sha256, new_folder, recover_folder
+from nemo_uecr.files import describe_file, file_sha256, new_folder, recover_folder
 
 Row = dict[str, Any]
 RowSets = dict[str, list[Row]]
@@ -287,7 +287,7 @@ def hold(folder: Path, findings: Mapping[int, list[Row]], stage: Manifest) -> Ma
 def _read(folder: Path) -> RowSets:
     files = read_manifest(folder)["files"]
     for name in ROW_SETS.values():
-        if folders.describe_file(folder / name) != files[name]:
+        if describe_file(folder / name) != files[name]:
             raise DataError(f"{folder / name} is not the one of the manifest; prepare the folder again")
     return {name: list(jsonl(folder / file)) for name, file in ROW_SETS.items()}
 

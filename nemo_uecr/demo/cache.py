@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated
 
 from filelock import FileLock
-from pydantic import Field
 
 from nemo_uecr.config.schema import Section
 from nemo_uecr.demo.supervised import CourseConfig, ModelConfig, ModelJob, teach_model
@@ -24,6 +23,7 @@ from nemo_uecr.demo.workers import work_on
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import new_folder
 from nemo_uecr.paths import SCHEME
+from nemo_uecr.ranges import Range
 from nemo_uecr.stopping import StopRequest, handling
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ PARTS = (*MODELS, "train", *BENCH)
 #: A change in one of these files may change the demo, so it leads to a new folder.
 SOURCES = ("cache.py", "supervised.py", "task.py")
 #: Level 1 has 111,466 questions; drawing the last distinct ones would take very long.
-Problems = Annotated[int, Field(ge=1, le=10_000)]
+Problems = Annotated[int, Range(1, 10_000)]
 
 
 class RecipeConfig(Section):

@@ -13,14 +13,13 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import Field
-
-from nemo_uecr.config.schema import Count, Positive, Section
+from nemo_uecr.config.schema import Section
 from nemo_uecr.demo.task import LEVELS, build_tokenizer, read_questions, sample_unseen, worked_solution
 from nemo_uecr.files import new_folder
 from nemo_uecr.generation.models import prompt_ids, save_pretrained
+from nemo_uecr.ranges import Count, Positive, ZeroToOne
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +40,6 @@ MOMENTUM = 0.95
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
 ITERATIONS = 5
 SMALLEST_NORM = 1e-7
-
-
-ZeroToOne = Annotated[float, Field(ge=0, le=1)]
 
 
 class CourseConfig(Section):

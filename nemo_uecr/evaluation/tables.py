@@ -16,6 +16,7 @@ from nemo_uecr.evaluation.runner import recorded_settings
 from nemo_uecr.evaluation.samples import RESULT
 from nemo_uecr.files import read_object
 from nemo_uecr.stats import Interval
+from nemo_uecr.tables import NO, NOTHING, YES, latex_text, markdown_text, rounded
 
 EVALUATIONS = "evaluation.jsonl"
 #: Method -> title and, for ablations, a 0 or 1 for each of `PARTS`.
@@ -39,7 +40,6 @@ METHODS: dict[str, tuple[str, str | None]] = {
 }
 PARTS = ("Task", "Teacher", "Joint norm.", "Gap", "Entropy", "Proj.")
 #: Check mark, multiplication sign, en dash.
-YES, NO, NOTHING = "\u2713", "\u00d7", "\u2013"
 #: Rows that are not ranked.
 REFERENCE_ROWS = ("initial", "teacher")
 #: Settings that affect the numbers, and their names in the note under a table.
@@ -74,12 +74,6 @@ class Table:
     head: tuple[str, ...]
     lines: tuple[tuple[Entry, ...], ...]
     note: str = ""
-
-
-def rounded(value: float, decimals: int, *, sign: str = "") -> str:
-    """A rounded number, -0.04 as "-0.0"; ``sign`` "+" also marks positive numbers."""
-    # Equal means may differ in their last bits but must print alike; + 0.0 drops the sign of -0.
-    return f"{round(value, 9) + 0.0:{sign}.{decimals}f}"
 
 
 def read_rows(given: Sequence[str]) -> tuple[list[Row], int]:
@@ -179,19 +173,6 @@ def _column_title(name: str) -> str:
     return "Avg." if name == "average" else BENCHMARKS[name].title if name in BENCHMARKS else name
 
 
-def _markdown(text: str) -> str:
-    return "".join("\\" + sign if sign in "\\|*_`<>[]" else sign for sign in text)
-
-
-def _latex(text: str) -> str:
-    commands = {sign: "\\" + sign for sign in "%&_#${}"} | {
-        "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "<": r"\textless{}",
-        ">": r"\textgreater{}", YES: r"\(\checkmark\)", NO: r"\(\times\)", NOTHING: "--",
-    }  # fmt: skip
-    text = "".join(commands.get(sign, sign) for sign in text)
-    return f"{{{text}}}" if text.startswith(("[", "*")) else text  # unbraced, the \\ before it takes an argument
-
-
 def _written(table: Table, *, form: str, plain: Callable[[str], str]) -> str:
     from jinja2 import Environment, PackageLoader
 
@@ -205,5 +186,6 @@ def _written(table: Table, *, form: str, plain: Callable[[str], str]) -> str:
 
 #: The templates are in assets/; each format has its own escaping.
 FORMATS: dict[str, Callable[[Table], str]] = {
-    form: partial(_written, form=form, plain=plain) for form, plain in (("markdown", _markdown), ("latex", _latex))
+    form: partial(_written, form=form, plain=plain)
+    for form, plain in (("markdown", markdown_text), ("latex", latex_text))
 }

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from nemo_uecr.errors import CheckpointError, DataError
-from nemo_uecr.files import file_sha256, read_object
+from nemo_uecr.files import file_fault, file_sha256, read_object
 from nemo_uecr.generation.adapter import CONFIG, base_of
 from nemo_uecr.generation.engines import STATE
 
@@ -64,13 +64,6 @@ def compare_manifest(folder: Path, unread: Collection[str] = ()) -> list[tuple[s
     """Each file that a checkpoint's manifest lists, and what is wrong with it."""
     listed = read_object(folder / MANIFEST).items()
     return [(name, file_fault(folder / name, sha256)) for name, sha256 in listed if name not in unread]
-
-
-def file_fault(path: Path, sha256: str) -> str | None:
-    """What is wrong with a file whose hash is on record."""
-    if not path.is_file():
-        return "missing"
-    return None if file_sha256(path) == sha256 else "content changed"
 
 
 def model_files(role: str, name: str) -> dict[str, Path]:

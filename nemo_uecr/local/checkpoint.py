@@ -16,7 +16,7 @@ import torch
 from nemo_uecr.config.load import check_same_configuration
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import CheckpointError, RunFolderError
-from nemo_uecr.files import file_sha256, new_folder, read_object
+from nemo_uecr.files import digests, files_below, new_folder, read_object
 from nemo_uecr.generation.engines import STATE
 from nemo_uecr.generation.models import save_pretrained
 from nemo_uecr.generation.trained import MANIFEST, OPTIMIZER, check_manifest
@@ -68,8 +68,7 @@ class Checkpoints:
                     torch.save(optimizer.state_dict(), file)
                 state = {"position": asdict(position), "config": self._config.model_dump(mode="json")}
                 (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
-                files = sorted(path for path in aside.rglob("*") if path.is_file())
-                hashes = {path.relative_to(aside).as_posix(): file_sha256(path) for path in files}
+                hashes = digests(files_below(aside), aside)
                 (aside / MANIFEST).write_text(json.dumps(hashes, indent=1), encoding="utf-8")
             self.prune(position)
         except OSError as error:

@@ -26,8 +26,8 @@ from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
 from nemo_uecr.data.problems import rows_sha256
 from nemo_uecr.data.sources import Role, find_source
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
-from nemo_uecr.files import file_sha256, read_object, replace_file
-from nemo_uecr.generation.trained import MANIFEST, PROVENANCE, compare_manifest, file_fault, model_files
+from nemo_uecr.files import describe_file, digest_of, file_fault, file_sha256, read_object, replace_file
+from nemo_uecr.generation.trained import MANIFEST, PROVENANCE, compare_manifest, model_files
 from nemo_uecr.paths import locate_path
 from nemo_uecr.reproducible import installed
 from nemo_uecr.steps.draws import run_provenance
@@ -75,9 +75,7 @@ def _statement(config: Config, source: Mapping[str, object]) -> dict[str, Any]:
 
 def package_source() -> tuple[dict[str, object], bytes]:
     """The package's code on disk: commit, whether it differs, a digest of its files; and the difference itself."""
-    digest = hashlib.sha256()
-    for path in sorted(PACKAGE.rglob("*.py")):
-        digest.update(f"{path.relative_to(PACKAGE)}:{file_sha256(path)}\n".encode())
+    files = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
     # A package that was installed into a folder of somebody's checkout is not in that checkout's history.
     tracked = _git("ls-files", f"{PACKAGE.name}/__init__.py")
     commit = _git("rev-parse", "HEAD").decode().strip() if tracked else ""
@@ -88,7 +86,7 @@ def package_source() -> tuple[dict[str, object], bytes]:
         for name in filter(None, others.decode().split("\0")):
             diff += _git("diff", "--no-ext-diff", "--no-color", "--no-index", "--", "/dev/null", name)
     dirty = bool(diff) if commit else None
-    return {"commit": commit or None, "dirty": dirty, "package_sha256": digest.hexdigest()}, diff
+    return {"commit": commit or None, "dirty": dirty, "package_sha256": digest_of(files)}, diff
 
 
 def _git(*words: str) -> bytes:
@@ -198,8 +196,7 @@ def list_files(folder: Path, step: int, *names: str) -> None:
     for name in names:
         path = folder / name
         if path.is_file():
-            entry = {"step": step, "path": name, "bytes": path.stat().st_size, "sha256": file_sha256(path)}
-            append_record(folder / ARTIFACTS, entry)
+            append_record(folder / ARTIFACTS, {"step": step, "path": name} | describe_file(path))
 
 
 def _fault(path: Path, entry: Mapping[str, Any]) -> str | None:

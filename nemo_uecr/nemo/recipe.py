@@ -20,12 +20,8 @@ from nemo_uecr.config.schema import (
     BFLOAT16_ON_GPU,
     SEVERAL,
     AnyReward,
-    Count,
     EvaluationConfig,
     MethodSection,
-    NonNegative,
-    NonNegativeInt,
-    Positive,
     ProblemsConfig,
     RoutingConfig,
     Section,
@@ -37,6 +33,7 @@ from nemo_uecr.config.schema import (
 )
 from nemo_uecr.core.methods import Method
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.ranges import Count, NonNegative, NonNegativeInt, Positive
 
 Form = Literal["recipe", "paper"]
 #: Our data set and our environment, by the names under which a recipe asks for them.

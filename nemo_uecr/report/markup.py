@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
-from nemo_uecr.evaluation.tables import rounded
+from nemo_uecr.tables import rounded
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -1,7 +1,7 @@
 """The numbers of one step, from its record and what `core` makes of it: the same for both back ends.
 
 The table in `telemetry/metric_table.py` decides which statistics of a quantity are recorded: to record the smallest
-entropy, give ``teacher/entropy_min`` a line there.
+entropy, give ``teacher/entropy_min`` a line there; to record the mean of anything else, a line with its function.
 
 Shape legend: B = responses, P = groups, T = tokens, N = sampled tokens.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import TolerancesConfig
-from nemo_uecr.core import GAP_CLIP, GAP_RANGE
+from nemo_uecr.core import GAP_RANGE
 from nemo_uecr.core.agreement import agreement
 from nemo_uecr.core.methods import Advantages, Method
 from nemo_uecr.core.methods.base import Grouped
@@ -24,7 +24,7 @@ from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.steps.step_record import ComparedTokens, StepRecord
-from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, identity_name, metric_of
+from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, Step, identity_name, metric_of
 
 #: Largest share of the first update's tokens whose ratio may be further from 1 than `tolerances.first_ratio_p99`.
 FAR_SHARE = 0.01
@@ -117,19 +117,16 @@ def method_metrics(
     metrics |= described({"advantage/degenerate": advantages.advantage_BT[trained_BT & flat_B.unsqueeze(1)]})
     carried = {f"trust/{name}": value for name, value in (advantages.state or {}).items()}
     metrics |= {name: value for name, value in carried.items() if name in METRICS}
-    if advantages.loss_mask_BT is not None:
-        metrics["advantage/trained_share"] = _share(trained_BT[batch.mask_BT])
-    if batch.student_entropy_BT is not None:
-        metrics["policy/entropy"] = float(batch.student_entropy_BT[trained_BT].double().mean())
-    metrics["response/truncated_share"] = _share(truncated_B)
-    if "teacher/gap" in tokens:
-        metrics["teacher/gap_clip_share"] = _share(tokens["teacher/gap"].abs() > GAP_CLIP)
-    unified_B, task_B = advantages.advantage_unified_B, advantages.advantage_task_B
-    if unified_B is not None and task_B is not None and not bool(flat_B.all()):
-        metrics["advantage/sign_flip_share"] = _share((unified_B * task_B < 0)[~flat_B])
+    metrics |= table_metrics(Step(batch, advantages, trained_BT, flat_B, correct_B, truncated_B))
     metrics |= group_metrics(batch, advantages, method, correct_B)
     metrics |= split_metrics(batch, advantages, correct_B)
     return metrics | {identity_name(identity): value for identity, value in residuals.items()}
+
+
+def table_metrics(step: Step) -> dict[str, float]:
+    """The metrics that the table itself says how to compute, of those that the step has."""
+    found = {name: metric.mean_of(step) for name, metric in METRICS.items() if metric.mean_of is not None}
+    return {name: _share(value) for name, value in found.items() if value is not None and value.numel()}
 
 
 def teacher_metrics(batch: ScoredBatch, advantages: Advantages, names: Sequence[str]) -> dict[str, float]:

@@ -1,14 +1,36 @@
-"""Every metric once: name, unit, how it is reduced, what it means.
+"""Every metric once: name, unit, how it is reduced, what it means, and, of a mean, what it is the mean of.
 
-A metric that a method does not have is absent from the records, never zero. `tools/pages.py` writes
-docs/metrics.md from this table.
+A metric that a method does not have is absent from the records, never zero. To add one, add its line: a statistic of
+a quantity that steps/metrics.py knows by its name, or the mean of what a function makes of the step.
+`tools/pages.py` writes docs/metrics.md from this table. It imports no torch: a report reads it, too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nemo_uecr.core import GAP_CLIP
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nemo_uecr.core.methods import Advantages
+    from nemo_uecr.core.record import ScoredBatch
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a metric of a step is made of; B responses, T tokens."""
+
+    batch: ScoredBatch
+    advantages: Advantages
+    trained_BT: Tensor  # sampled tokens in the loss
+    flat_B: Tensor  # responses of groups whose task rewards are all equal
+    correct_B: Tensor
+    truncated_B: Tensor
 
 
 @dataclass(frozen=True)
@@ -19,9 +41,29 @@ class Metric:
     unit: str
     reduction: str
     meaning: str
+    #: The numbers, or the choice of True, whose mean it is; None, or an empty tensor, where the step has none.
+    mean_of: Callable[[Step], Tensor | None] | None = None
 
 
-_TABLE = (
+def _sign_flips(step: Step) -> Tensor | None:
+    unified_B, task_B = step.advantages.advantage_unified_B, step.advantages.advantage_task_B
+    return None if unified_B is None or task_B is None else (unified_B * task_B < 0)[~step.flat_B]
+
+
+def _kept(step: Step) -> Tensor | None:
+    return None if step.advantages.loss_mask_BT is None else step.trained_BT[step.batch.mask_BT]
+
+
+def _student_entropy(step: Step) -> Tensor | None:
+    entropy_BT = step.batch.student_entropy_BT
+    return None if entropy_BT is None else entropy_BT[step.trained_BT]
+
+
+def _clipped_gaps(step: Step) -> Tensor | None:
+    return None if step.batch.teacher_logp_BT is None else step.batch.gap_BT[step.trained_BT].abs() > GAP_CLIP
+
+
+_TABLE: tuple[tuple[str, str, str, str] | tuple[str, str, str, str, Callable[[Step], Tensor | None]], ...] = (
     ("reward/task_mean", "1", "mean over responses", "task reward R^task, the weighted sum of `reward`"),
     ("reward/task_std", "1", "std over responses", "task reward R^task"),
     ("reward/NAME/mean", "1", "mean over responses", "component NAME of R^task, before its weight"),
@@ -45,7 +87,13 @@ _TABLE = (
     ("advantage/unified_abs_mean", "1", "mean over responses", "magnitude of A^U"),
     ("advantage/task_abs_mean", "1", "mean over responses", "magnitude of A^task|U"),
     ("advantage/teacher_abs_mean", "1", "mean over responses", "magnitude of alpha A^T|U"),
-    ("advantage/sign_flip_share", "share", "mean over responses of mixed groups", "A^U and A^task of opposite sign"),
+    (
+        "advantage/sign_flip_share",
+        "share",
+        "mean over responses of mixed groups",
+        "A^U and A^task of opposite sign",
+        _sign_flips,
+    ),
     ("advantage/degenerate_abs_mean", "1", "mean over tokens", "magnitude of the final advantage in degenerate groups"),
     ("advantage/degenerate_abs_max", "1", "max over tokens", "magnitude of the final advantage in degenerate groups"),
     (
@@ -53,6 +101,7 @@ _TABLE = (
         "share",
         "mean over sampled tokens",
         "tokens that the method's mask keeps in the loss; every other metric over tokens is then over these",
+        _kept,
     ),
     ("policy/loss", "1", "token mean, mean over updates", "actor loss: surrogates plus reference KL"),
     ("policy/pg_loss", "1", "token mean, mean over updates", "clipped surrogates alone"),
@@ -63,7 +112,13 @@ _TABLE = (
     ("policy/clip_low_share", "share", "mean over tokens", "tokens with ratio below 1 - clip_low"),
     ("policy/clip_high_share", "share", "mean over tokens", "tokens with ratio above 1 + clip_high"),
     ("policy/approx_kl", "nats", "mean over tokens", "r - 1 - log r, an estimate of KL(old, new)"),
-    ("policy/entropy", "nats", "mean over tokens", "entropy of the old student policy at temperature 1"),
+    (
+        "policy/entropy",
+        "nats",
+        "mean over tokens",
+        "entropy of the old student policy at temperature 1",
+        _student_entropy,
+    ),
     ("policy/grad_norm", "1", "mean over optimizer steps", "gradient norm before clipping"),
     ("policy/learning_rate", "1", "last optimizer step", "learning rate"),
     ("policy/rollout_gap", "nats", "mean over tokens", "|log pi_old - log pi_vLLM| at temperature 1"),
@@ -73,7 +128,13 @@ _TABLE = (
     ("response/length_mean", "tokens", "mean over responses", "sampled tokens, the end token included"),
     ("response/length_min", "tokens", "min over responses", "sampled tokens"),
     ("response/length_max", "tokens", "max over responses", "sampled tokens"),
-    ("response/truncated_share", "share", "mean over responses", "responses at the token limit without an end token"),
+    (
+        "response/truncated_share",
+        "share",
+        "mean over responses",
+        "responses at the token limit without an end token",
+        lambda step: step.truncated_B,
+    ),
     ("count/prompts", "prompts", "sum", "prompts drawn for the step"),
     ("count/unique_prompts", "prompts", "sum", "different problems among them"),
     ("count/trajectories", "responses", "sum", "responses generated"),
@@ -88,7 +149,7 @@ _TABLE = (
     ("teacher/gap_abs_mean", "nats", "mean over tokens", "magnitude of delta"),
     ("teacher/gap_min", "nats", "min over tokens", "delta"),
     ("teacher/gap_max", "nats", "max over tokens", "delta"),
-    ("teacher/gap_clip_share", "share", "mean over tokens", "tokens whose gap lies outside -5..5"),
+    ("teacher/gap_clip_share", "share", "mean over tokens", "tokens whose gap lies outside -5..5", _clipped_gaps),
     ("teacher/entropy_mean", "nats", "mean over tokens", "full-vocabulary teacher entropy H^T"),
     ("teacher/entropy_std", "nats", "std over tokens", "H^T"),
     ("teacher/entropy_max", "nats", "max over tokens", "H^T"),
@@ -103,7 +164,7 @@ _TABLE = (
     ("teacher/NAME/top1_agreement", "share", "mean over its sampled tokens", "same most likely token"),
     ("teacher/NAME/top20_overlap", "share", "mean over its sampled tokens", "tokens in both top 20s"),
     ("teacher/NAME/reward_range_mean", "nats", "mean over responses", "max - min of R^T in groups that it scores"),
-    ("ecr/confidence_mean", "1", "mean over tokens", "c = exp(-H^T / tau_entropy)"),
+    ("ecr/confidence_mean", "1", "mean over tokens", "ECR's confidence c"),
     ("ecr/direction_abs_mean", "1", "mean over tokens", "magnitude of d"),
     ("ecr/centre_mean", "1", "mean over responses", "mu^c"),
     ("ecr/centre_abs_max", "1", "max over responses", "magnitude of mu^c"),

@@ -15,6 +15,7 @@ from nemo_uecr.audit.token_credit import entropy_boundaries, token_credit_audit
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.errors import DataError
 from tests.audit.made import Made, random_responses, write_scores
+from tests.core.reference import confidence
 
 UECR = Uecr(alpha=1.0, rho=0.5, tau_delta=0.8, tau_entropy=1.5)
 
@@ -58,7 +59,7 @@ def test_against_a_slow_version(tmp_path: Path) -> None:
         top = sorted(range(len(gap)), key=lambda n: -gap[n])[: round(row["share"] * len(gap))]
         inside = {n: float(entropy[n] > limit) for n in top}
         before = {n: math.tanh(gap[n] / (2 * 0.8)) for n in top}
-        after = {n: value * math.exp(-entropy[n] / 1.5) for n, value in before.items()}
+        after = {n: value * confidence(entropy[n], 1.5) for n, value in before.items()}
 
         def balanced(value: dict[int, float]) -> float:
             """The mean over responses of their own means."""

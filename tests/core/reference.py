@@ -159,8 +159,13 @@ def directions(response: Response, s: float, k: Settings) -> Tokens:
     return on_mask(response, [math.tanh(s * gap / (2.0 * k.tau_delta)) for gap in gaps(response)])
 
 
+def confidence(entropy: float, tau: float) -> float:
+    return math.exp(-entropy / tau)
+
+
 def confidences(response: Response, k: Settings) -> Tokens:
-    return [math.exp(-h / k.tau_entropy) if m else 0.0 for h, m in zip(response.entropy, response.mask, strict=True)]
+    pairs = zip(response.entropy, response.mask, strict=True)
+    return [confidence(h, k.tau_entropy) if m else 0.0 for h, m in pairs]
 
 
 def centre_of(response: Response, d: Tokens, tau: float | None) -> float:

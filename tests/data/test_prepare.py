@@ -133,7 +133,7 @@ def test_verdicts_are_never_overwritten(out: Path, mixed: Path, tmp_path: Path) 
 def test_an_altered_folder_is_found(out: Path) -> None:
     file = out / "train.jsonl"
     file.write_text(file.read_text(encoding="utf-8").replace('"answer": "3"', '"answer": "8"'), encoding="utf-8")
-    assert "train.jsonl: changed" in faults(out)[0]
+    assert "train.jsonl: content changed" in faults(out)[0]
     (out / "more.jsonl").write_text("{}\n", encoding="utf-8")
     assert "more.jsonl: not in the manifest" in faults(out)
 

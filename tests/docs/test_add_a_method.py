@@ -76,7 +76,8 @@ def test_the_page_from_top_to_bottom(tmp_path: Path) -> None:
     assert all(step["identity/budget_error"] > 1e-3 for step in steps), "logged, and no promise"
     assert "2 of 2 saved steps reproduced" in run(tmp_path, replay)
     assert STUDY.startswith("defaults: study/few.yaml\n")
-    (tmp_path / "study.yaml").write_text(STUDY.replace("study/few.yaml", str(tiny_few(tmp_path))))
+    (tmp_path / "few").mkdir()
+    (tmp_path / "study.yaml").write_text(STUDY.replace("study/few.yaml", str(tiny_few(tmp_path / "few"))))
     run(tmp_path, ["python", "-m", "benchmarks.study", "study.yaml"])
     summary = (tmp_path / "runs/study-mine/summary.md").read_text()
     assert all(f"| {arm} |" in summary for arm in ("soft\\_gate", "soft\\_gate.wrong"))

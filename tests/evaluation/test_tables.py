@@ -10,8 +10,9 @@ import pytest
 
 from nemo_uecr.config.load import SHIPPED, dump_config, load_config
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.tables import FORMATS, Row, build_table, read_rows, rounded
+from nemo_uecr.evaluation.tables import FORMATS, Row, build_table, read_rows
 from nemo_uecr.stats import Interval
+from nemo_uecr.tables import rounded
 
 
 def row(method: str, *values: float) -> Row:

@@ -35,8 +35,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from nemo_uecr.core.methods import Advantages
-from nemo_uecr.core.methods.base import TEACHER, Range
+from nemo_uecr.core.methods.base import TEACHER
 from nemo_uecr.core.methods.baselines import Grpo
+from nemo_uecr.ranges import Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,9 +195,9 @@ def test_a_configuration_file_names_it(file: Path, capsys: pytest.CaptureFixture
     told = capsys.readouterr().out
     assert "width: 2.0" in told
     assert "# mine.yaml" in told
-    mine.write_text(mine.read_text().replace("width", "wdith"))
+    mine.write_text(mine.read_text().replace("width", "widht"))
     line = refused(capsys, "config", "check", "mine.yaml")
-    assert "unknown key method.wdith (set in mine.yaml); the nearest known key is method.width" in line
+    assert "unknown key method.widht (set in mine.yaml); the nearest known key is method.width" in line
 
 
 def test_the_library_takes_it_too(file: Path) -> None:

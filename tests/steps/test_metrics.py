@@ -14,7 +14,7 @@ from nemo_uecr.core.methods.baselines import Grpo
 from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.steps import metrics
-from nemo_uecr.telemetry.metric_table import METRICS
+from nemo_uecr.telemetry.metric_table import METRICS, Metric, Step
 from tests.core.batches import padded, random_responses
 
 T, F = True, False
@@ -219,3 +219,19 @@ def test_grpo_has_no_metric_of_the_teacher_anywhere() -> None:
     assert [name for name in found if any(word in name for word in words)] == []
     assert "outcome/advantage_mean_right" in found
     assert "position/advantage_abs_mean_q1" in found
+
+
+def test_a_line_of_the_table_is_all_that_a_new_metric_needs(
+    batch: ScoredBatch, advantages: Advantages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def positive(step: Step) -> torch.Tensor:
+        return step.advantages.advantage_BT[step.trained_BT] > 0
+
+    line = Metric(
+        "advantage/positive_share", "share", "mean over tokens", "tokens whose advantage is positive", positive
+    )
+    monkeypatch.setitem(METRICS, line.name, line)
+    assert step(batch, advantages, Grpo())["advantage/positive_share"] == pytest.approx(3 / 9)
+    none = Metric("advantage/nothing", "1", "mean over tokens", "nothing", lambda step: step.batch.student_entropy_BT)
+    monkeypatch.setitem(METRICS, none.name, none)
+    assert "advantage/nothing" not in step(batch, advantages, Grpo())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from nemo_uecr.core.methods.base import TEACHER, Advantages
-from nemo_uecr.core.methods.uecr import Puu, Residual, Uecr, ecr
+from nemo_uecr.core.methods.uecr import Puu, Residual, Uecr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,9 +27,8 @@ class EcrNoEntropy(Uecr):
     reads = TEACHER
     tau_entropy: ClassVar[float] = math.inf  # type: ignore[misc]  # fixed
 
-    def residual(self, batch: ScoredBatch, sign_B1: Tensor) -> Residual:
-        any_BT = batch.gap_BT  # over an infinite tau_entropy
-        return ecr(batch.gap_BT, any_BT, batch.mask_BT, sign_B1, tau_delta=self.tau_delta, tau_entropy=math.inf)
+    def log_confidence(self, batch: ScoredBatch) -> Tensor:
+        return batch.gap_BT.new_zeros(batch.gap_BT.shape)
 
 
 @dataclass(frozen=True, kw_only=True)

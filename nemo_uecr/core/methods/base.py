@@ -8,14 +8,14 @@ Legend: B responses, T tokens (padded).
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_type_hints
 
 from nemo_uecr.core import EPSILON
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.ranges import NonNegative, Positive, Range
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,34 +26,6 @@ if TYPE_CHECKING:
 LOSS_TENSORS = frozenset({"advantage", "advantage_opd", "loss_mask"})
 #: Token fields of `Advantages` for reports and identities.
 DETAILS = ("weight_BT", "residual_BT", "direction_BT", "confidence_BT")
-
-
-@dataclass(frozen=True)
-class Range:
-    """What a number may be; ``low`` and ``high`` are allowed themselves unless they are open."""
-
-    low: float = -math.inf
-    high: float = math.inf
-    open_low: bool = False
-    open_high: bool = False
-    unit: str = ""
-
-    def __contains__(self, value: float) -> bool:
-        above = value > self.low if self.open_low else value >= self.low
-        below = value < self.high if self.open_high else value <= self.high
-        return math.isfinite(value) and above and below
-
-    def __str__(self) -> str:
-        low = "" if math.isinf(self.low) else f"{'>' if self.open_low else '>='} {self.low:g}"
-        high = "" if math.isinf(self.high) else f"{'<' if self.open_high else '<='} {self.high:g}"
-        return " ".join(part for part in ("a number", " and ".join(filter(None, (low, high))), self.unit) if part)
-
-
-Finite = Annotated[float, Range()]
-NonNegative = Annotated[float, Range(0)]
-Positive = Annotated[float, Range(0, open_low=True)]
-Nats = Annotated[float, Range(0, open_low=True, unit="nats")]
-BelowOne = Annotated[float, Range(0, 1, open_high=True)]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from nemo_uecr.core import GAP_CLIP
-from nemo_uecr.core.methods.base import TEACHER, Advantages, Finite, Grouped, Method
+from nemo_uecr.core.methods.base import TEACHER, Advantages, Grouped, Method
+from nemo_uecr.ranges import Finite
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from nemo_uecr.core import GAP_CLIP
-from nemo_uecr.core.methods.base import TEACHER, Advantages, Method, Range
+from nemo_uecr.core.methods.base import TEACHER, Advantages, Method
+from nemo_uecr.ranges import Range
 
 if TYPE_CHECKING:
     from nemo_uecr.core.record import ScoredBatch

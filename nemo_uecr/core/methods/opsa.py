@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from nemo_uecr.core.methods.base import Advantages, Method, Range
+from nemo_uecr.core.methods.base import Advantages, Method
+from nemo_uecr.ranges import Range
 
 if TYPE_CHECKING:
     from nemo_uecr.core.record import ScoredBatch

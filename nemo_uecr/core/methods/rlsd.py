@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from nemo_uecr.core.methods.base import TEACHER, Advantages, Range
+from nemo_uecr.core.methods.base import TEACHER, Advantages
 from nemo_uecr.core.methods.baselines import Grpo
+from nemo_uecr.ranges import Range
 
 if TYPE_CHECKING:
     from nemo_uecr.core.record import ScoredBatch

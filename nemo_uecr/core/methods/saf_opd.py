@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
-from nemo_uecr.core.methods.base import TEACHER, Advantages, Range
+from nemo_uecr.core.methods.base import TEACHER, Advantages
 from nemo_uecr.core.methods.baselines import Grpo
+from nemo_uecr.ranges import Range
 
 if TYPE_CHECKING:
     from torch import Tensor

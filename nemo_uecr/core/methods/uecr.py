@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from nemo_uecr.core.methods.base import ENTROPY, TEACHER, Advantages, BelowOne, Finite, Grouped, Nats
+from nemo_uecr.core.methods.base import ENTROPY, TEACHER, Advantages, Grouped
+from nemo_uecr.ranges import BelowOne, Finite, Nats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,16 +27,23 @@ class Residual(NamedTuple):
     mu_B1: Tensor
 
 
-def ecr(
-    gap_BT: Tensor, entropy_BT: Tensor, mask_BT: Tensor, sign_B1: Tensor, *, tau_delta: float, tau_entropy: float
-) -> Residual:
-    """``q = 1/2 c (d - mu)``, ``d = tanh(s delta / 2 tau_delta)``, ``c = exp(-H / tau_entropy)``, 0 outside the mask.
+def direction(gap_BT: Tensor, sign_B1: Tensor | float, *, tau_delta: float) -> Tensor:
+    """``d = tanh(s delta / 2 tau_delta)`` (eq:local-signal)."""
+    return (sign_B1 * gap_BT / (2 * tau_delta)).tanh()
+
+
+def log_confidence(entropy_BT: Tensor, *, tau_entropy: float) -> Tensor:
+    """``log c = -H / tau_entropy`` (eq:local-signal)."""
+    return -entropy_BT / tau_entropy
+
+
+def ecr(d_BT: Tensor, log_c_BT: Tensor, mask_BT: Tensor) -> Residual:
+    """``q = 1/2 c (d - mu)``, 0 outside the mask, of `direction` d and `log_confidence`.
 
     ``mu = sum_t c d / sum_t c``, so that q sums to 0 over a response. The softmax of log c is ``c / sum_t c``: a
     response whose confidence vanishes has q = 0 and never 0/0 (eq:local-signal, eq:projection-weights).
     """
-    d_BT = (sign_B1 * gap_BT / (2 * tau_delta)).tanh()
-    log_c_BT = (-entropy_BT / tau_entropy).masked_fill(~mask_BT, -math.inf)
+    log_c_BT = log_c_BT.masked_fill(~mask_BT, -math.inf)
     mu_B1 = (log_c_BT.softmax(1) * d_BT).double().sum(1, keepdim=True).to(d_BT.dtype)
     c_BT = log_c_BT.exp()
     return Residual(0.5 * c_BT * (d_BT - mu_B1), d_BT, c_BT, mu_B1)
@@ -113,10 +121,12 @@ class Uecr(Puu):
         )  # fmt: skip
 
     def residual(self, batch: ScoredBatch, sign_B1: Tensor) -> Residual:
-        return ecr(
-            batch.gap_BT, batch.score("teacher_entropy"), batch.mask_BT, sign_B1,
-            tau_delta=self.tau_delta, tau_entropy=self.tau_entropy,
-        )  # fmt: skip
+        d_BT = direction(batch.gap_BT, sign_B1, tau_delta=self.tau_delta)
+        return ecr(d_BT, self.log_confidence(batch), batch.mask_BT)
+
+    def log_confidence(self, batch: ScoredBatch) -> Tensor:
+        """The logarithm of c; an ablation has c = 1."""
+        return log_confidence(batch.score("teacher_entropy"), tau_entropy=self.tau_entropy)
 
     def redistributed(self, unified_B1: Tensor, task_B1: Tensor) -> Tensor:
         """What ECR redistributes: here the verifier's share A^task|U; an ablation takes all of A^U."""

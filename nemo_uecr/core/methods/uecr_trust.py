@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from nemo_uecr.core import GAP_CLIP
-from nemo_uecr.core.methods.base import Advantages, BelowOne, Range
+from nemo_uecr.core.methods.base import Advantages
 from nemo_uecr.core.methods.uecr import Uecr
+from nemo_uecr.ranges import BelowOne, Range
 
 if TYPE_CHECKING:
     from nemo_uecr.core.record import ScoredBatch
