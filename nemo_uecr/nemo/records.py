@@ -59,7 +59,7 @@ def write(
     """
     calls = [each for each in section.reward or () if isinstance(each, CallReward)]
     own = {package: installed(package) or "not installed in the driver's environment" for package in PACKAGES}
-    record = {
+    record: dict[str, Any] = {
         "versions": {
             "nemo_uecr": nemo_uecr.__version__, "nemo_rl": version, "python": platform.python_version(), **own,
         },
@@ -68,6 +68,9 @@ def write(
         "conventions": {"epsilon": EPSILON, "gap_clip": GAP_CLIP},
         "sha256": {f"reward {each.label}": file_sha256(Path(each.path)) for each in calls},
     }  # fmt: skip
+    method = section.method
+    if method.file_sha256 is not None:
+        record["code"] = {"uecr.method.name": method.file_sha256}
     settings.folder.mkdir(parents=True, exist_ok=True)
     truncate_records(settings.folder / EVALUATIONS, last_step=step or -1)
     replace_file(settings.folder / "provenance.json", json.dumps(record, indent=1).encode())

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -209,6 +212,20 @@ def test_the_library_takes_it_too(file: Path) -> None:
     assert torch.equal(found.advantage_BT, method_advantage("grpo", batch).advantage_BT)
     assert method_of("my_method.py:SoftGate", {}) == method_of("my_method.py:SoftGate", {})
     assert Grpo.name == "grpo"
+
+
+def test_another_process_gets_it_by_the_files_path(file: Path) -> None:
+    """As a worker of Ray would, on another node."""
+    method = method_of("my_method.py:SoftGate", {"width": 3.0})
+    sent = pickle.dumps(method)
+    assert pickle.loads(sent) == method
+    code = "import pickle, sys; print(repr(pickle.loads(bytes.fromhex(sys.argv[1]))))"
+    words = [sys.executable, "-c", code, sent.hex()]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == repr(method), done.stderr
+    file.write_text(SOURCE + "\n")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert "put the run's content of the file back" in done.stderr
 
 
 def test_code_that_a_downloaded_run_or_batch_brings_is_not_run(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

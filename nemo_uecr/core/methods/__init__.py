@@ -6,7 +6,7 @@ Importing them loads no torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
 from types import ModuleType
@@ -87,7 +87,12 @@ def _own(name: str, found: type[Method], sha256: str) -> type[Method]:
     """The class under the name that the configuration has for it; the user's own class stays as it is."""
     _check_class(found, name)
     known = {"__doc__": found.__doc__, "__module__": found.__module__, "__qualname__": found.__qualname__}
-    return type(found.__name__, (found,), known | {"name": name, "file_sha256": sha256})
+    return type(found.__name__, (found,), known | {"name": name, "file_sha256": sha256, "__reduce__": _reduced})
+
+
+def _reduced(method: Method) -> tuple[partial[Method], tuple[str, dict[str, Any]]]:
+    """Pickled by its file's path: another process runs the same file, and no other."""
+    return partial(method_of, sha256=method.file_sha256), (method.name, method.settings())
 
 
 def method_of(name: str, settings: Mapping[str, Any], *, sha256: str | None = None) -> Method:
