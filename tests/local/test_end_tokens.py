@@ -75,7 +75,8 @@ def test_an_adapter_without_the_file_ends_as_its_base_of_the_hub(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     saved = Path(shutil.copytree(base, tmp_path / "adapter"))
-    (saved / GENERATION).unlink()
+    for name in (GENERATION, "model.safetensors"):
+        (saved / name).unlink()
     (saved / CONFIG).write_text('{"base_model_name_or_path": "owner/base"}')
     assert load_tokens(str(saved)).end_ids == {0, 1}
 
