@@ -207,7 +207,6 @@ docs: $(VENV)/.docs ## the documents as a site in site/, without a network; any 
 
 pages: $(STAMP) ## write the pages that come from the code again: configuration, metrics, commands, planned times
 	$(BIN)/python tools/pages.py configuration > docs/configuration.md
-	$(BIN)/python tools/pages.py configuration-nemo-rl > docs/configuration-nemo-rl.md
 	$(BIN)/python tools/pages.py cli > docs/cli.md
 	$(BIN)/python tools/pages.py metrics > docs/metrics.md
 	$(BIN)/python tools/pages.py cluster > docs/.cluster.md && mv docs/.cluster.md docs/cluster.md

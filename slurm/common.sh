@@ -66,9 +66,10 @@ run_training() { # SCRIPT CONFIG ARGUMENTS...
     check_image
     words=$(uecr slurm command --nodes "$NODES" --gpus "$GPUS" ${SMOKE:+--smoke} "$CONFIG" "${REST[@]}") ||
       refuse "${words#nemo-uecr: error: }"
-    eval "RESOLVED=($words)" # quoted by shlex.join: nemo-uecr train CONFIG key=value ... --resume
+    eval "RESOLVED=($words)" # quoted by shlex.join: nemo-uecr train CONFIG key=value ..., of the local back end with --resume
     RESOLVED=("${RESOLVED[@]:3}")
-    if [[ -n $SMOKE ]]; then RESOLVED=("${RESOLVED[@]:1}"); else unset 'RESOLVED[-1]'; fi
+    [[ -z $SMOKE ]] || RESOLVED=("${RESOLVED[@]:1}")
+    [[ ${RESOLVED[*]} != *--resume ]] || unset 'RESOLVED[-1]'
     dry_run "$SCRIPT" "$words"
   fi
   start_job

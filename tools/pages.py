@@ -1,7 +1,6 @@
 """Write the pages that come from the code: configuration, commands and metrics. Tests hold them current.
 
 python tools/pages.py configuration > docs/configuration.md
-python tools/pages.py configuration-nemo-rl > docs/configuration-nemo-rl.md
 python tools/pages.py cli > docs/cli.md
 python tools/pages.py metrics > docs/metrics.md
 python tools/pages.py cluster    # the written page, its planned times renewed
@@ -26,9 +25,9 @@ from pydantic.fields import FieldInfo
 
 from nemo_uecr.cli.main import app
 from nemo_uecr.config.load import sections_of
-from nemo_uecr.config.nemo_schema import NemoConfig
-from nemo_uecr.config.schema import Config, Section
+from nemo_uecr.config.schema import Config, RecipeDataConfig, Section
 from nemo_uecr.core.methods import METHODS, Method
+from nemo_uecr.nemo.recipe import TeacherSection, UecrSection
 from nemo_uecr.tables import markdown_row
 from nemo_uecr.telemetry.metric_table import METRICS
 
@@ -36,6 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WORDS = {
     "integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false", "null": "null",
 }  # fmt: skip
+#: Keys of the section `uecr` whose sections are those of the local back end, or have rows of their own.
+SHARED = {"method", "tolerances", "routing", "evaluation", "reward", "data", "teacher", "teachers"}
 JSON_TYPES = {float: "number", int: "integer", bool: "boolean", str: "string", NoneType: "null"}
 SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 #: A key of a section in the source, with the comment above it and the one behind it.
@@ -44,8 +45,8 @@ KEY = re.compile(r"((?:^    # .*\n)*)^    (\w+): [^#\n]*(?:# (.*))?$", re.M)
 _OPENING = """\
 # Configuration
 
-One YAML file describes a run. This page lists every key of the local back end; those of `backend: nemo_rl` are in
-[configuration-nemo-rl.md](configuration-nemo-rl.md). `python tools/pages.py` writes it from the schema
+One YAML file describes a run. This page lists every key of the local back end, and at its end
+[the section `uecr`](#uecr) of a [recipe of NeMo-RL's](nemo-rl.md). `python tools/pages.py` writes it from the schema
 (`nemo_uecr/config/schema.py`): edit the schema, not the page.
 
 ```
@@ -75,13 +76,13 @@ YAML 1.1 reads `010` as 8 and `1:30` as 90.
 
 """
 
-_NEMO_OPENING = """\
-# Configuration of a run inside NeMo-RL
+_UECR = """
 
-Every key of `backend: nemo_rl`. Files, inheritance and the command line work as in
-[configuration.md](configuration.md), which also has the section [`method`](configuration.md#method). The page is
-written from `nemo_uecr/config/nemo_schema.py` by `python tools/pages.py`. `examples/configs/nemo_rl_base.yaml` has what
-all shipped runs share.
+# The section `uecr` of a recipe { #uecr }
+
+All other keys of a [recipe](nemo-rl.md) are NeMo-RL's, and its files and overrides are as NeMo-RL reads them.
+`uecr.method` is the section [`method`](#method), `uecr.tolerances`, `uecr.routing`, `uecr.evaluation` and `uecr.reward`
+are those above, and `uecr.data` has the keys of `data` without `id_key` and `system_prompt`, and these.
 
 """
 
@@ -171,13 +172,22 @@ _PRESENCE = {
 
 
 def configuration() -> str:
-    """Every key of the local back end, and every method."""
-    return _OPENING + "\n".join((*_tables(Config), *_METHODS.splitlines(), *_methods())) + "\n"
+    """Every key of the local back end, every method, and the section of a recipe."""
+    parts = (*_tables(Config), *_METHODS.splitlines(), *_methods(), *_UECR.splitlines(), *_recipe_keys())
+    return _OPENING + "\n".join(parts) + "\n"
 
 
-def configuration_nemo_rl() -> str:
-    """Every key of the NeMo-RL back end."""
-    return _NEMO_OPENING + "\n".join(_tables(NemoConfig)) + "\n"
+def _recipe_keys() -> Iterator[str]:
+    """The keys of the section `uecr` that are not those of the local back end."""
+    yield from ("| key | expects | default | meaning |", "|---|---|---|---|")
+    own = {name for base in RecipeDataConfig.__bases__ for name in base.model_fields}
+    for place, schema, known in (
+        ("uecr", UecrSection, SHARED), ("uecr.teacher", TeacherSection, set()), ("uecr.data", RecipeDataConfig, own),
+    ):  # fmt: skip
+        nodes, meaning = schema.model_json_schema()["properties"], meanings(schema)
+        for name, field in schema.model_fields.items():
+            if name not in known:
+                yield markdown_row((f"`{place}.{name}`", _words(nodes[name]), _default(field), meaning[name]))
 
 
 def cli() -> str:
@@ -197,11 +207,11 @@ def cluster() -> str:
 
     def in_row(found: re.Match[str]) -> str:
         nodes, overrides = found[2], found[3].replace("`(none)`", "").strip("`").split()
-        student = ("teacher.model_name=Qwen/Qwen3-8B", "data.subset=20000", f"cluster.nodes={nodes}")
+        student = (*GIVEN, f"cluster.num_nodes={nodes}")
         return f"{found[1]} {_planned('uecr_qwen3_4b', *student, *(word for word in overrides if '=' in word)):,.0f} |"
 
     page = re.sub(r"^(\| (\d+) \| [^|]*\| ([^|]*) \| \d+ \|) [\d,]+ \|$", in_row, page, flags=re.M)
-    step = _planned("uecr_qwen3_4b", "teacher.model_name=Qwen/Qwen3-8B", "data.subset=20000")
+    step = _planned("uecr_qwen3_4b", *GIVEN)
     hours = 160 * step / 3600
     attempts = math.ceil(hours / (4 - 1200 / 3600))  # the notice is lost in each
     said = {
@@ -215,19 +225,22 @@ def cluster() -> str:
     return page
 
 
+GIVEN = ("uecr.teacher.model_name=Qwen/Qwen3-8B", "uecr.data.subset=20000")
+
+
 def _planned(config: str, *overrides: str) -> float:
     """Seconds a step on H100, as the page's `plan` says."""
-    from nemo_uecr.config.load import load_nemo_config
+    from nemo_uecr.config.recipes import load_recipe
     from nemo_uecr.plan.contents import GPUS, Lengths
     from nemo_uecr.plan.nemo import nemo_plan
+    from nemo_uecr.start.recipe_form import accepted
 
-    loaded = load_nemo_config(ROOT / "examples" / "configs" / f"{config}.yaml", overrides)
-    return nemo_plan(loaded, GPUS["h100"], Lengths(prompt=200, response=5357, sigma=0.9)).seconds
+    job = accepted(load_recipe(ROOT / "examples" / "configs" / f"{config}.yaml", overrides))
+    return nemo_plan(job, GPUS["h100"], Lengths(prompt=200, response=5357, sigma=0.9)).seconds
 
 
 PAGES = {
-    "configuration": configuration, "configuration-nemo-rl": configuration_nemo_rl, "cli": cli, "metrics": metrics,
-    "cluster": cluster,
+    "configuration": configuration, "cli": cli, "metrics": metrics, "cluster": cluster,
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-GENERATED = ("cli.md", "configuration.md", "configuration-nemo-rl.md", "metrics.md")
+GENERATED = ("cli.md", "configuration.md", "metrics.md")
 
 
 def code_lines(source: str) -> set[int]:

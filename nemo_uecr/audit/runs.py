@@ -16,7 +16,6 @@ import numpy as np
 
 from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.config.load import written_config
-from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config
 from nemo_uecr.data.batch_file import load_batch, saved_texts
 from nemo_uecr.data.manifest import training_problems
@@ -103,7 +102,7 @@ def batch_audit(run: Path, train: Path) -> Audit:
     return Audit("batch", "Batch facts", BATCH_NOTE, numbers, ("fact", "value"), rows, title_suffix=suffix)
 
 
-def _problem_ids(config: Config | NemoConfig, train: Path) -> list[str] | None:
+def _problem_ids(config: Config, train: Path) -> list[str] | None:
     """Ids of the problems that the run drew from; None if this machine has not the data or the tokenizer."""
     try:
         return [problem.id for problem in _drawn_from(config, train)]
@@ -111,7 +110,7 @@ def _problem_ids(config: Config | NemoConfig, train: Path) -> list[str] | None:
         return None
 
 
-def _drawn_from(config: Config | NemoConfig, train: Path) -> list[Problem]:
+def _drawn_from(config: Config, train: Path) -> list[Problem]:
     """The training problems without those whose prompts are too long for the student's tokenizer."""
     problems = training_problems(config.data, train)
     if config.data.long_prompts == "refuse":
@@ -120,7 +119,7 @@ def _drawn_from(config: Config | NemoConfig, train: Path) -> list[Problem]:
     return [problems[place] for place in fitting_prompts(tokenizer, problems, config.data)]
 
 
-def _intended(config: Config | NemoConfig) -> dict[str, int]:
+def _intended(config: Config) -> dict[str, int]:
     """The configured counts of a step."""
     rollout = config.rollout
     trajectories = rollout.prompts_per_step * rollout.responses_per_prompt
@@ -148,9 +147,7 @@ def _missing_batches(unsaved: Collection[int], every: int) -> Iterator[Fault]:
             yield number, "saved batch: missing"
 
 
-def _count_faults(
-    steps: Sequence[Record], config: Config | NemoConfig, problems: Sequence[str] | None
-) -> Iterator[Fault]:
+def _count_faults(steps: Sequence[Record], config: Config, problems: Sequence[str] | None) -> Iterator[Fault]:
     """Counts that are not those expected, step by step."""
     for place, step in enumerate(steps):
         for name, value in _expected(step, steps[:place], config, problems).items():
@@ -158,9 +155,7 @@ def _count_faults(
                 yield step["step"], f"{FACTS[name]}: {_count(step[name])}, expected {_count(value)}"
 
 
-def _expected(
-    step: Record, before: Sequence[Record], config: Config | NemoConfig, problems: Sequence[str] | None
-) -> dict[str, int]:
+def _expected(step: Record, before: Sequence[Record], config: Config, problems: Sequence[str] | None) -> dict[str, int]:
     """A step's counts from the configuration, and from what the step and those before it recorded besides."""
     number, generated, intended = step["step"], step["count/trajectories"], _intended(config)
     expected = {
@@ -185,7 +180,7 @@ def _expected(
 
 
 def _batch_faults(
-    number: int, path: Path, record: Record | None, config: Config | NemoConfig, problems: Sequence[str] | None
+    number: int, path: Path, record: Record | None, config: Config, problems: Sequence[str] | None
 ) -> Iterator[str]:
     rollout, tensors = config.rollout, load_batch(path).tensors
     group, mask = tensors["group"].numpy(), tensors["mask"].bool().numpy()
@@ -210,7 +205,7 @@ def _batch_faults(
         yield "its problems are not those that seed and data give for this step"
 
 
-def _drawn(number: int, config: Config | NemoConfig, problems: Sequence[str]) -> list[str]:
+def _drawn(number: int, config: Config, problems: Sequence[str]) -> list[str]:
     """A step's problems by seed and data; one may repeat where a pass over the file ends and the next begins."""
     shape = {"problems": len(problems), "per_step": config.rollout.prompts_per_step, "step": number}
     return [problems[index] for index in step_indices(**shape, seed=config.run.seed, shuffle=config.data.shuffle)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,8 +13,8 @@ from nemo_uecr.errors import ConfigError
 from nemo_uecr.ranges import Range
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.nemo_schema import NemoConfig
     from nemo_uecr.config.schema import Config
+    from nemo_uecr.nemo.layout import Job
     from nemo_uecr.plan.contents import Lengths
     from nemo_uecr.plan.shapes import ModelShape
     from nemo_uecr.start.facts import Run
@@ -41,8 +42,8 @@ def plan(
     teacher that does not exist yet, name its base model. If the run does not fit, the exit code is 2 and changes that
     would fit are printed.
 
-        nemo-uecr plan examples/configs/uecr_qwen3_4b.yaml teacher.model_name=Qwen/Qwen3-8B data.subset=null
-        nemo-uecr plan CONFIG cluster.nodes=2 --response-tokens 5000 --json plan.json
+        nemo-uecr plan examples/configs/uecr_qwen3_4b.yaml uecr.teacher.model_name=Qwen/Qwen3-8B uecr.data.subset=null
+        nemo-uecr plan CONFIG cluster.num_nodes=2 --response-tokens 5000 --json plan.json
 
     Args:
         device: Device of the run (default: h200; for a local run on a CPU: cpu).
@@ -52,45 +53,59 @@ def plan(
         length_sigma: Standard deviation of ln(response length) before truncation; 0: all equal the mean.
         fit: For a local run: find keys with which it fits one GPU of this many GB, first those that change no number.
     """
-    from nemo_uecr.config.load import load
-    from nemo_uecr.config.nemo_schema import NemoConfig
+    from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.contents import ASSUMED, CPU, GIB, GPUS, Lengths, as_json, plan_text
     from nemo_uecr.plan.local import local_plan
     from nemo_uecr.plan.nemo import nemo_plan, what_fits
 
-    loaded = load(config, overrides).config
-    longest = {"prompt": loaded.data.max_prompt_tokens, "response": loaded.rollout.max_response_tokens}
+    run = read_run(config, overrides)
+    if isinstance(run, Config):
+        longest = {"prompt": run.data.max_prompt_tokens, "response": run.rollout.max_response_tokens}
+    else:
+        longest = {"prompt": run.longest_prompt, "response": run.longest_response}
     for name, mean in (("prompt", prompt_tokens), ("response", response_tokens)):
         if mean is not None and mean > longest[name]:
             raise ConfigError(f"--{name}-tokens: got a mean of {mean}, but no {name} may exceed {longest[name]} tokens")
     lengths = Lengths(prompt_tokens or longest["prompt"], response_tokens or longest["response"], length_sigma)
-    if isinstance(loaded, NemoConfig) and device == "cpu":
-        raise ConfigError("--device: got cpu, but NeMo-RL's workers need GPUs; expected h200, h100 or a100")
     if fit is not None:
-        return _fit(config, overrides, loaded, fit, device, memory, lengths, json)
-    assumed = ASSUMED if isinstance(loaded, NemoConfig) or loaded.device == "cuda" else CPU
+        return _fit(config, overrides, run, fit, device, memory, lengths, json)
+    alone = isinstance(run, Config)
+    if not alone and device == "cpu":
+        raise ConfigError("--device: got cpu, but NeMo-RL's workers need GPUs; expected h200, h100 or a100")
+    assumed = CPU if isinstance(run, Config) and run.device != "cuda" else ASSUMED
     limits = {**GPUS, "cpu": CPU}[device] if device else assumed
     if memory is not None:
         limits = replace(limits, memory=int(memory * GIB))
     advice: list[str] = []
-    if isinstance(loaded, NemoConfig):
-        made = nemo_plan(loaded, limits, lengths)
-        advice = what_fits(loaded, limits, lengths) if made.misfits else []
+    if isinstance(run, Config):
+        made = local_plan(run, limits, lengths, sizes=sizes)
     else:
-        made = local_plan(loaded, limits, lengths, sizes=sizes)
+        made = nemo_plan(run, limits, lengths)
+        advice = what_fits(run, limits, lengths) if made.misfits else []
     say(plan_text(made).rstrip("\n"))
     write_json(json, {"format": "nemo_uecr.plan/1", **as_json(made), "what_fits": advice})
     if made.faults:
         hint = f"; what fits: {', or '.join(advice)}" if advice else ""
-        if isinstance(loaded, NemoConfig) and made.misfits and not advice:
+        if not alone and made.misfits and not advice:
             hint = "; no single change that was tried is enough: use more GPUs or smaller models"
         raise ConfigError("; ".join(made.faults) + hint)
+
+
+def read_run(config: str, overrides: Sequence[str]) -> Config | Job:
+    """A configuration of the local back end, or the job of a recipe that is accepted."""
+    from nemo_uecr.config.load import load_config
+    from nemo_uecr.config.recipes import is_recipe, load_recipe
+    from nemo_uecr.start.recipe_form import accepted
+
+    if is_recipe(config):
+        return accepted(load_recipe(config, overrides))
+    return load_config(config, overrides).config
 
 
 def _fit(
     config: str,
     overrides: Sequence[str],
-    run: NemoConfig | Config,
+    run: Config | Job,
     size: float,
     device: str | None,
     memory: float | None,
@@ -99,12 +114,13 @@ def _fit(
 ) -> None:
     """Print keys with which a local run fits a GPU of ``size`` GB; its rates are those of ``device`` or the nearest."""
     from nemo_uecr.config.load import load_config
+    from nemo_uecr.config.schema import Config
     from nemo_uecr.plan.contents import GIB, GPUS, as_json, typed
     from nemo_uecr.plan.faults import refuse
     from nemo_uecr.plan.fit import attempts_to_fit, fit_text, gpu_of_size
 
-    if run.backend != "local":
-        raise ConfigError(f"--fit: got backend {run.backend}, expected local; plan --memory {size:g} lists what fits")
+    if not isinstance(run, Config):
+        raise ConfigError(f"--fit: {config} is a recipe of NeMo-RL's; plan --memory {size:g} lists what fits")
     if "cpu" in (device, run.device) or memory is not None:
         raise ConfigError(f"--fit {size:g} plans for a GPU: leave out --memory and --device cpu, set device=cuda")
     gpu = gpu_of_size(size, GPUS[device] if device else None)
@@ -146,23 +162,23 @@ def doctor(
     ray_port: Port = 9900,
     json: Json = None,
 ) -> int:
-    """Check this machine and, with CONFIG, everything that the configuration needs: one line per check.
+    r"""Check this machine and, with CONFIG, everything that the configuration needs: one line per check.
 
     Run it where the training will run: on a compute node, inside the container. It downloads nothing. The exit code is
     1 if a check fails, 2 if the configuration is invalid.
 
         nemo-uecr doctor
-        nemo-uecr doctor examples/configs/uecr_qwen3_4b.yaml teacher.model_name=/models/teacher data.subset=null
+        nemo-uecr doctor examples/configs/uecr_qwen3_4b.yaml uecr.teacher.model_name=/models/teacher \
+            uecr.data.subset=null
 
     Args:
         ray_port: Port of the Ray head, as in slurm/*.sbatch.
     """
-    from nemo_uecr.config.load import load
     from nemo_uecr.start.checks import DOCTOR, asked, examine
     from nemo_uecr.start.facts import NoRun
 
     machine = NoRun(ray_port=ray_port, nodes=1, gpus=0)
-    subject = machine if config is None else run_facts(load(config, overrides).config, ray_port)
+    subject = machine if config is None else run_facts(read_run(config, overrides), ray_port)
     findings = []
     for finding in examine(subject, asked(subject, DOCTOR)):
         findings.append(finding)
@@ -176,32 +192,66 @@ def doctor(
 
 
 def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: Override) -> None:
-    """Show or check a configuration.
+    """Show or check a configuration of the local back end, or a recipe of NeMo-RL's.
 
     Args:
         action: `show` prints the complete configuration as YAML with the origin of every value; `check` validates it,
-            reads the problems, and prints the objective as one equation.
+            reads the problems, and prints the objective as one equation. Of a recipe it prints what is adjusted and
+            why, what is not used, and how the models lie on the GPUs; a recipe that cannot be trained is refused with
+            each key, its value and the reason.
     """
-    from nemo_uecr.config.load import annotated_yaml, load
+    from nemo_uecr.config.recipes import is_recipe
+
+    if is_recipe(config):
+        return _recipe(action, config, overrides)
+    from nemo_uecr.config.load import annotated_yaml, load_config
     from nemo_uecr.config.methods import objective, unused_line
     from nemo_uecr.start.checks import CONFIG, require
 
-    loaded = load(config, overrides)
+    loaded = load_config(config, overrides)
     notes = [f"objective: {objective(loaded.config)}", *filter(None, [unused_line(loaded.config, loaded.origins)])]
     if action == "show":
-        say(annotated_yaml(loaded.config, loaded.origins).rstrip("\n"), *(f"# {note}" for note in notes))
+        say(annotated_yaml(loaded.config.model_dump(mode="json"), loaded.origins).rstrip("\n"))
+        say(*(f"# {note}" for note in notes))
     else:
         seen = require(run_facts(loaded.config, 0), CONFIG)
         notes += [f"{check}: {line}" for check, line in seen.items() if isinstance(line, str)]
         say(*notes, f"ok: {config}: keys, values and problems")
 
 
-def run_facts(config: Config | NemoConfig, ray_port: int) -> Run:
-    """What the checks read of a configuration of either back end."""
-    from nemo_uecr.config.nemo_schema import NemoConfig
-    from nemo_uecr.start.facts import of_local
-    from nemo_uecr.start.nemo_form import of_nemo
+def _recipe(action: Literal["show", "check"], config: str, overrides: Sequence[str]) -> None:
+    from nemo_uecr.config.load import annotated_yaml
+    from nemo_uecr.config.recipes import load_recipe
+    from nemo_uecr.nemo.recipe import faults_of, section_of
+    from nemo_uecr.start.checks import CONFIG, require
+    from nemo_uecr.start.recipe_form import accepted, described, native_schema, of_recipe
 
-    if isinstance(config, NemoConfig):
-        return of_nemo(config, ray_port=ray_port, resources=None)
-    return of_local(config, sizes, ray_port=ray_port, resources=None)
+    recipe = load_recipe(config, overrides)
+    if action == "show":
+        return say(annotated_yaml(recipe.values, recipe.origins).rstrip("\n"))
+    faults = faults_of(recipe.values, section_of(recipe.values, recipe.origins, recipe.path))
+    if faults:
+        say(*(f"refused: {fault}" for fault in faults))
+        keys = list(dict.fromkeys(fault.partition(":")[0] for fault in faults))
+        raise ConfigError(f"{config} cannot be trained as it is: {', '.join(keys)}")
+    job = accepted(recipe)
+    seen = require(of_recipe(job, ray_port=0, resources=None), CONFIG)
+    say(*described(job), *(f"{check}: {line}" for check, line in seen.items() if isinstance(line, str)))
+    if find_spec("nemo_rl") is None:
+        say("NeMo-RL cannot be imported here: its own schema was not checked")
+    else:
+        from nemo_uecr.nemo import upstream
+
+        say(native_schema(recipe, upstream.check()))
+    say(f"ok: {config}: accepted")
+
+
+def run_facts(run: Config | Job, ray_port: int) -> Run:
+    """What the checks read of a run of either back end."""
+    from nemo_uecr.config.schema import Config
+    from nemo_uecr.start.facts import of_local
+    from nemo_uecr.start.recipe_form import of_recipe
+
+    if isinstance(run, Config):
+        return of_local(run, sizes, ray_port=ray_port, resources=None)
+    return of_recipe(run, ray_port=ray_port, resources=None)

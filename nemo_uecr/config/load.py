@@ -26,7 +26,6 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from nemo_uecr import door
-from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config, MethodSection, Section, named_method, nearest_name
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.errors import CheckpointError, ConfigError, RunFolderError
@@ -50,6 +49,7 @@ FREE_KEYS = re.compile(
 OWN_CODE = re.compile(r"method\.name|data\.train|evaluation\.benchmarks\..+")
 #: `${` and the backslashes before it, which OmegaConf reads as escapes there and nowhere else.
 INTERPOLATION = re.compile(r"(\\*)\$\{")
+
 #: `${mul:a,b}` and the others that NeMo-RL has, `add` since 0.8.
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "mul": lambda a, b: a * b, "div": lambda a, b: a / b, "max": lambda a, b: max(a, b), "add": lambda a, b: a + b,
@@ -82,24 +82,6 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> Loade
     return load_as(Config, path, overrides)
 
 
-def load_nemo_config(path: str | os.PathLike[str], overrides: Sequence[str]) -> NemoConfig:
-    """Load a configuration of a NeMo-RL run; see `load_as`."""
-    return load_as(NemoConfig, path, overrides).config
-
-
-def load(path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[Config] | Loaded[NemoConfig]:
-    """Load a configuration of the back end that it names; see `load_as`."""
-    if backend_of(path, overrides) == "nemo_rl":
-        return load_as(NemoConfig, path, overrides)
-    return load_as(Config, path, overrides)
-
-
-def backend_of(path: str | os.PathLike[str], overrides: Sequence[str]) -> str:
-    """The back end that a configuration names, without validating anything else."""
-    named = [text.partition("=")[2] for text in overrides if text.lstrip("+").startswith("backend=")]
-    return named[-1] if named else str(read_chain(os.fspath(path)).values.get("backend"))
-
-
 def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[str]) -> Loaded[C]:
     """Read a YAML file and its parents, apply `dotted.key=value` overrides, resolve and validate.
 
@@ -114,12 +96,12 @@ def load_as(schema: type[C], path: str | os.PathLike[str], overrides: Sequence[s
         if key in base.values and key not in schema.model_fields:
             raise ConfigError(f"{shown} has the key {key}, so it is a file for another command: {command}")
     if {"policy", "grpo"} <= base.values.keys():
-        raise ConfigError(f"{shown} is a configuration of NeMo-RL itself; expected one that inherits nemo_rl_base.yaml")
+        raise ConfigError(f"{shown} is a recipe of NeMo-RL's; expected a configuration of the local back end")
     own = own_method(base.values.get("method"), overrides)
     layer = _merged_layers([base, *(override_layer(text, schema, own) for text in overrides)])
     if isinstance(name := layer.values.get("method"), str):
         raise ConfigError(f"method: got {name!r}, expected a section; write method.name={name}")
-    values = without_missing(resolved(layer.values, layer.origins, shown))
+    values = _without_missing(resolved(layer.values, layer.origins, shown))
     config = validated(schema, _with_paths(values), layer.origins, shown)
     beside = Path(shown).with_name("origins.json")
     written = read_object(beside) if beside.is_file() else {}
@@ -168,10 +150,10 @@ def _with_paths(value: Any, key: str = "") -> Any:
     return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
-def without_missing(tree: Mapping[str, object]) -> dict[str, object]:
+def _without_missing(tree: Mapping[str, object]) -> dict[str, object]:
     """The values without those that are `???`."""
     return {
-        key: without_missing(value) if isinstance(value, Mapping) else value
+        key: _without_missing(value) if isinstance(value, Mapping) else value
         for key, value in tree.items()
         if value != MISSING
     }
@@ -453,9 +435,9 @@ def dump_config(config: BaseModel) -> str:
     return str(OmegaConf.to_yaml(OmegaConf.create(_escaped(config))))
 
 
-def annotated_yaml(config: BaseModel, origins: Mapping[str, str]) -> str:
-    """The same with the origin of each value in a comment."""
-    return "".join(f"{line}\n" for line in _annotated(_escaped(config), origins, ()))
+def annotated_yaml(values: Mapping[str, object], origins: Mapping[str, str]) -> str:
+    """Values as YAML, the origin of each in a comment."""
+    return "".join(f"{line}\n" for line in _annotated(_with_texts(values, _escape), origins, ()))
 
 
 def _annotated(tree: Mapping[str, object], origins: Mapping[str, str], path: tuple[str, ...]) -> Iterator[str]:
@@ -465,7 +447,14 @@ def _annotated(tree: Mapping[str, object], origins: Mapping[str, str], path: tup
             yield label
             yield from _annotated(value, origins, (*path, key))
         else:
-            yield f"{f'{label} {_scalar(value)}':<48}  # {origins['.'.join((*path, key))]}"
+            yield f"{f'{label} {_scalar(value)}':<48}  # {_origin('.'.join((*path, key)), origins)}"
+
+
+def _origin(key: str, origins: Mapping[str, str]) -> str:
+    """Where a value was set; of one that an interpolation brings, where the interpolation stands."""
+    while key not in origins and "." in key:
+        key = key.rpartition(".")[0]
+    return origins.get(key, DEFAULT)
 
 
 def _scalar(value: object) -> str:
@@ -474,9 +463,13 @@ def _scalar(value: object) -> str:
     return str(text).rstrip("\n").removesuffix("\n...")
 
 
+def _escape(match: re.Match[str]) -> str:
+    return f"{match[1] * 2}\\${{"
+
+
 def _escaped(config: BaseModel) -> Any:
     """The values, with `${` in texts escaped so that it is not read as an interpolation."""
-    return _with_texts(config.model_dump(mode="json"), lambda match: f"{match[1] * 2}\\${{")
+    return _with_texts(config.model_dump(mode="json"), _escape)
 
 
 def _with_texts(value: Any, change: Callable[[re.Match[str]], str]) -> Any:
@@ -529,7 +522,7 @@ def own_code(values: Mapping[str, object]) -> dict[str, str]:
     return {key: value for key, value in given.items() if isinstance(value, str) and door.is_own(value)}
 
 
-def check_same_configuration(where: Path, config: Config | NemoConfig, saved: Mapping[str, object]) -> None:
+def check_same_configuration(where: Path, config: Config, saved: Mapping[str, object]) -> None:
     """Refuse to resume a run with values other than ``saved``, except for `FREE_KEYS`.
 
     A method that reads the run's length does not let it change.

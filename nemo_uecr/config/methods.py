@@ -7,14 +7,21 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from nemo_uecr.config.load import DEFAULT, flat_values
-from nemo_uecr.config.nemo_schema import AnyConfig
+from nemo_uecr.config.schema import Config
+from nemo_uecr.core.methods import Method
 
 #: The keys that name a teacher.
 TEACHER = re.compile(r"(teacher|teachers\..+)\.(model_name|self)")
 
 
-def objective(config: AnyConfig) -> str:
-    """The run's loss, token advantage and method settings on one line.
+def objective(config: Config) -> str:
+    """The loss of a local run on one line; see `objective_of`."""
+    loss = config.loss
+    return objective_of(config.method, clip=(loss.clip_low, loss.clip_high), kl="KL3", kl_coef=loss.reference_kl)
+
+
+def objective_of(method: Method, *, clip: tuple[float, float], kl: str, kl_coef: float) -> str:
+    """The loss, the token advantage and the method's settings on one line.
 
     PG is the clipped surrogate, averaged over the valid tokens of the optimizer step; KL3 is the low-variance estimate
     of the KL to the reference policy. Settings that the equation does not name appear if they differ from the default.
@@ -22,10 +29,9 @@ def objective(config: AnyConfig) -> str:
     References:
         eq:final-objective.
     """
-    loss, method, equation = config.loss, config.method, config.method.equation()
-    clip = f"clip {loss.clip_low:g}/{loss.clip_high:g}"
-    second = "" if method.opd_coef is None else f" + {method.opd_coef:g} PG(A_opd; {clip})"
-    reference = f" + {loss.reference_kl:g} KL3(ref)" if loss.reference_kl > 0 else ""
+    equation, clipped = method.equation(), f"clip {clip[0]:g}/{clip[1]:g}"
+    second = "" if method.opd_coef is None else f" + {method.opd_coef:g} PG(A_opd; {clipped})"
+    reference = f" + {kl_coef:g} {kl}(ref)" if kl_coef > 0 else ""
     advantage = equation if equation.startswith("A = ") else f"A: {equation}"
     shown = {
         each.name: getattr(method, each.name)
@@ -35,10 +41,10 @@ def objective(config: AnyConfig) -> str:
     settings = ", ".join(
         f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value!r}" for key, value in shown.items()
     )
-    return "; ".join(part for part in (f"loss = PG(A; {clip}){second}{reference}", advantage, settings) if part)
+    return "; ".join(part for part in (f"loss = PG(A; {clipped}){second}{reference}", advantage, settings) if part)
 
 
-def unused_line(config: AnyConfig, origins: Mapping[str, str]) -> str | None:
+def unused_line(config: Config, origins: Mapping[str, str]) -> str | None:
     """The stated settings that the method does not use, on one line; None if it uses all."""
     own = {"method.name", *(f"method.{key}" for key in config.method.settings())}
     stated = [key for key, at in origins.items() if key.startswith("method.") and key not in own and at != DEFAULT]

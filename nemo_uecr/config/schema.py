@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -32,9 +32,6 @@ from nemo_uecr.core.methods import METHODS, Method, method_class
 from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.ranges import BelowOne, Count, NonNegative, NonNegativeInt, Positive, Range, Seed, Share, UpToOne
-
-if TYPE_CHECKING:
-    from nemo_uecr.config.nemo_schema import AnyConfig
 
 Text = Annotated[str, Field(min_length=1)]
 OwnCode = Annotated[str, Field(pattern=door.PATTERN)]
@@ -235,6 +232,22 @@ class ProblemsConfig(Section):
     shuffle: bool  # Whether problems are drawn in random order instead of file order.
 
 
+class RecipeDataConfig(ProblemsConfig):
+    """Problems of this project in a recipe of NeMo-RL's, and how a prompt is made from one."""
+
+    difficulty_key: Text | None = None  # Field of the difficulty; null: do not filter by it.
+    difficulty_low: NonNegative | None = None  # Lowest difficulty to keep.
+    difficulty_high: NonNegative | None = None  # Highest difficulty to keep.
+    subset: Count | None = None  # Number of problems drawn from those kept, by `grpo.seed`; null: all.
+
+    @model_validator(mode="after")
+    def _difficulty_is_a_range(self) -> Self:
+        given = {each is None for each in (self.difficulty_key, self.difficulty_low, self.difficulty_high)}
+        if len(given) > 1:
+            raise ValueError("data.difficulty_key, _low and _high: got some of them, expected all or none")
+        return self
+
+
 class OptimizerConfig(Section):
     """The optimizer and its steps."""
 
@@ -273,7 +286,7 @@ class LocalTolerancesConfig(TolerancesConfig):
 BFLOAT16_ON_GPU = {"first_ratio": 0.05, "first_ratio_p99": 0.9}
 
 
-def check_sections(config: AnyConfig) -> None:
+def check_sections(config: Config) -> None:
     """Rules of both back ends: the mini-batch divides the batch, and teachers, method and routing agree."""
     responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
     if responses % config.train.minibatch_responses:
@@ -304,25 +317,25 @@ def check_teachers(config: Any) -> None:
         raise ValueError(f"routing.default: got {routing.default}, expected one of teachers: {names}")
 
 
-def teacher_models(config: AnyConfig) -> dict[str, str]:
+def teacher_models(config: Config) -> dict[str, str]:
     """Folder or hub name of each teacher that the run loads, by key: `teacher` or `teachers.NAME`."""
     elsewhere = SelfTeacherConfig | UrlTeacherConfig
     active = config.active_teachers.items()
     return {key: str(teacher.model_name) for key, teacher in active if not isinstance(teacher, elsewhere)}
 
 
-def longest_generated(config: AnyConfig) -> int:
+def longest_generated(config: Config) -> int:
     """Tokens of the longest prompt with the longest response, in training or evaluation."""
     evaluated = config.evaluation.max_tokens if config.evaluation.benchmarks else 0
     return config.data.max_prompt_tokens + max(config.rollout.max_response_tokens, evaluated)
 
 
-def url_teachers(config: AnyConfig) -> dict[str, UrlTeacherConfig]:
+def url_teachers(config: Config) -> dict[str, UrlTeacherConfig]:
     """The teachers on a server, by key."""
     return {key: one for key, one in config.active_teachers.items() if isinstance(one, UrlTeacherConfig)}
 
 
-def teacher_folders(config: AnyConfig) -> dict[str, str]:
+def teacher_folders(config: Config) -> dict[str, str]:
     """Folder or hub name of each teacher's model, or of its tokenizer if a server has the model, by key."""
     return teacher_models(config) | {key: teacher.tokenizer for key, teacher in url_teachers(config).items()}
 

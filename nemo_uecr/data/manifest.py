@@ -17,8 +17,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.files import describe_file, file_fault, read_object, recover_folder
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.nemo_schema import NemoDataConfig
-    from nemo_uecr.config.schema import DataConfig
+    from nemo_uecr.config.schema import DataConfig, RecipeDataConfig
 
 FORMAT = "nemo_uecr.data/1"
 MANIFEST = "manifest.json"
@@ -67,12 +66,12 @@ def training_file(path: Path, key: str) -> Path:
     return path / KEPT
 
 
-def training_problems(data: DataConfig | NemoDataConfig, place: str | Path | None = None) -> list[Problem]:
+def training_problems(data: DataConfig | RecipeDataConfig, place: str | Path | None = None) -> list[Problem]:
     """The training problems of a configuration, perhaps from another ``place`` than it names."""
     return problems_of(data, training_file(Path(place or data.train), "data.train"), "data.train")
 
 
-def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
+def chosen_problems(data: RecipeDataConfig, seed: int) -> list[Problem]:
     """Problems in the file's order, those of the wanted difficulty, and a seeded draw of ``data.subset`` of them."""
     problems = training_problems(data)
     if talked := next((problem for problem in problems if problem.context), None):
@@ -94,7 +93,7 @@ def chosen_problems(data: NemoDataConfig, seed: int) -> list[Problem]:
     return problems
 
 
-def _difficulty(problem: Problem, data: NemoDataConfig) -> float:
+def _difficulty(problem: Problem, data: RecipeDataConfig) -> float:
     given = value_at(problem.columns, str(data.difficulty_key))
     level = level_of(given)
     if level is None:

@@ -24,8 +24,7 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.verifier.extract import reference_answer
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.nemo_schema import NemoDataConfig
-    from nemo_uecr.config.schema import DataConfig, RoutingConfig
+    from nemo_uecr.config.schema import DataConfig, RecipeDataConfig, RoutingConfig
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ class UnreadableRow(Exception):
     """A row is no problem; its text is the reason under which such rows are counted."""
 
 
-def problems_of(data: DataConfig | NemoDataConfig, given: str | Path, key: str) -> list[Problem]:
+def problems_of(data: DataConfig | RecipeDataConfig, given: str | Path, key: str) -> list[Problem]:
     """The problems that a configuration's ``key`` names, by the field names of its section `data`.
 
     A benchmark that has not these fields is read by the usual names.

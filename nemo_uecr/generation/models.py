@@ -25,8 +25,7 @@ from nemo_uecr.files import read_object
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.config.nemo_schema import NemoDataConfig
-    from nemo_uecr.config.schema import DataConfig
+    from nemo_uecr.config.schema import DataConfig, RecipeDataConfig
     from nemo_uecr.data.problems import Problem
 
 log = logging.getLogger(__name__)
@@ -415,7 +414,7 @@ def only_here(name: str, repo_type: str = "model") -> bool:
 
 
 def fitting_prompts(
-    tokenizer: Any, problems: Sequence[Problem], data: DataConfig | NemoDataConfig, benchmark: str = ""
+    tokenizer: Any, problems: Sequence[Problem], data: DataConfig | RecipeDataConfig, benchmark: str = ""
 ) -> dict[int, list[int]]:
     """Token ids, by place, of the problems' prompts that are not too long.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.files import replace_file
+from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.generation import models
 from nemo_uecr.generation.engines import check_model_place
 from nemo_uecr.nemo import upstream
@@ -42,16 +43,17 @@ def hidden_marks(tokenizer: Any) -> str:
     )
 
 
-def conversion(role: str, name: str) -> str:
+def conversion(role: str, name: str, *, hashed: bool) -> str:
     """NeMo-RL's conversion of a model has ended, and was made of the weights that the folder holds now.
 
     NeMo-RL finds its conversions by the model's name and takes any that has begun; without a tracker file Megatron
     would load none of its weights. Size and time of a folder's weight files stand beside each conversion that a run of
-    ours begins; one of another hand is adopted where it is newer than the weights.
+    ours begins, and their sha256 where ``hashed``, which reads them all; one of another hand is adopted where it is
+    newer than the weights.
     """
     folder, converted = Path(name), upstream.conversion_folder(name)
-    begun = (converted / "iter_0000000").exists()
-    if begun and not all(any(converted.glob(last)) for last in ("iter_0000000/run_config.yaml", "latest_*")):
+    begun, last = (converted / "iter_0000000").exists(), converted / "iter_0000000" / "run_config.yaml"
+    if begun and not (last.is_file() and any(converted.glob("latest_*"))):
         raise DataError(
             f"{role}.model_name: NeMo-RL's conversion {converted} was interrupted; remove it, and the run makes it "
             "again, unless another run is making it now"
@@ -59,24 +61,42 @@ def conversion(role: str, name: str) -> str:
     seen = f"{converted} {'is used' if begun else 'will be made'}"
     if not folder.is_dir():
         return seen
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.bin"))]
-    stats = {file.name: file.stat() for file in files}
-    weights = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
-    record = converted.with_name(f"{converted.name}.weights.json")
-    newest = max(stat.st_mtime_ns for stat in stats.values())
-    if not begun:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(record, json.dumps(weights, indent=1).encode())
-    elif record.is_file() and json.loads(record.read_bytes()) != weights:
+    record, weights = converted.with_name(f"{converted.name}.weights.json"), _weights(folder, hashed=hashed)
+    known = read_object(record) if record.is_file() else {}
+    if begun and known and (changed := [each for each in known | weights if not _same(known, weights, each)]):
         raise DataError(
-            f"{role}.model_name: the weights in {folder} are not those, by size and time, that NeMo-RL's conversion "
-            f"{converted} was made of; remove it, and the run makes it again when it starts"
+            f"{role}.model_name: {', '.join(changed)} in {folder} changed since NeMo-RL's conversion {converted} "
+            "was made; remove it, and the run makes it again when it starts"
         )
-    elif not record.is_file() and (converted / "iter_0000000").stat().st_mtime_ns < newest:
-        raise DataError(
-            f"{role}.model_name: the weights in {folder} are newer than NeMo-RL's conversion {converted}; remove it, "
-            "and the run makes it again when it starts"
-        )
-    elif not record.is_file():
+    if begun and not known:
+        if last.stat().st_mtime_ns < max(entry["changed_ns"] for entry in weights.values()):
+            raise DataError(
+                f"{role}.model_name: the weights in {folder} are newer than NeMo-RL's conversion {converted}; remove "
+                "it, and the run makes it again when it starts"
+            )
         log.warning("%s: the conversion %s of another hand is adopted; it is newer than the weights", role, converted)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    kept = {each: known.get(each, {}) | entry for each, entry in weights.items()}  # a sha256 of before holds on
+    replace_file(record, json.dumps(kept, indent=1).encode())
     return seen
+
+
+def _weights(folder: Path, *, hashed: bool) -> dict[str, dict[str, Any]]:
+    """What is known of each weight file and of the model's configuration."""
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.bin"))]
+    stats = {file: file.stat() for file in files}
+    found: dict[str, dict[str, Any]] = {
+        file.name: {"bytes": each.st_size, "changed_ns": each.st_mtime_ns} for file, each in stats.items()
+    }
+    if hashed:
+        log.info("hashing the weight files of %s", folder)
+        found = {file.name: found[file.name] | {"sha256": file_sha256(file)} for file in files}
+    return found
+
+
+def _same(known: Mapping[str, Any], now: Mapping[str, Any], name: str) -> bool:
+    """Whether a file is as it was: by its sha256 where both have one, else by size and time."""
+    if name not in known or name not in now:
+        return False
+    keys = ["sha256"] if "sha256" in known[name] and "sha256" in now[name] else ["bytes", "changed_ns"]
+    return all(known[name][key] == now[name][key] for key in keys)

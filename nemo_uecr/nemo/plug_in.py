@@ -27,6 +27,7 @@ from nemo_uecr.files import locked
 from nemo_uecr.nemo import recipe, records, teacher, upstream
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.evaluation import Schedule, beside_validation, training_evaluation
+from nemo_uecr.nemo.layout import job_of, layout_faults
 from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.recipe import Settings, UecrSection
@@ -180,10 +181,12 @@ def checked(values: Mapping[str, Any]) -> tuple[UecrSection, list[recipe.Adjustm
     section = recipe.section_of(values)
     if faults := recipe.faults_of(values, section):
         raise ConfigError("; ".join(faults))
-    changes = recipe.adjusted(values, section)
-    for line in (*map(str, changes), *recipe.ignored(values)):
+    job = job_of(values, section)
+    if faults := layout_faults(job):
+        raise ConfigError("; ".join(faults))
+    for line in (*map(str, job.changes), *recipe.ignored(values)):
         log.info("%s", line)
-    return section, changes
+    return section, [*job.changes]
 
 
 def check_models(values: Mapping[str, Any], settings: Settings) -> None:
@@ -208,11 +211,10 @@ def check_models(values: Mapping[str, Any], settings: Settings) -> None:
         loaded_without_code(AutoConfig, section.model_name)
         columns = settings.vocabulary, columns_of(section.model_name)
         check_same_tokenizer(ours, loaded_without_code(AutoTokenizer, section.model_name), columns)
-    if value_at(values, "checkpointing.pretrained_checkpoint") is None:
-        conversion("policy", settings.model_name)
-    for key, section in sections.items():
-        if section.megatron_checkpoint is None:
-            conversion(key, section.model_name)
+    converted = {} if value_at(values, "checkpointing.pretrained_checkpoint") else {"policy": settings.model_name}
+    converted |= {key: each.model_name for key, each in sections.items() if each.megatron_checkpoint is None}
+    for key, name in converted.items():
+        conversion(key, name, hashed=bool(value_at(values, "uecr.hash_weights")))
 
 
 def settings_of(values: Mapping[str, Any], section: UecrSection) -> Settings:

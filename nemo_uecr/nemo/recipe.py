@@ -15,14 +15,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from nemo_uecr.config.load import changed, flattened, validated, value_at, without_missing
+from nemo_uecr.config.load import MISSING, changed, flattened, validated, value_at
 from nemo_uecr.config.schema import (
     BFLOAT16_ON_GPU,
     SEVERAL,
     AnyReward,
     EvaluationConfig,
     MethodSection,
-    ProblemsConfig,
+    RecipeDataConfig,
     RoutingConfig,
     Section,
     TeacherName,
@@ -33,7 +33,7 @@ from nemo_uecr.config.schema import (
 )
 from nemo_uecr.core.methods import Method
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.ranges import Count, NonNegative, NonNegativeInt, Positive
+from nemo_uecr.ranges import Count, NonNegativeInt, Positive
 
 Form = Literal["recipe", "paper"]
 #: Our data set and our environment, by the names under which a recipe asks for them.
@@ -65,22 +65,6 @@ class TeacherSection(Section):
         return {"model_name": self.model_name, **(self.model_extra or {})}
 
 
-class RecipeDataConfig(ProblemsConfig):
-    """Training problems of our data set, and how a prompt is made from one."""
-
-    difficulty_key: Text | None = None  # Field of the difficulty; null: do not filter by it.
-    difficulty_low: NonNegative | None = None  # Lowest difficulty to keep.
-    difficulty_high: NonNegative | None = None  # Highest difficulty to keep.
-    subset: Count | None = None  # Number of problems drawn from those kept, by `grpo.seed`; null: all.
-
-    @model_validator(mode="after")
-    def _difficulty_is_a_range(self) -> Self:
-        given = {each is None for each in (self.difficulty_key, self.difficulty_low, self.difficulty_high)}
-        if len(given) > 1:
-            raise ValueError("data.difficulty_key, _low and _high: got some of them, expected all or none")
-        return self
-
-
 class UecrSection(Section):
     """All that this project adds to a recipe."""
 
@@ -108,6 +92,9 @@ class UecrSection(Section):
     data: RecipeDataConfig | None = None
     # Rewards of our environment, which a recipe names as env_name; null: the recipe's own environment.
     reward: Annotated[tuple[AnyReward, ...], *SEVERAL] | None = None
+    # Whether a start compares a folder's weights with those that NeMo-RL's conversion was made of by their sha256,
+    # which reads all of them, and not by size and time.
+    hash_weights: bool = False
     verifier_workers: Count = 8  # Processes that verify responses in evaluations.
 
     @property
@@ -147,10 +134,9 @@ def section_of(values: Mapping[str, Any], origins: Mapping[str, str] | None = No
     given = values.get("uecr")
     if given is None:
         raise ConfigError("the recipe has no section uecr; add its method: '++uecr.method={name: uecr, ...}'")
-    teacher = given.get("teacher")
-    if isinstance(teacher, Mapping) and not without_missing(teacher):  # `model_name: ???` names none yet
-        given = {**given, "teacher": None}
-    tree = without_missing({"uecr": given})
+    if missing := [f"uecr.{key}" for key, value in flattened(given).items() if value == MISSING]:
+        raise ConfigError(f"missing {', '.join(missing)}; write {missing[0]}=VALUE")
+    tree = {"uecr": given}
     return validated(_Recipe, tree, origins or {}, path or "the recipe", within="uecr.").uecr
 
 
@@ -232,6 +218,7 @@ def faults_of(values: Mapping[str, Any], section: UecrSection) -> list[str]:
     faults += [
         f"{key}: got {processor!r}; pictures and sound are not supported yet" for key, processor in media(values)
     ]
+    faults += [f"{key}: missing; write {key}=VALUE" for key, value in flattened(values).items() if value == MISSING]
     faults += list(_expert_faults(values, section))
     faults += list(_loss_faults(values, section))
     faults += list(_batch_faults(values))
@@ -367,6 +354,10 @@ def teacher_gpus(values: Mapping[str, Any], section: UecrSection) -> list[int]:
     return [own] if cluster["num_nodes"] == 1 else [cluster["gpus_per_node"]] * (own // cluster["gpus_per_node"])
 
 
+#: Tensor ranks from which NeMo-RL asks that training and scoring take equal micro-batches, except on-policy.
+EQUAL_FROM = 4
+
+
 def adjusted(values: Mapping[str, Any], section: UecrSection) -> list[Adjustment]:
     """What is changed in the recipe before the run, each with its reason; nothing is changed here."""
     changes = [
@@ -380,6 +371,11 @@ def adjusted(values: Mapping[str, Any], section: UecrSection) -> list[Adjustment
     if (generation["temperature"] != 1 or filtered(generation)) and value_at(values, mode) != "processed_logprobs":
         why = "generation's log-probabilities would be those before the temperature"
         changes.append(Adjustment(mode, value_at(values, mode), "processed_logprobs", why))
+    rows, scored = policy["train_micro_batch_size"], policy["logprob_batch_size"]
+    ranks = policy["megatron_cfg"]["tensor_model_parallel_size"]
+    if value_at(values, "loss_fn.force_on_policy_ratio") and ranks >= EQUAL_FROM and rows != scored:
+        why = "NeMo-RL's check of equal micro-batches, which force_on_policy_ratio left out"
+        changes.append(Adjustment("policy.logprob_batch_size", scored, rows, why))
     own = int(policy["make_sequence_length_divisible_by"])
     overlays = [merged(policy, teacher.overlay) for teacher in section.active_teachers.values()]
     common = math.lcm(own, *map(sequence_multiple, (policy, *overlays)))

@@ -25,12 +25,13 @@ from typing import Any
 import ray
 import torch
 
+from nemo_uecr.config.schema import RecipeDataConfig
 from nemo_uecr.data.manifest import chosen_problems
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.generation.engines import load_tokens
 from nemo_uecr.generation.models import fitting_prompts
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.recipe import RecipeDataConfig, section_of
+from nemo_uecr.nemo.recipe import section_of
 from nemo_uecr.verifier.extract import opens_thought
 from nemo_uecr.verifier.pool import ComparisonPool
 from nemo_uecr.verifier.rewards import Outcome, Rewards, Sample, component_metrics

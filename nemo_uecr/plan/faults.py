@@ -1,18 +1,21 @@
 """Faults of a layout, and models that do not fit the run: one sentence each, with the remedy.
 
-Every layout rule is in this file. `plan` prints the faults; the check `layout` of the room `start` refuses a run that
-has any. A model of unknown size is None, and the rules that need its size are skipped.
+The rules that need a model's sizes are here; `nemo.layout` has those of the GPUs alone. `plan` prints the faults; the
+doctor, `config check` and the start of a run refuse a run that has any. A model of unknown size is None, and the rules
+that need its size are skipped.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig, ParallelConfig
+from nemo_uecr.config.schema import Config
 from nemo_uecr.conversion.reading import PADDING
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.plan.shapes import ROPES, ModelShape
+from nemo_uecr.nemo.layout import Job, Model, layout_faults, model_faults
+from nemo_uecr.plan.shapes import ModelShape
 
 VLLM_PADDING = 64  # vLLM pads a vocabulary to a multiple of this before it splits it
 
@@ -23,66 +26,54 @@ def refuse(faults: Sequence[str]) -> None:
         raise ConfigError("; ".join(faults))
 
 
-def layout_faults(config: NemoConfig, student: ModelShape | None, teacher: ModelShape | None) -> list[str]:
-    """Why the models cannot be placed on the GPUs or split across them."""
-    own, cluster = config.teacher.dedicated_gpus, config.cluster
-    whole_nodes = own % cluster.gpus_per_node == 0 and own < config.gpus
-    part_of_the_node = cluster.nodes == 1 and own < cluster.gpus_per_node
-    if own and not (whole_nodes or part_of_the_node):
-        return [
-            f"teacher.dedicated_gpus: got {own} of {cluster.nodes} x {cluster.gpus_per_node}, expected some of one "
-            "node's GPUs or whole nodes, with GPUs left for the student"
-        ]
-    faults = _megatron_faults("student", config.student.parallel, config.student_gpus, student)
-    if config.method.needs_teacher():
-        faults += _megatron_faults("teacher", config.teacher.parallel, config.teacher_gpus, teacher)
-    ranks = config.student_gpus // config.student.parallel.ranks
-    if not faults and config.train.minibatch_responses % ranks:
-        faults.append(
-            f"train.minibatch_responses: got {config.train.minibatch_responses}, which the {ranks} data-parallel ranks "
-            f"of the student on {config.student_gpus} GPUs cannot share equally; expected a multiple of "
-            f"{math.lcm(ranks, config.rollout.responses_per_prompt)}, with rollout.prompts_per_step to match, or other "
-            "GPUs"
-        )
-    return faults + _rollout_faults(config, student)
+def job_faults(job: Job, shapes: Mapping[str, ModelShape | None]) -> list[str]:
+    """Why a recipe's models cannot be placed on the GPUs, split as asked, or used together.
 
-
-def _megatron_faults(role: str, parallel: ParallelConfig, gpus: int, shape: ModelShape | None) -> list[str]:
-    faults = []
-    if gpus % parallel.ranks:
-        faults.append(
-            f"{role}.parallel: tensor * pipeline * context = {parallel.ranks} does not divide the {gpus} GPUs of the "
-            f"{role}; change the layout or the GPUs"
-        )
-    if parallel.sequence and parallel.tensor == 1:
-        faults.append(f"{role}.parallel.sequence: got true, but {role}.parallel.tensor = 1 has nothing to share")
-    if shape is None:
+    ``shapes`` are the models' by `student`, `teacher`, `teachers.NAME`.
+    """
+    faults = layout_faults(job)
+    for key, model in job.models.items():
+        if (shape := shapes.get(key)) is not None:
+            faults += _split_faults(model, shape)
+            faults += _position_faults(model, shape)
+    student = shapes.get("student")
+    if student is None:
         return faults
-    common = math.gcd(shape.heads, shape.kv_heads, shape.feed_forward)
-    for key, ranks, whole, what in (
-        ("tensor", parallel.tensor, common, f"{common}, which divides its heads and feed-forward columns"),
-        ("pipeline", parallel.pipeline, shape.layers, f"the model's {shape.layers} layers"),
-    ):
-        if whole % ranks:
-            faults.append(f"{role}.parallel.{key}: got {ranks}, expected a divisor of {what}")
-    return faults
-
-
-def _rollout_faults(config: NemoConfig, student: ModelShape | None) -> list[str]:
-    """Why the engines do not fit: NeMo-RL gives each node its own, unless an engine has more GPUs than a node."""
-    tensor, gpus = config.rollout.tensor, config.student_gpus
-    node = min(gpus, config.cluster.gpus_per_node)
-    shared, owner = (node, "each node") if tensor <= node else (gpus, "the student")
-    faults = []
-    if gpus % tensor or shared % tensor:
-        faults.append(f"rollout.tensor: got {tensor}, expected a divisor of the {shared} GPUs of {owner}")
-    if student is not None and not vllm_can_cut(student, tensor):
+    tensor = job.engine_ranks // job.at("policy.generation.vllm_cfg.pipeline_parallel_size")
+    if not vllm_can_cut(student, tensor):
         faults.append(
-            f"rollout.tensor: got {tensor}, expected a divisor of the student's {student.heads} query heads, "
-            f"{student.feed_forward} feed-forward columns and padded vocabulary that divides its {student.kv_heads} "
-            "key and value heads or is a multiple of them"
+            f"policy.generation.vllm_cfg.tensor_parallel_size: got {tensor}, expected a divisor of the student's "
+            f"{student.heads} query heads, {student.feed_forward} feed-forward columns and padded vocabulary that "
+            f"divides its {student.kv_heads} key and value heads or is a multiple of them"
         )
-    return faults
+    return faults + vocabulary_faults(student, {job.models[key].key: shapes.get(key) for key in job.teachers})
+
+
+def _split_faults(model: Model, shape: ModelShape) -> Iterator[str]:
+    """A layout that cannot split a model of this shape."""
+    megatron, parallel = f"{model.key}.megatron_cfg", model.parallel
+    common = math.gcd(shape.heads, shape.kv_heads, shape.feed_forward)
+    if common % parallel.tensor:
+        yield (
+            f"{megatron}.tensor_model_parallel_size: got {parallel.tensor}, expected a divisor of {common}, which "
+            "divides its heads and feed-forward columns"
+        )
+    ends = [model.policy["megatron_cfg"].get(f"num_layers_in_{place}_pipeline_stage") for place in ("first", "last")]
+    stages, layers = parallel.pipeline - sum(map(bool, ends)), shape.layers - sum(each or 0 for each in ends)
+    if layers < 0 or (layers % stages if stages > 0 else layers):
+        yield (
+            f"{megatron}.pipeline_model_parallel_size: got {parallel.pipeline}, expected a divisor of the model's "
+            f"{shape.layers} layers"
+        )
+
+
+def _position_faults(model: Model, shape: ModelShape) -> Iterator[str]:
+    length = model.policy["max_total_sequence_length"]
+    if 0 < shape.positions < length and not model.policy.get("hf_config_overrides"):
+        yield (
+            f"{model.key}.max_total_sequence_length: got {length}, but {model.name} has {shape.positions} positions; "
+            "lower it, or scale them by hf_config_overrides"
+        )
 
 
 def vllm_can_cut(shape: ModelShape, tensor: int) -> bool:
@@ -93,29 +84,17 @@ def vllm_can_cut(shape: ModelShape, tensor: int) -> bool:
 
 
 def mismatches_of(
-    config: AnyConfig, student: ModelShape | None, teachers: Mapping[str, ModelShape | None]
+    config: Config, student: ModelShape | None, teachers: Mapping[str, ModelShape | None]
 ) -> tuple[str, ...]:
-    """Faults that no layout cures: scaled positions, sequences longer than a model's, and different vocabularies."""
+    """Faults of a local run that no device cures: sequences longer than a model's, and different vocabularies."""
     if student is None:
         return ()
-    of_nemo = isinstance(config, NemoConfig)
-    scaled = rope_faults({"student": student, **teachers}) if of_nemo else []
-    prompt = config.data.max_prompt_tokens if of_nemo else 1  # a local run checks each prompt
-    return (*scaled, *length_faults(config, student, teachers, prompt), *vocabulary_faults(config, student, teachers))
-
-
-def rope_faults(models: Mapping[str, ModelShape | None]) -> list[str]:
-    """Models with scaled rotary embeddings: NeMo-RL takes those from `policy.hf_config_overrides`, empty here."""
-    return [
-        f"{role}.model_name: its rotary embeddings are scaled ({shape.rope}), which backend nemo_rl does not support "
-        f"here; take a {role} without rope_scaling in its config.json"
-        for role, shape in models.items()
-        if shape is not None and shape.rope not in ROPES
-    ]
+    # A local run checks each prompt.
+    return (*length_faults(config, student, teachers, 1), *vocabulary_faults(student, teachers))
 
 
 def length_faults(
-    config: AnyConfig, student: ModelShape, teachers: Mapping[str, ModelShape | None], prompt: int
+    config: Config, student: ModelShape, teachers: Mapping[str, ModelShape | None], prompt: int
 ) -> list[str]:
     """Models with fewer positions than a prompt of that many tokens and the longest response take."""
     response = config.rollout.max_response_tokens
@@ -131,15 +110,9 @@ def length_faults(
     ]
 
 
-def vocabulary_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[str, ModelShape | None]) -> list[str]:
-    """A student with other output columns than configured, and teachers that differ by more than padding."""
-    faults = []
-    if isinstance(config, NemoConfig) and student.vocabulary != config.student.vocabulary:
-        faults.append(
-            f"student.vocabulary={config.student.vocabulary}, but the student has {student.vocabulary} output "
-            f"columns; take student.vocabulary={student.vocabulary}"
-        )
-    return faults + [
+def vocabulary_faults(student: ModelShape, teachers: Mapping[str, ModelShape | None]) -> list[str]:
+    """Teachers whose output columns differ from the student's by more than padding."""
+    return [
         f"the student has {student.vocabulary} output columns, the {key} {teacher.vocabulary}; take a teacher "
         f"with the student's tokenizer: they then differ by padding alone, less than {PADDING}"
         for key, teacher in teachers.items()
@@ -147,19 +120,18 @@ def vocabulary_faults(config: AnyConfig, student: ModelShape, teachers: Mapping[
     ]
 
 
-def teacher_alone_faults(config: NemoConfig, teacher: ModelShape | None, longest: int) -> list[str]:
+def teacher_alone_faults(job: Job, shape: ModelShape | None, longest: int) -> list[str]:
     """Why a teacher on all GPUs cannot score sequences of up to ``longest`` tokens."""
-    faults = _megatron_faults("teacher", config.teacher.parallel, config.gpus, teacher)
-    faults += rope_faults({"teacher": teacher})
-    if teacher is not None and 0 < teacher.positions < longest:
+    model = replace(job.models[next(iter(job.teachers))], gpus=job.nodes * job.gpus_per_node)
+    faults = [*model_faults(model), *(() if shape is None else _split_faults(model, shape))]
+    if shape is not None and 0 < shape.positions < longest:
         faults.append(
             f"the longest sequence of the batch has {longest} tokens, but the teacher has "
-            f"{teacher.positions} positions; use a teacher with more"
+            f"{shape.positions} positions; use a teacher with more"
         )
-    needed = config.packed(longest)
-    if config.scoring.tokens_per_microbatch < needed:
+    if (size := model.microbatch_tokens("logprob")) < (needed := model.packed(longest)):
         faults.append(
-            f"scoring.tokens_per_microbatch: got {config.scoring.tokens_per_microbatch}, expected at least {needed}, "
-            f"the batch's longest sequence of {longest} tokens as the parallel layouts pad it"
+            f"{model.key}.sequence_packing.logprob_mb_tokens: got {size}, expected at least {needed}, the batch's "
+            f"longest sequence of {longest} tokens as the parallel layouts pad it"
         )
     return faults

@@ -11,7 +11,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from nemo_uecr.config.schema import Config, OneTeacher, SelfTeacherConfig, TeacherConfig, UrlTeacherConfig, url_teachers
+from nemo_uecr.config.schema import (
+    Config,
+    OneTeacher,
+    SelfTeacherConfig,
+    TeacherConfig,
+    UrlTeacherConfig,
+    longest_generated,
+    url_teachers,
+)
 from nemo_uecr.local import CHUNK_BYTES
 from nemo_uecr.plan import contents, shapes
 from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
@@ -564,4 +572,5 @@ def _memory_faults(run: _Run, phases: list[Phase]) -> Iterator[str]:
             f"lower {lever} or take smaller models{'; plan --fit GB finds keys' * run.gpu}"
         )
     if run.vllm:
-        yield from cache_faults(run.config, run.vllm_cache // run.cached_token)
+        longest, share = longest_generated(run.config), run.config.rollout.gpu_memory
+        yield from cache_faults("rollout.gpu_memory", share, longest, run.vllm_cache // run.cached_token)

@@ -14,15 +14,13 @@ from itertools import islice
 from statistics import NormalDist
 from typing import Any
 
-from pydantic import ValidationError
-
-from nemo_uecr.config.load import changed
-from nemo_uecr.config.nemo_schema import AnyConfig, NemoConfig
-from nemo_uecr.config.schema import longest_generated, teacher_models
+from nemo_uecr.config.load import changed, value_at
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.nemo.layout import Job, job_of
+from nemo_uecr.nemo.recipe import section_of
 from nemo_uecr.plan import contents, shapes
 from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
-from nemo_uecr.plan.faults import layout_faults, mismatches_of, refuse
+from nemo_uecr.plan.faults import job_faults, refuse
 from nemo_uecr.plan.shapes import BF16, FP32, Sharded
 
 # Time and memory that no formula gives, measured by others; tests/plan/test_published.py has their runs. Issues and
@@ -39,62 +37,68 @@ ABSENT = "-"  # in the layout, for a GPU without a model
 
 
 class Setting:
-    """A validated configuration, its models split over their GPUs, and its device."""
+    """A job, its models split over their GPUs, and its device."""
 
-    def __init__(self, config: NemoConfig, device: Device, lengths: Lengths) -> None:
+    def __init__(self, job: Job, device: Device, lengths: Lengths) -> None:
         """Look up the models' sizes and split them; ConfigError if they cannot be placed as configured."""
-        self.config, self.device, self.lengths = config, device, lengths
-        self.responses = config.rollout.prompts_per_step * config.rollout.responses_per_prompt
-        tensor = config.rollout.tensor
-        shape = shapes.shape_of(config.student.model_name, role="student")
-        self.scorers = {key: shapes.shape_of(name, role=key) for key, name in teacher_models(config).items()}
+        self.job, self.device, self.lengths = job, device, lengths
+        self.responses, self.engine_ranks = job.responses, job.engine_ranks
+        found = {key: shapes.shape_of(model.name, role=model.key) for key, model in job.models.items()}
+        refuse(job_faults(job, found))
+        shape = found.pop("student")
         # The largest of several teachers stands for all of them.
-        scorer = max(self.scorers.values(), key=shapes.parameters, default=None)
-        refuse(layout_faults(config, shape, scorer))
-        self.turns = len(set(config.active_teachers.values()))  # teachers; two names of one model share it
-        self.student = student = Sharded(shape, config.student.parallel, config.student_gpus)
+        largest = max(found, key=lambda key: shapes.parameters(found[key]), default=None)
+        scorer = None if largest is None else job.teachers[largest]
+        self.scorer = scorer
+        self.turns = len({model.name for model in job.teachers.values()})  # two names of one model share it
+        self.student = student = Sharded(shape, job.student.parallel, job.student.gpus)
         # None if the method reads no teacher; `beside` is the teacher if it shares the student's GPUs.
-        self.teacher = None if scorer is None else Sharded(scorer, config.teacher.parallel, config.teacher_gpus)
-        self.beside = None if config.teacher.dedicated_gpus else self.teacher
+        self.teacher = None if scorer is None else Sharded(found[str(largest)], scorer.parallel, scorer.gpus)
+        self.beside = None if job.section.dedicated_gpus else self.teacher
         # The GPUs of every phase except a dedicated teacher's, and the workers on them.
-        self.where = "student GPUs" if config.teacher.dedicated_gpus else "every GPU"
-        self.processes = [_workers(2 if self.beside is None else 2 + self.turns)]
+        shared = job.shares_gpus
+        self.where = "every GPU" if shared and not job.section.dedicated_gpus else "student GPUs"
+        self.generates = self.where if shared else "vLLM's GPUs"
+        self.processes = [_workers(1 + shared + (0 if self.beside is None else self.turns))]
         if self.beside is not None:
-            limit = config.teacher.offload_limit_mebi
-            how = f"at most, teacher.offload_limit_mebi = {limit}{f' each of {self.turns}' if self.turns > 1 else ''}"
+            limit = next(iter(job.section.active_teachers.values())).offload_limit_mebi
+            how = f"at most, offload_limit_mebi = {limit}{f' each of {self.turns}' if self.turns > 1 else ''}"
             self.processes.append(Item("teacher asleep", self.turns * limit * GIB // 1024, how))
-        self.awake = [*self.processes]  # while vLLM generates
-        if tensor > 1:
+        self.awake = [*self.processes] if shared else [_workers(1)]  # while vLLM generates
+        if shared and self.engine_ranks > 1:
             self.processes.append(Item("vLLM asleep", VLLM_SHARED, "CUDA graphs and NCCL of several ranks; at most"))
-        self.engines = student.gpus // tensor  # of vLLM, independent ones
-        self.vllm_bytes = BF16 * shapes.parameters(shape) // tensor  # the student's weights on each rank of an engine
-        self.vllm_weights = Item("vLLM weights", self.vllm_bytes, f"2 bytes per parameter over {tensor} ranks")
+        self.engines = job.generation_gpus // self.engine_ranks  # of vLLM, independent ones
+        # The student's weights on each rank of an engine.
+        self.vllm_bytes = BF16 * shapes.parameters(shape) // self.engine_ranks
+        how = f"2 bytes per parameter over {self.engine_ranks} ranks"
+        self.vllm_weights = Item("vLLM weights", self.vllm_bytes, how)
         # vLLM's KV cache, and the keys and values of one token, on a rank of an engine.
-        self.cache_bytes = max(0, int(config.rollout.gpu_memory * (device.memory or 0)) - self.vllm_bytes - VLLM_BYTES)
-        self.token_bytes = shapes.kv_token_bytes(shape, tensor, BF16)
+        self.share = job.at("policy.generation.vllm_cfg.gpu_memory_utilization")
+        self.cache_bytes = max(0, int(self.share * (device.memory or 0)) - self.vllm_bytes - VLLM_BYTES)
+        self.token_bytes = shapes.kv_token_bytes(shape, self.engine_ranks, BF16)
         # On a rank of the pipeline stage with the most.
         self.optimizer_bytes = max(map(student.optimizer_bytes, range(student.parallel.pipeline)))
+        self.reference = job.at("loss_fn.reference_policy_kl_penalty") > 0
+        self.trained_tokens = job.student.microbatch_tokens("train")
 
 
-def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
-    """Plan a validated configuration on GPUs of this kind; ``lengths`` determine the times."""
-    setting = Setting(config, device, lengths)
+def nemo_plan(job: Job, device: Device, lengths: Lengths) -> Plan:
+    """Plan a job on GPUs of this kind; ``lengths`` determine the times."""
+    setting = Setting(job, device, lengths)
     student, teacher = setting.student, setting.teacher
     phases = [refit(setting), rollout(setting), *scoring(setting), train(setting)]
     seconds = STEP_S + STEP_SHARE * sum(phase.seconds for phase in phases)
     how = f"{STEP_S:g} s and {STEP_SHARE:.0%}: verification, the driver's data, metrics"
     phases.append(Phase("between phases", setting.where, tuple(setting.processes), seconds, how))
-    mismatches = mismatches_of(config, student.shape, setting.scorers)
-    count, title = shapes.parameters(student.shape), f"{config.method.name}: student {config.student.model_name}"
+    count, title = shapes.parameters(student.shape), f"{job.section.method.name}: student {job.student.name}"
     if teacher is not None:
-        own = config.teacher.dedicated_gpus
+        own = job.section.dedicated_gpus
         where = f"on {own} GPU{'s' if own > 1 else ''} of its own" if own else "on the same GPUs"
-        named = ", ".join(f"{key} {name}" for key, name in teacher_models(config).items())
+        named = ", ".join(f"{key} {model.name}" for key, model in job.teachers.items())
         title = f"{title}, {named} {where}"
     return Plan(
         title=title,
-        hardware=f"{config.cluster.nodes} x {config.cluster.gpus_per_node} {device.name}, "
-        f"{device.offered / GIB:.1f} GiB each",
+        hardware=f"{job.nodes} x {job.gpus_per_node} {device.name}, {device.offered / GIB:.1f} GiB each",
         capacity=device.offered,
         layout=tuple(_layout(setting)),
         phases=tuple(phases),
@@ -102,8 +106,8 @@ def nemo_plan(config: NemoConfig, device: Device, lengths: Lengths) -> Plan:
         checkpoint=Item("checkpoint", 14 * count, f"{count:,} parameters, weights and optimizer, 14 bytes"),
         facts=tuple(_facts(setting)),
         assumptions=_assumptions(setting),
-        faults=(*_memory_faults(setting, phases), *mismatches),
-        mismatches=mismatches,
+        faults=tuple(_memory_faults(setting, phases)),
+        mismatches=(),
     )
 
 
@@ -114,10 +118,11 @@ def refit(setting: Setting) -> Phase:
     """The optimizer leaves, vLLM wakes, and every rank gathers the whole student, tensor by tensor."""
     student, device, vllm = setting.student, setting.device, setting.vllm_bytes
     table = BF16 * student.shape.vocabulary * student.shape.hidden
+    beside = [setting.vllm_weights] if setting.job.shares_gpus else []
     items = (
         *setting.processes,
         _weights("student", student),
-        setting.vllm_weights,
+        *beside,
         Item("largest tensor on its way", table, "the embedding, gathered whole, 2 bytes per value"),
     )
     moved, sent = setting.optimizer_bytes + student.weight_bytes + vllm, BF16 * shapes.parameters(student.shape)
@@ -128,7 +133,7 @@ def refit(setting: Setting) -> Phase:
 
 def rollout(setting: Setting) -> Phase:
     """Generation within vLLM's share of the device; it ends with the slowest engine, and the average one waits."""
-    share = f"rest of rollout.gpu_memory = {setting.config.rollout.gpu_memory} of the device"
+    share = f"rest of gpu_memory_utilization = {setting.share} of the device"
     items = (
         *setting.awake,
         setting.vllm_weights,
@@ -137,12 +142,12 @@ def rollout(setting: Setting) -> Phase:
     )
     engines, each = setting.engines, -(-setting.responses // setting.engines)
     at_once = max(1, min(each, setting.cache_bytes // (setting.token_bytes * setting.lengths.whole)))
-    drawn = list(response_lengths(setting.lengths, setting.config.rollout.max_response_tokens, setting.responses))
+    drawn = list(response_lengths(setting.lengths, setting.job.longest_response, setting.responses))
     prompt, weights, cached = setting.lengths.prompt, setting.vllm_bytes, setting.token_bytes
     flops = shapes.forward_flops(setting.student.shape, 2 * prompt + setting.lengths.response)
-    flops /= setting.config.rollout.tensor
+    flops /= setting.engine_ranks
     # A group's prompt is computed once: vLLM's prefix cache serves the other responses.
-    prefill = setting.config.rollout.prompts_per_step * prompt * shapes.forward_flops(setting.student.shape, prompt)
+    prefill = setting.job.prompts * prompt * shapes.forward_flops(setting.student.shape, prompt)
     dealer, slowest, average = random.Random(0), 0.0, 0.0
     for _ in range(DEALS):
         dealer.shuffle(drawn)
@@ -155,7 +160,7 @@ def rollout(setting: Setting) -> Phase:
     how = f"{each} responses per engine, {at_once} at once; {average:,.1f} s on the average one, which then waits"
     seconds = slowest + setting.device.forward_s(prefill, setting.student.gpus)
     seconds += setting.vllm_bytes / setting.device.host_link
-    return Phase("rollout", setting.where, items, seconds, how, slowest - average)
+    return Phase("rollout", setting.generates, items, seconds, how, slowest - average)
 
 
 @cache
@@ -191,11 +196,11 @@ def scoring(setting: Setting) -> list[Phase]:
 
     One pass scores the student at both temperatures; the reference uses NeMo-RL's own scoring.
     """
-    config, student, teacher = setting.config, setting.student, setting.teacher
-    link, chunk, phases = setting.device.host_link, config.scoring.chunk_tokens, []
-    sizes = (setting.responses, config.scoring.tokens_per_microbatch)
-    if teacher is not None:
-        tokens, flops = config.scoring.tokens_per_microbatch // teacher.parallel.context, _flops(setting, teacher)
+    job, student, teacher, scorer = setting.job, setting.student, setting.teacher, setting.scorer
+    link, chunk, phases = setting.device.host_link, job.section.chunk_tokens, []
+    if teacher is not None and scorer is not None:
+        whole = scorer.microbatch_tokens("logprob")
+        tokens, flops, sizes = whole // teacher.parallel.context, _flops(setting, teacher), (setting.responses, whole)
         logits = teacher.scoring_logits_bytes(tokens, chunk, divided=False)
         held = Item("logits", logits, "bfloat16 over all tokens, one chunk again")
         seconds, more = _in_parallel(setting, teacher, setting.device.forward_s(flops, teacher.gpus), 1, *sizes)
@@ -207,9 +212,10 @@ def scoring(setting: Setting) -> list[Phase]:
         how = f"{_peta(flops)} on {teacher.gpus} GPUs at {contents.FORWARD_SHARE:.0%}{more}; {how}"
         items = (*workers, *_forward_items("teacher", teacher, tokens), held)
         phases.append(Phase("score teacher", where, items, seconds, how))
-    tokens, flops = config.scoring.tokens_per_microbatch // student.parallel.context, _flops(setting, student)
-    reference, weights = config.loss.reference_kl > 0, student.weight_bytes
-    logits = student.scoring_logits_bytes(tokens, chunk, divided=config.rollout.temperature != 1.0)
+    whole = job.student.microbatch_tokens("logprob")
+    tokens, flops, sizes = whole // student.parallel.context, _flops(setting, student), (setting.responses, whole)
+    reference, weights = setting.reference, student.weight_bytes
+    logits = student.scoring_logits_bytes(tokens, chunk, divided=job.at("policy.generation.temperature") != 1.0)
     how = "bfloat16 over all tokens, one chunk again and divided by T_r"
     if reference:
         logits = max(logits, student.reference_logits_bytes(tokens, chunk))
@@ -226,19 +232,19 @@ def scoring(setting: Setting) -> list[Phase]:
 
 def train(setting: Setting) -> Phase:
     """Forward, backward at twice its cost, the layers again with checkpointing; then gradients and weights are sent."""
-    device, student, config = setting.device, setting.student, setting.config
+    device, student, job = setting.device, setting.student, setting.job
     stages = [_train_items(setting, stage) for stage in range(student.parallel.pipeline)]
     items = max(stages, key=lambda items: sum(item.size for item in items))
     forward = _flops(setting, student)
-    flops, again = 3 * forward, config.student.activation_checkpointing
+    flops, again = 3 * forward, bool(job.at("policy.megatron_cfg.activation_checkpointing"))
     if again:
         head = 2.0 * student.shape.vocabulary * student.shape.hidden
         flops += forward - head * setting.responses * setting.lengths.whole
-    sizes = (config.train.minibatch_responses, config.train.tokens_per_microbatch)
+    sizes = (job.minibatch, setting.trained_tokens)
     compute, more = _in_parallel(setting, student, device.train_s(flops, student.gpus), 3 + again, *sizes)
-    steps = setting.responses // config.train.minibatch_responses
+    steps = setting.responses // job.minibatch
     travelling = steps * (FP32 + BF16) * student.most_parameters * (student.sharing - 1) / student.sharing
-    link = device.peer_link if config.cluster.nodes == 1 else device.network
+    link = device.peer_link if job.nodes == 1 else device.network
     seconds = compute + travelling / link + setting.optimizer_bytes / device.host_link
     how = f"{_peta(flops)} at {contents.TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}{more}"
     return Phase("train", setting.where, tuple(items), seconds, how)
@@ -253,7 +259,7 @@ def _in_parallel(
     longer than its work, with the micro-batches of a rank's share of ``responses``.
     """
     parallel, length, device = model.parallel, setting.lengths.whole, setting.device
-    link = device.network if setting.config.cluster.gpus_per_node % parallel.tensor else device.peer_link
+    link = device.network if setting.job.gpus_per_node % parallel.tensor else device.peer_link
     tokens = setting.responses * length // model.sharing
     sums = passes * model.summed_bytes(tokens) / link
     bubble = (parallel.pipeline - 1) / max(1.0, responses / model.data * length / microbatch)
@@ -266,10 +272,10 @@ def _flops(setting: Setting, model: Sharded) -> float:
 
 
 def _train_items(setting: Setting, stage: int) -> list[Item]:
-    student, config, pipeline = setting.student, setting.config, setting.student.parallel.pipeline
-    tokens, held = config.train.tokens_per_microbatch // student.parallel.context, student.parameters(stage)
+    student, job, pipeline = setting.student, setting.job, setting.student.parallel.pipeline
+    tokens, held = setting.trained_tokens // student.parallel.context, student.parameters(stage)
     layer, last = student.kept_bytes(tokens), stage == pipeline - 1
-    if config.student.activation_checkpointing:
+    if job.at("policy.megatron_cfg.activation_checkpointing"):
         kept = student.checkpointed_bytes(stage, tokens)
         how = f"inputs of {len(student.layers(stage))} layers x {pipeline - stage} micro-batches in flight"
         # A recomputed layer has its activations and their gradients.
@@ -277,7 +283,8 @@ def _train_items(setting: Setting, stage: int) -> list[Item]:
     else:
         kept, how = (pipeline - stage) * len(student.layers(stage)) * layer, "every layer's"
         working = Item("layer at work", layer, "gradients of one layer")
-    logits = student.train_logits_bytes(tokens, config.scoring.chunk_tokens) if last else 0
+    chunk = job.at("policy.logprob_chunk_size") or tokens
+    logits = student.train_logits_bytes(tokens, chunk) if last else 0
     if logits > working.size:  # the logits are freed before the layers run backward, so the larger counts
         working = Item("logits", logits, "bfloat16 logits and gradient, one chunk in float32")
     optimizer = student.optimizer_bytes(stage)
@@ -313,17 +320,17 @@ def _workers(count: int) -> Item:
 def _host(setting: Setting) -> Iterator[Item]:
     """Host memory of a node while everything except vLLM is offloaded."""
     student = setting.student
-    ranks = min(student.gpus, setting.config.cluster.gpus_per_node)
+    ranks = min(student.gpus, setting.job.gpus_per_node)
     yield Item("student weights", ranks * student.weight_bytes, f"{ranks} ranks, 2 bytes per parameter")
     yield Item("optimizer", ranks * setting.optimizer_bytes, f"{ranks} ranks, 10 bytes per parameter, sharded")
     yield Item("vLLM weights", ranks * setting.vllm_bytes, "copy of its sleep level 1")
-    if setting.config.loss.reference_kl > 0:
+    if setting.reference:
         yield Item("reference weights", ranks * student.weight_bytes, "initial student, always in host memory")
     if (teacher := setting.beside) is not None:
         held, several = setting.turns * ranks * teacher.weight_bytes, f"{setting.turns} x " * (setting.turns > 1)
         yield Item("teacher weights", held, f"{several}{ranks} ranks, 2 bytes per parameter")
     width = shapes.INT64 + 8 * FP32
-    batch = setting.responses * setting.config.longest * width
+    batch = setting.responses * setting.job.longest * width
     yield Item("batch on the driver", batch, f"token ids and 8 float32 columns, {width} bytes per token")
 
 
@@ -339,21 +346,30 @@ def _peta(flops: float) -> str:
 
 
 def _layout(setting: Setting) -> Iterator[contents.RankLine]:
-    """One line per GPU, in rank order: the student's first, then a dedicated teacher's."""
-    per_node, tensor = setting.config.cluster.gpus_per_node, setting.config.rollout.tensor
+    """One line per GPU, in rank order: the student's, then those that vLLM or a teacher has for itself."""
+    per_node, ranks = setting.job.gpus_per_node, setting.engine_ranks
     student, teacher, beside = setting.student, setting.teacher, setting.beside
+
+    def engine(rank: int) -> str:
+        number, part = divmod(rank, ranks)
+        return f"engine {number}/{setting.engines}" + (f", tensor {part}/{ranks}" if ranks > 1 else "")
+
     for rank in range(student.gpus):
-        engine, part = divmod(rank, tensor)
         yield contents.RankLine(
             *divmod(rank, per_node),
             f"{_shard(student, rank, setting.responses)}; optimizer 1/{student.sharing}",
             ABSENT if beside is None else _shard(beside, rank, setting.responses),
-            f"engine {engine}/{setting.engines}" + (f", tensor {part}/{tensor}" if tensor > 1 else ""),
+            engine(rank) if setting.job.shares_gpus else ABSENT,
         )
+    taken = student.gpus
+    if not setting.job.shares_gpus:
+        for rank in range(setting.job.generation_gpus):
+            yield contents.RankLine(*divmod(taken + rank, per_node), ABSENT, ABSENT, engine(rank))
+        taken += setting.job.generation_gpus
     if teacher is not None and beside is None:
         for rank in range(teacher.gpus):
             held = _shard(teacher, rank, setting.responses)
-            yield contents.RankLine(*divmod(student.gpus + rank, per_node), ABSENT, held, ABSENT)
+            yield contents.RankLine(*divmod(taken + rank, per_node), ABSENT, held, ABSENT)
 
 
 def _shard(model: Sharded, rank: int, responses: int) -> str:
@@ -371,11 +387,11 @@ def _shard(model: Sharded, rank: int, responses: int) -> str:
 
 
 def _facts(setting: Setting) -> Iterator[str]:
-    config, student, teacher, drawn = setting.config, setting.student, setting.teacher, setting.config.rollout
+    job, student, teacher = setting.job, setting.student, setting.teacher
     each, rest = divmod(setting.responses, setting.engines)
-    size, longest, more = config.train.minibatch_responses, config.longest, f" ({rest} engines take one more)"
+    size, longest, more = job.minibatch, job.longest, f" ({rest} engines take one more)"
     steps, at_once = setting.responses // size, setting.cache_bytes // (setting.token_bytes * longest)
-    yield f"{drawn.prompts_per_step} prompts x {drawn.responses_per_prompt} responses = {setting.responses} per step"
+    yield f"{job.prompts} prompts x {job.responses // job.prompts} responses = {setting.responses} per step"
     yield (
         f"{steps} optimizer step{'s' if steps > 1 else ''} of {size} responses, {size // student.data} on each of "
         f"{student.data} data-parallel ranks"
@@ -384,22 +400,27 @@ def _facts(setting: Setting) -> Iterator[str]:
         f"{setting.engines} vLLM engines, {each} responses each{more if rest else ''}; the KV cache of one holds "
         f"{at_once} responses of {longest} tokens"
     )
-    ranks = {"student.parallel.tensor": student.parallel.tensor, "rollout.tensor": drawn.tensor}
+    split = "megatron_cfg.tensor_model_parallel_size"
+    policy = job.student.policy
+    for key in ("megatron_cfg.peft.enabled", "megatron_cfg.fp8_cfg.enabled", "megatron_cfg.mtp_num_layers"):
+        if given := value_at(policy, key):
+            yield f"warning: policy.{key}={given} is not counted; the plan is of training all weights in bfloat16"
+    ranks = {f"policy.{split}": student.parallel.tensor, "vLLM's ranks": setting.engine_ranks}
     if teacher is not None:
         share, masked = -(-setting.responses // teacher.data), -setting.responses % teacher.data
         filled = f", counting {masked} masked rows that fill up the last" if masked else ""
         yield f"teacher: {share} responses on each of {teacher.data} data-parallel ranks{filled}"
-        ranks["teacher.parallel.tensor"] = teacher.parallel.tensor
+        ranks[f"uecr.teacher.{split}"] = teacher.parallel.tensor
     for key, count in ranks.items():
-        if config.cluster.gpus_per_node % count:
-            node = f"a node of {config.cluster.gpus_per_node} GPUs"
+        if job.gpus_per_node % count:
+            node = f"a node of {job.gpus_per_node} GPUs"
             yield f"warning: {key}={count} does not stay within {node}; every layer sums over the network"
 
 
 def _assumptions(setting: Setting) -> tuple[str, ...]:
-    config, device = setting.config, setting.device
+    job, device = setting.job, setting.device
     return (
-        f"{setting.lengths.described(config.rollout.max_response_tokens)}; memory takes the longest, {config.longest}",
+        f"{setting.lengths.described(job.longest_response)}; memory takes the longest, {job.longest}",
         f"{device.name}: {device.flops / 1e12:.0f} TFLOP/s bfloat16, {device.bandwidth / 1e12:.1f} TB/s, "
         f"{device.host_link / 1e9:.0f} GB/s to host memory, {device.peer_link / 1e9:.0f} GB/s between GPUs, "
         f"{device.network / 1e9:.0f} GB/s between nodes",
@@ -421,49 +442,69 @@ def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> Iterator[str]:
                 f"{setting.device.name} offers {capacity / GIB:.1f}; the largest part is {largest.name} with "
                 f"{largest.size / GIB:.1f} GiB"
             )
-    yield from cache_faults(setting.config, setting.cache_bytes // setting.token_bytes)
+    key = "policy.generation.vllm_cfg.gpu_memory_utilization"
+    longest = job_longest(setting.job)
+    yield from cache_faults(key, setting.share, longest, setting.cache_bytes // setting.token_bytes)
 
 
-def cache_faults(config: AnyConfig, tokens: int) -> Iterator[str]:
+def job_longest(job: Job) -> int:
+    """Tokens of the longest sequence that vLLM generates, in training or in an evaluation of ours."""
+    evaluation = job.section.evaluation
+    evaluated = evaluation.max_tokens if evaluation is not None and evaluation.benchmarks else 0
+    return max(job.longest, job.longest_prompt + evaluated)
+
+
+def cache_faults(key: str, share: float, longest: int, tokens: int) -> Iterator[str]:
     """Whether a KV cache of ``tokens`` is too small for the longest sequence: vLLM would not start."""
-    longest, share = longest_generated(config), config.rollout.gpu_memory
     if tokens < longest:
         yield (
-            f"rollout.gpu_memory={share:g}: vLLM's KV cache does not hold one sequence of {longest} tokens; raise it, "
-            "or shorten the responses"
+            f"{key}={share:g}: vLLM's KV cache does not hold one sequence of {longest} tokens; raise it, or shorten "
+            "the responses"
         )
 
 
 # -- the same run laid out otherwise ---------------------------------------------------------------------------------
 
 
-def what_fits(config: NemoConfig, device: Device, lengths: Lengths) -> list[str]:
+def what_fits(job: Job, device: Device, lengths: Lengths) -> list[str]:
     """Single changes with which the run fits, as typed, gentlest first."""
 
     def fits(changes: Mapping[str, Any]) -> bool:
         try:
-            other = NemoConfig.model_validate(changed(config.model_dump(), changes))
-            return not nemo_plan(other, device, lengths).misfits
-        except (ValidationError, ConfigError):
+            return not nemo_plan(job_with(job, changes), device, lengths).misfits
+        except ConfigError:
             return False
 
-    return [" ".join(contents.typed(changes)) for changes in islice(filter(fits, _single_changes(config)), SUGGESTIONS)]
+    return [" ".join(contents.typed(changes)) for changes in islice(filter(fits, _single_changes(job)), SUGGESTIONS)]
 
 
-def _single_changes(config: NemoConfig) -> Iterator[dict[str, Any]]:
+def job_with(job: Job, changes: Mapping[str, Any]) -> Job:
+    """The job with other values in its recipe."""
+    values = changed(job.values, changes)
+    return job_of(values, section_of(values))
+
+
+def _single_changes(job: Job) -> Iterator[dict[str, Any]]:
     """Changes to try, of one key each; tensor ranks bring sequence parallelism."""
-    least = config.packed(config.longest)
-    yield {"student.activation_checkpointing": True}
-    yield {"train.tokens_per_microbatch": least}
-    yield {"scoring.tokens_per_microbatch": least}
-    yield {"scoring.chunk_tokens": 512}
-    for share in sorted((0.4, 0.5, 0.6, 0.7, 0.8, 0.9), key=lambda share: abs(share - config.rollout.gpu_memory)):
-        yield {"rollout.gpu_memory": share}
+    yield {"policy.megatron_cfg.activation_checkpointing": True}
+    if job.at("policy.sequence_packing.enabled"):
+        least = job.student.packed(job.longest)
+        for kind in ("train", "logprob"):
+            yield {f"policy.sequence_packing.{kind}_mb_tokens": least}
+    else:
+        yield {"policy.train_micro_batch_size": 1}
+        yield {"policy.logprob_batch_size": 1}
+    yield {"policy.logprob_chunk_size": 512}
+    yield {"uecr.chunk_tokens": 512}
+    vllm, share = "policy.generation.vllm_cfg", job.at("policy.generation.vllm_cfg.gpu_memory_utilization")
+    for other in sorted((0.4, 0.5, 0.6, 0.7, 0.8, 0.9), key=lambda each: abs(each - share)):
+        yield {f"{vllm}.gpu_memory_utilization": other}
     for size in (2, 4, 8):
-        for role in ("student", "teacher"):
-            yield {f"{role}.parallel.tensor": size, f"{role}.parallel.sequence": True}
-        yield {"rollout.tensor": size}
+        for key in ("policy", *(["uecr.teacher"] if "teacher" in job.teachers else [])):
+            ranks = f"{key}.megatron_cfg"
+            yield {f"{ranks}.tensor_model_parallel_size": size, f"{ranks}.sequence_parallel": True}
+        yield {f"{vllm}.tensor_parallel_size": size}
     for size in (2, 4, 8):
-        yield {"student.parallel.pipeline": size}
-        yield {"student.parallel.context": size}
-        yield {"cluster.nodes": size * config.cluster.nodes}
+        yield {"policy.megatron_cfg.pipeline_model_parallel_size": size}
+        yield {"policy.megatron_cfg.context_parallel_size": size}
+        yield {"cluster.num_nodes": size * job.nodes}

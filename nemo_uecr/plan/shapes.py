@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.nemo_schema import ParallelConfig
 from nemo_uecr.conversion.reading import rope_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object
 from nemo_uecr.generation.adapter import config_place
 from nemo_uecr.generation.models import DecoderSizes, cached, decoder_sizes, has_hub_form
+from nemo_uecr.nemo.layout import Parallel
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # dense decoders whose parameters the formulas below count
 ROPES = ("default", "llama3")  # scalings of rotary embeddings whose models state their own positions
@@ -131,7 +131,7 @@ class Sharded:
     """A model split over its GPUs by a layout: what one rank holds."""
 
     shape: ModelShape
-    parallel: ParallelConfig
+    parallel: Parallel
     gpus: int
 
     @property

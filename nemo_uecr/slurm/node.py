@@ -30,15 +30,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from nemo_uecr.config.load import backend_of, load_config, load_nemo_config
+from nemo_uecr.config.load import load_config
+from nemo_uecr.config.recipes import is_recipe, load_recipe
 from nemo_uecr.errors import UecrError, require_extra
 from nemo_uecr.files import replace_file
 from nemo_uecr.plan.network import own_address, take_interface
+from nemo_uecr.slurm.topology import topology_resources
 from nemo_uecr.start import job as job_checks
 from nemo_uecr.start.checks import JOB, NODE, require
 from nemo_uecr.start.facts import of_local, size_of
 from nemo_uecr.start.job import Resources
-from nemo_uecr.start.nemo_form import of_nemo
+from nemo_uecr.start.recipe_form import accepted, of_recipe
 from nemo_uecr.stopping import STOPPED
 
 log = logging.getLogger(__name__)
@@ -137,27 +139,27 @@ def command_words(config: str, overrides: Sequence[str], *, smoke: bool, nodes: 
 
     All attempts of a job use the same arguments, which continue the run in the run folder.
     """
-    backend, given = backend_of(config, overrides), Resources(config, nodes, gpus)
+    given = Resources(config, nodes, gpus)
+    if is_recipe(config):
+        job_checks.can_smoke(config, smoke=smoke)
+        # No GPUs: refused below.
+        words = [f"cluster.num_nodes={nodes}", f"cluster.gpus_per_node={gpus or 1}", *overrides]
+        require(of_recipe(accepted(load_recipe(config, words)), ray_port=0, resources=given), JOB)
+        return ["train", config, *words]
+    run = load_config(config, overrides).config  # report a misspelt key before Ray starts
     if smoke:
-        job_checks.can_smoke(config, backend)
-        run = load_config(config, overrides).config
-        job_checks.mounted(Path(run.run.folder))
+        job_checks.mounted(Path(run.run.folder), "run.folder")
         job_checks.unfinished_smoke(Path(run.run.folder), run.train.steps)
         return ["slurm", "smoke", config, *overrides]
-    if backend != "nemo_rl":
-        local = load_config(config, overrides).config  # report a misspelt key before Ray starts
-        require(of_local(local, size_of, ray_port=0, resources=given), JOB)
-        return ["train", config, *overrides, "--resume"]
-    words = [f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus or 1}", *overrides]  # no GPUs: refused below
-    require(of_nemo(load_nemo_config(config, words), ray_port=0, resources=given), JOB)
-    return ["train", config, *words, "--resume"]
+    require(of_local(run, size_of, ray_port=0, resources=given), JOB)
+    return ["train", config, *overrides, "--resume"]
 
 
 def check_inputs(words: Sequence[str]) -> None:
     """Refuse missing problems and models, which a driver inside NeMo-RL would meet minutes later."""
     command, config, *overrides = words
-    if command == "train" and backend_of(config, overrides[:-1]) == "nemo_rl":  # without --resume
-        require(of_nemo(load_nemo_config(config, overrides[:-1]), ray_port=0, resources=None), NODE)
+    if command == "train" and is_recipe(config):
+        require(of_recipe(accepted(load_recipe(config, overrides)), ray_port=0, resources=None), NODE)
 
 
 # The first node
@@ -337,7 +339,7 @@ def ray_arguments(job: Job, head_address: str | None) -> list[str]:
     joining: dict[str, object] = {"address": head_address}
     if head_address is None:  # the head's folder is used on all nodes
         joining = {"port": job.port, "ray-client-server-port": job.port + 1, "temp-dir": job.ray_folder}
-    resources = json.dumps({node_resource(job.node): 1})
+    resources = json.dumps({node_resource(job.node): 1, **topology_resources(job.node, job.nodes, os.environ)})
     values = joining | {"num-cpus": job.cpus, "num-gpus": job.gpus, "resources": resources}
     values |= {"min-worker-port": first, "max-worker-port": first + share - 1}
     if (taken := take_interface()) is not None:

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from nemo_uecr.errors import UecrError
 from nemo_uecr.start import folders, job, machine, memory, model_files, problem_sets
-from nemo_uecr.start.facts import LocalRun, Machine, NemoRun, NoRun, Run
+from nemo_uecr.start.facts import LocalRun, Machine, NemoRun, NemoRunWithProblems, NoRun, Run, RunWithProblems
 from nemo_uecr.start.seen import Caution, Refusal, Seen
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,11 @@ CHECKS: tuple[Check, ...] = (
     row("nodes", LocalRun, {JOB}, lambda run, _: job.one_node(run.given)),
     row("nodes", NemoRun, {JOB}, lambda run, _: job.same_gpus(run.given, nodes=run.nodes, gpus=run.gpus)),
     row("layout", NemoRun, {JOB}, lambda run, _: run.layout(False)),
-    row("mounts", Run, {JOB}, lambda run, _: job.mounted(run.folder)),
+    row("mounts", LocalRun, {JOB}, lambda run, _: job.mounted(run.folder, "run.folder")),
+    row(
+        "mounts", NemoRun, {JOB}, lambda run, key: job.mounted(Path(run.outputs[key]), key),
+        keys=lambda run: run.outputs,
+    ),
     row(
         "conversions", NemoRun, {JOB}, lambda run, _: job.mounted_conversions(run.conversions),
         keys=where(lambda run: None in run.megatron_checkpoints.values()),
@@ -108,15 +112,15 @@ CHECKS: tuple[Check, ...] = (
         keys=where(lambda run: run.tracker is not None),
     ),
     row(
-        "problems", Run, {DOCTOR, CONFIG, NODE, TRAIN},
+        "problems", RunWithProblems, {DOCTOR, CONFIG, NODE, TRAIN},
         lambda run, _: problem_sets.readable(run.problems, run.benchmarks, run.data),
     ),
     row(
-        "enough problems", NemoRun, {DOCTOR, CONFIG, TRAIN},
+        "enough problems", NemoRunWithProblems, {DOCTOR, CONFIG, TRAIN},
         lambda run, _: problem_sets.enough(len(run.training), run.least_problems, run.data.train), after=("problems",),
     ),
     row(
-        "answers", Run, {DOCTOR, CONFIG, NODE, TRAIN},
+        "answers", RunWithProblems, {DOCTOR, CONFIG, NODE, TRAIN},
         lambda run, _: problem_sets.judged(run.problems, run.data.prompt_template, verified=run.verified),
         after=("problems",),
     ),
@@ -129,7 +133,7 @@ CHECKS: tuple[Check, ...] = (
         lambda run, _: problem_sets.rewards_load(run.reward, run.training_if_read, correct_at=run.correct_at),
     ),
     row(
-        "rewards", NemoRun, {DOCTOR, CONFIG, TRAIN},
+        "rewards", NemoRunWithProblems, {DOCTOR, CONFIG, TRAIN},
         lambda run, _: problem_sets.rewards_load(run.reward, run.training_if_read, correct_at=run.correct_at),
     ),
     # Whether it fits.
@@ -182,7 +186,7 @@ CHECKS: tuple[Check, ...] = (
         after=("student tokenizer",),
     ),
     row(
-        "chat template", NemoRun, {DOCTOR},
+        "chat template", NemoRunWithProblems, {DOCTOR},
         lambda run, _: model_files.chat_template_in_nemo_rl(
             run.tokenizer, thinking=run.data.enable_thinking, verified=run.verified
         ),
@@ -196,15 +200,15 @@ CHECKS: tuple[Check, ...] = (
         after=("student tokenizer",),
     ),
     row(
-        "prompt length", Run, {DOCTOR}, lambda run, _: problem_sets.dropped(run.prompts, run.training),
+        "prompt length", RunWithProblems, {DOCTOR}, lambda run, _: problem_sets.dropped(run.prompts, run.training),
         keys=where(lambda run: Path(run.data.train).exists()), after=("student tokenizer", "problems"),
     ),
     row(
-        "token ids", Run, {DOCTOR},
+        "token ids", RunWithProblems, {DOCTOR},
         lambda run, _: problem_sets.known_ids(run.prompts, run.columns, run.tokenizer), after=("prompt length",),
     ),
     row(
-        "enough prompts", NemoRun, {DOCTOR},
+        "enough prompts", NemoRunWithProblems, {DOCTOR},
         lambda run, _: problem_sets.enough(len(run.prompts), run.least_problems, run.data.train),
         after=("prompt length",),
     ),
@@ -214,7 +218,7 @@ CHECKS: tuple[Check, ...] = (
         keys=where(lambda run: bool(run.routing or run.templates)), after=("prompt length",),
     ),
     row(
-        "routing", NemoRun, {DOCTOR},
+        "routing", NemoRunWithProblems, {DOCTOR},
         lambda run, _: problem_sets.shares(
             problem_sets.routes(run.kept, run.prompts.values(), run.routing, run.teacher_names)
         ),

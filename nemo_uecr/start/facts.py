@@ -12,11 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.nemo_schema import NemoDataConfig
 from nemo_uecr.config.schema import (
     CallReward,
     Config,
     DataConfig,
+    RecipeDataConfig,
     RoutingConfig,
     SelfTeacherConfig,
     UrlTeacherConfig,
@@ -72,14 +72,6 @@ class Run(Machine):
     models: Mapping[str, str]  # folder or hub name of each that is loaded
     tokenizers: Mapping[str, str]  # of each teacher, also of one that is loaded elsewhere
     stop: Sequence[str]
-    # What it reads.
-    data: DataConfig | NemoDataConfig
-    benchmarks: Mapping[str, str]
-    read: Callable[[], Problems]
-    routing: RoutingConfig | None
-    teacher_names: Sequence[str]  # that problems are routed to
-    reward: Sequence[VerifierReward | CallReward]
-    correct_at: float
 
     @property
     def given(self) -> Resources:
@@ -93,34 +85,11 @@ class Run(Machine):
         return self.models["student"]
 
     @property
-    def verified(self) -> bool:
-        """Whether the built-in verifier is among the rewards."""
-        return any(isinstance(each, VerifierReward) for each in self.reward)
-
-    @property
     def of_the_demo(self) -> bool:
         """Whether a model is one that the first use makes."""
         return any(name.startswith(SCHEME) for name in self.models.values())
 
     # Read once, by the first check that asks.
-
-    @cached_property
-    def problems(self) -> Problems:
-        """Training problems and benchmarks, by `data.train` and by name."""
-        return self.read()
-
-    @property
-    def training(self) -> Sequence[Problem]:
-        """The problems to train on."""
-        return self.problems[TRAIN]
-
-    @property
-    def training_if_read(self) -> Sequence[Problem] | None:
-        """The same where they can be read without making the demo."""
-        try:
-            return self.problems.get(TRAIN)
-        except DataError:  # another check's finding
-            return None
 
     @cached_property
     def shapes(self) -> dict[str, ModelShape]:
@@ -155,6 +124,44 @@ class Run(Machine):
         place = adapter.config_place(str(Path(self.student).expanduser()))
         return models.output_columns(place, local_files_only=True)
 
+
+@dataclass(frozen=True, kw_only=True)
+class RunWithProblems(Run):
+    """What the checks of a run with problems and rewards of this project's read."""
+
+    data: DataConfig | RecipeDataConfig
+    benchmarks: Mapping[str, str]
+    read: Callable[[], Problems]
+    routing: RoutingConfig | None
+    teacher_names: Sequence[str]  # that problems are routed to
+    reward: Sequence[VerifierReward | CallReward]
+    correct_at: float
+
+    @property
+    def verified(self) -> bool:
+        """Whether the built-in verifier is among the rewards."""
+        return any(isinstance(each, VerifierReward) for each in self.reward)
+
+    # Read once, by the first check that asks.
+
+    @cached_property
+    def problems(self) -> Problems:
+        """Training problems and benchmarks, by `data.train` and by name."""
+        return self.read()
+
+    @property
+    def training(self) -> Sequence[Problem]:
+        """The problems to train on."""
+        return self.problems[TRAIN]
+
+    @property
+    def training_if_read(self) -> Sequence[Problem] | None:
+        """The same where they can be read without making the demo."""
+        try:
+            return self.problems.get(TRAIN)
+        except DataError:  # another check's finding
+            return None
+
     @cached_property
     def prompts(self) -> dict[int, list[int]]:
         """Token ids of the training prompts that fit, by place."""
@@ -172,7 +179,7 @@ class Run(Machine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalRun(Run):
+class LocalRun(RunWithProblems):
     """What only those of the local back end read."""
 
     too_long: Callable[[int], list[str]]  # faults of a prompt of so many tokens with the longest response
@@ -188,17 +195,11 @@ class LocalRun(Run):
 
 @dataclass(frozen=True, kw_only=True)
 class NemoRun(Run):
-    """What only those inside NeMo-RL read."""
+    """What only those of recipes read, which run inside NeMo-RL."""
 
     layout: Callable[[bool], str]  # refuses its faults, with True also those of the models that are here
-    vocabulary: int  # output columns of the student, as configured
     megatron_checkpoints: Mapping[str, str | None]
-    least_problems: int  # that fill a step
-
-    @property
-    def columns(self) -> int:
-        """Output columns of the student."""
-        return self.vocabulary
+    outputs: Mapping[str, str]  # what it writes besides its folder, by key
 
     @property
     def conversions(self) -> Path:
@@ -210,12 +211,24 @@ class NemoRun(Run):
     @property
     def shared_paths(self) -> dict[str, str]:
         """What every node reads or writes."""
-        paths = {"run.folder": str(self.folder), "data.train": self.data.train}
+        paths = dict(self.outputs)
         made = {f"{key}.megatron_checkpoint": folder for key, folder in self.megatron_checkpoints.items() if folder}
         if len(made) < len(self.models):
             made["HF_HOME"] = str(self.conversions)
         here = {f"{key}.model_name": name for key, name in self.models.items() if Path(name).expanduser().is_dir()}
         return paths | made | here
+
+
+@dataclass(frozen=True, kw_only=True)
+class NemoRunWithProblems(NemoRun, RunWithProblems):
+    """A recipe with problems and rewards of this project's."""
+
+    least_problems: int  # that fill a step
+
+    @property
+    def shared_paths(self) -> dict[str, str]:
+        """What every node reads or writes."""
+        return super().shared_paths | {"data.train": self.data.train}
 
 
 def size_of(name: str, key: str) -> ModelShape:

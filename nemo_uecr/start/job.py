@@ -34,15 +34,15 @@ def same_gpus(given: Resources, *, nodes: int, gpus: int) -> str:
         raise ConfigError(f"{given.config}: backend nemo_rl needs GPUs, the job has none; sbatch --gpus-per-node=N")
     if nodes != given.nodes or gpus > given.gpus:
         raise ConfigError(
-            f"cluster.nodes={nodes} with cluster.gpus_per_node={gpus}: the job has {given.nodes} nodes "
+            f"cluster.num_nodes={nodes} with cluster.gpus_per_node={gpus}: the job has {given.nodes} nodes "
             f"of {given.gpus} GPUs; leave both keys to the job, or change the job (sbatch --nodes=N --gpus-per-node=N)"
         )
     return f"{nodes} nodes of {gpus} GPUs"
 
 
-def mounted(folder: Path) -> str:
-    """The run folder outlives the job's container."""
-    check_mounted(folder, key="run.folder=")
+def mounted(folder: Path, key: str) -> str:
+    """A folder that the run writes, named by a key, outlives the job's container."""
+    check_mounted(folder, key=f"{key}=")
     return str(folder)
 
 
@@ -61,8 +61,8 @@ def unfinished_smoke(folder: Path, steps: int) -> str:
     return f"{folder}: {sum(done)} of {len(done)} nodes are done"
 
 
-def can_smoke(config: str, backend: str) -> str:
-    """The smoke test trains the local back end on every node."""
-    if backend != "local":
-        raise ConfigError(f"{config} has backend {backend}; --smoke needs --config examples/configs/local/demo.yaml")
-    return f"backend {backend}"
+def can_smoke(config: str, *, smoke: bool) -> str:
+    """The smoke test trains the local back end on every node, and no recipe."""
+    if smoke:
+        raise ConfigError(f"{config} is a recipe of NeMo-RL's; --smoke needs --config examples/configs/local/demo.yaml")
+    return "no smoke test"

@@ -6,8 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.config.nemo_schema import NemoDataConfig
-from nemo_uecr.config.schema import CallReward, DataConfig, ProblemsConfig, RoutingConfig, VerifierReward
+from nemo_uecr.config.schema import (
+    CallReward,
+    DataConfig,
+    ProblemsConfig,
+    RecipeDataConfig,
+    RoutingConfig,
+    VerifierReward,
+)
 from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.data.problems import Problem, check_routing, filled, problems_of, teacher_name
 from nemo_uecr.data.references import check_references
@@ -33,7 +39,7 @@ def local_problems(data: DataConfig, benchmarks: Mapping[str, str]) -> Problems:
     return {**read, **benchmark_problems(data, named)}
 
 
-def benchmark_problems(data: DataConfig | NemoDataConfig, benchmarks: Mapping[str, str]) -> Problems:
+def benchmark_problems(data: DataConfig | RecipeDataConfig, benchmarks: Mapping[str, str]) -> Problems:
     """The problems of each benchmark."""
     return {name: problems_of(data, given, f"evaluation.benchmarks.{name}") for name, given in benchmarks.items()}
 
@@ -73,7 +79,7 @@ def held_out(problems: Problems, benchmark: str) -> Caution | None:
     return None
 
 
-def prompts_that_fit(tokenizer: Any, problems: Problems, data: DataConfig | NemoDataConfig) -> dict[int, list[int]]:
+def prompts_that_fit(tokenizer: Any, problems: Problems, data: DataConfig | RecipeDataConfig) -> dict[int, list[int]]:
     """Token ids of the training prompts by place; too long ones are refused unless they are to be dropped."""
     for name, read in problems.items():
         if name != TRAIN:

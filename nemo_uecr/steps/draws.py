@@ -12,7 +12,6 @@ import nemo_uecr
 from nemo_uecr import door
 from nemo_uecr.config.load import own_code
 from nemo_uecr.config.methods import objective
-from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config, VerifierReward
 from nemo_uecr.core import EPSILON, GAP_CLIP
 from nemo_uecr.core.methods import RunState
@@ -43,8 +42,8 @@ def run_state(*, seed: int, steps: int, step: int, state: Mapping[str, float]) -
     return RunState(step - 1, steps, derive(seed, "shuffle", step) % 2**31, state)
 
 
-def run_provenance(config: Config | NemoConfig, versions: Mapping[str, str]) -> dict[str, Any]:
-    """What either back end records of a run: loss, versions, seeds and the numbers' conventions."""
+def run_provenance(config: Config, versions: Mapping[str, str]) -> dict[str, Any]:
+    """What a local run records: loss, versions, seeds and the numbers' conventions."""
     settings = config.method.settings()
     method = config.method  # of a user's file, which a reader of the record may not have
     declared = {"equation": method.equation(), "identities": [*method.identities], "monitored": [*method.monitored]}

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.load import dump_config, read_written
-from nemo_uecr.config.nemo_schema import NemoConfig
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object, replace_file
@@ -83,9 +82,7 @@ class RunFolder:
         return [step for step, _ in pairs], [value for _, value in pairs]
 
 
-def write_first_files(
-    folder: Path, config: Config | NemoConfig, origins: Mapping[str, str], provenance: Mapping[str, Any]
-) -> None:
+def write_first_files(folder: Path, config: Config, origins: Mapping[str, str], provenance: Mapping[str, Any]) -> None:
     """What is written before the first step; the configuration last, because a folder that has it holds a run."""
     for name, record in {"origins": origins, "provenance": provenance}.items():
         replace_file(folder / f"{name}.json", json.dumps(record, indent=1).encode())

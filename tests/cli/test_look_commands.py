@@ -11,22 +11,24 @@ from nemo_uecr.cli.main import entry_point
 from tests.config.shipped import CONFIGS
 from tests.reliability.commands import refused
 
-FOUR = [str(CONFIGS / "uecr_qwen3_4b.yaml"), "teacher.model_name=Qwen/Qwen3-8B", "data.subset=null"]
+FOUR = [str(CONFIGS / "uecr_qwen3_4b.yaml"), "uecr.teacher.model_name=Qwen/Qwen3-8B", "uecr.data.subset=null"]
+FITS = "what fits: policy.megatron_cfg.tensor_model_parallel_size=2 policy.megatron_cfg.sequence_parallel=true"
+SHARE = "policy.generation.vllm_cfg.gpu_memory_utilization"
 DEMO = [str(CONFIGS / "local" / "demo.yaml")]
 
 
 def test_what_cannot_fit_is_refused_with_what_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "plan.json"
-    models = ["student.model_name=Qwen/Qwen3-14B", "--device", "h100", "--json", str(out)]
+    models = ["policy.model_name=Qwen/Qwen3-14B", "--device", "h100", "--json", str(out)]
     assert entry_point(["plan", *FOUR, *models]) == 2
     printed = capsys.readouterr()
-    assert "what fits: student.parallel.tensor=2 student.parallel.sequence=true" in printed.err
+    assert FITS in printed.err
     assert "phases of a step" in printed.out
     written = json.loads(out.read_text())
     assert written["fits"] is False
     assert written["what_fits"][0] in printed.err
-    nearest = refused(capsys, "plan", *FOUR, "rollout.gpu_memory=0.95", "--device", "h100")
-    assert "what fits: rollout.gpu_memory=0.9, or " in nearest
+    nearest = refused(capsys, "plan", *FOUR, f"{SHARE}=0.95", "--device", "h100")
+    assert f"what fits: {SHARE}=0.9, or " in nearest
     assert "plan --memory 40 lists what fits" in refused(capsys, "plan", *FOUR, "--fit", "40")
 
 

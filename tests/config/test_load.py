@@ -77,7 +77,7 @@ def test_a_shipped_configuration_is_found_from_anywhere_but_not_before_ones_own(
         ),
         ("a: !!python/object:os.system x\n", "could not determine a constructor for the tag"),
         ("defaults: nowhere.yaml\n", "config.yaml inherits it): cannot be read: No such file or directory"),
-        ("policy: {}\ngrpo: {}\n", "is a configuration of NeMo-RL itself"),
+        ("policy: {}\ngrpo: {}\n", "is a recipe of NeMo-RL's"),
         (f"defaults: {DEMO}\ntrain.steps: 3\n", "in a file, write train: {steps: ...}"),
         (f"defaults: {DEMO}\nrun: {{folder: '${{RUNS}}/a'}}\n", "an environment variable is ${oc.env:NAME} (set in"),
         ("defaults: config.yaml\n", "a file cannot inherit itself"),
@@ -160,7 +160,7 @@ def test_what_a_run_writes_gives_the_same_run_again(tmp_path: Path, template: st
     assert read_written(path) == config.model_dump(mode="json")
     assert written_config(path) == config
 
-    text = annotated_yaml(config, loaded.origins)
+    text = annotated_yaml(config.model_dump(mode="json"), loaded.origins)
     assert load_config(write(tmp_path, text), []).config == config
     origin_of = {line.split(":")[0].strip(): line.rpartition("# ")[2] for line in text.splitlines()}
     assert (origin_of["learning_rate"], origin_of["std_floor"], origin_of["backend"]) == (

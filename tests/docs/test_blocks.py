@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.config.load import load
+from nemo_uecr.config.load import load_config
+from nemo_uecr.config.recipes import is_recipe, load_recipe
+from nemo_uecr.start.recipe_form import accepted, layout
 from tests.docs.pages import PAGES, ROOT, Block, blocks_of, has_own_test, name_of
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
@@ -33,7 +35,10 @@ def test_a_configuration_loads(block: Block, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     path = tmp_path / named[1]
     path.write_text(block.text, encoding="utf-8")
-    load(path, [])
+    if is_recipe(path):
+        layout(accepted(load_recipe(path, [])), with_models=True)
+    else:
+        load_config(path, [])
 
 
 @pytest.mark.parametrize("page", PYTHON, ids=name_of)

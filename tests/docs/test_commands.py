@@ -10,8 +10,8 @@ import pytest
 from cyclopts import CycloptsError
 
 from nemo_uecr.cli.main import app
-from nemo_uecr.config.load import key_of
-from nemo_uecr.config.nemo_schema import NemoConfig
+from nemo_uecr.config.load import flattened, key_of
+from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.config.schema import Config
 from tests.cli.commands import commands, options
 from tests.docs.pages import PAGES, ROOT, WRITTEN, Typed, commands_of, has_own_test, spans_of
@@ -21,6 +21,8 @@ NAMED = [Typed(where, tuple(text.split())) for page in PAGES for where, text in 
 OURS = [typed for typed in TYPED if typed.words[0] == "nemo-uecr"]
 #: Commands whose key=value changes a configuration.
 WITH_OVERRIDES = ("train", "config", "plan", "doctor", "smoke", "demo", "audit teacher", "teacher score", "slurm smoke")
+#: The keys of a shipped recipe; `++` adds others.
+RECIPE = flattened(load_recipe(ROOT / "examples/configs/uecr_qwen3_1p7b.yaml", []).values)
 GENERATED = runpy.run_path(str(ROOT / "tools" / "pages.py"))["PAGES"]
 
 
@@ -43,8 +45,9 @@ def fault_of(words: tuple[str, ...]) -> str | None:
         return str(error)
     if " ".join(chain) not in WITH_OVERRIDES:
         return None
-    keys = [found[1] for word in rest if (found := re.match(r"\+{0,2}([a-z_]+(?:\.[\w-]+)+)=", word))]
-    unknown = [key for key in keys if all(key_of(key, schema)[1] is None for schema in (Config, NemoConfig))]
+    keys = [found[1] for word in rest if (found := re.match(r"\+?([a-z_]+(?:\.[\w-]+)+)=", word))]
+    of_recipes = [key for key in keys if any(f"{known}.".startswith(f"{key}.") for known in RECIPE)]
+    unknown = [key for key in keys if key not in of_recipes and key_of(key, Config)[1] is None]
     return f"no key {unknown[0]}" if unknown else None
 
 

@@ -57,18 +57,19 @@ def make_rows(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def overrides(folder: Path, vocabulary: int) -> list[str]:
-    """The shipped 1.7B configuration, made small enough for one GPU and a minute."""
+def overrides(folder: Path) -> list[str]:
+    """The shipped 1.7B recipe, made small enough for one GPU and a minute."""
     return [
-        f"run.folder={folder / 'run'}", f"student.model_name={folder / 'student'}",
-        f"teacher.model_name={folder / 'teacher'}", f"student.vocabulary={vocabulary}",
-        f"data.train={folder / 'problems.jsonl'}",
-        "data.max_prompt_tokens=256", "rollout.max_response_tokens=64", "rollout.prompts_per_step=4",
-        "rollout.responses_per_prompt=4", "rollout.gpu_memory=0.3", "rollout.enforce_eager=true",
-        "train.minibatch_responses=16", "train.tokens_per_microbatch=1024", "scoring.tokens_per_microbatch=1024",
-        f"train.steps={STEPS}", "cluster.gpus_per_node=1", "checkpoint.every=0", "telemetry.save_batch_every=1",
-        f"tolerances.first_ratio={BF16}", "scoring.timeout_s=600", f"evaluation.benchmarks.sums={folder}/sums.jsonl",
-        "evaluation.every=5", "evaluation.samples=2", "evaluation.max_tokens=32",
+        f"uecr.folder={folder / 'run'}", f"policy.model_name={folder / 'student'}",
+        f"uecr.teacher.model_name={folder / 'teacher'}", f"uecr.data.train={folder / 'problems.jsonl'}",
+        "uecr.data.max_prompt_tokens=256", "policy.max_total_sequence_length=320",
+        "policy.sequence_packing.train_mb_tokens=1024", "policy.sequence_packing.logprob_mb_tokens=1024",
+        "policy.generation.max_new_tokens=64", "grpo.num_prompts_per_step=4", "grpo.num_generations_per_prompt=4",
+        "policy.generation.vllm_cfg.gpu_memory_utilization=0.3", "policy.generation.vllm_cfg.enforce_eager=true",
+        "policy.train_global_batch_size=16", f"grpo.max_num_steps={STEPS}", "cluster.gpus_per_node=1",
+        "checkpointing.enabled=false", "uecr.save_batch_every=1", f"uecr.tolerances.first_ratio={BF16}",
+        "uecr.timeout_s=600.0", f"++uecr.evaluation.benchmarks.sums={folder}/sums.jsonl", "uecr.evaluation.every=5",
+        "uecr.evaluation.samples=2", "uecr.evaluation.max_tokens=32",
     ]  # fmt: skip
 
 
@@ -144,9 +145,8 @@ def check_records(run: Path) -> None:
 def main(tokenizer: str, target: str) -> None:
     """Make models and problems, hook the checks in before the loop, and train."""
     sys.path.insert(0, str(ROOT))
-    from nemo_uecr.config.load import load_nemo_config
     from nemo_uecr.data.batch_file import load_batch
-    from nemo_uecr.start import nemo_form
+    from nemo_uecr.nemo import plug_in
 
     folder = Path(target)
     folder.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,6 @@ def main(tokenizer: str, target: str) -> None:
     make_model(folder / "teacher", tokenizer, seed=1)
     vocabulary = make_model(folder / "student", tokenizer, seed=0)
     shipped = ROOT / "examples" / "configs" / "uecr_qwen3_1p7b.yaml"
-    config = load_nemo_config(shipped, overrides(folder, vocabulary))
     loop = importlib.import_module("nemo_rl.algorithms.grpo")
     native = loop.grpo_train
 
@@ -167,7 +166,7 @@ def main(tokenizer: str, target: str) -> None:
         native(policy, *parts)
 
     with patch.object(loop, "grpo_train", checked_loop):
-        nemo_form.train(config, resume=False, origins={})
+        plug_in.train(str(shipped), overrides(folder))
     check_records(folder / "run")
     saved = sorted((folder / "run" / "batches").glob("*.safetensors"))
     report("training steps", passed=len(saved) == STEPS, detail=f"{len(saved)} of {STEPS} left a batch")

@@ -49,7 +49,8 @@ def test_the_section_has_the_method_and_the_teacher() -> None:
         ({"uecr__method__alfa": 1.0}, "unknown key uecr.method.alfa (set in the recipe)"),
         ({"uecr__tolerance": {}}, "unknown key uecr.tolerance "),
         ({"uecr__teacher": None}, "uecr.teacher.model_name: got null, but method uecr reads a teacher"),
-        ({"uecr__teacher__model_name": "???"}, "uecr.teacher.model_name: got null"),
+        ({"uecr__teacher__model_name": "???"}, "missing uecr.teacher.model_name; write uecr.teacher.model_name=VALUE"),
+        ({"uecr__data": OTHER_PROBLEMS | {"subset": "???"}}, "missing uecr.data.subset; write uecr.data.subset=VALUE"),
         ({"uecr__teachers": {"a": {"model_name": "x"}}}, "uecr.teacher and teachers.a: got both"),
         ({"uecr__timeout_s": "1h"}, 'uecr.timeout_s: got "1h"'),
         ({"uecr__evaluation": EVALUATION}, "uecr.evaluation.benchmarks: needs data"),
@@ -177,6 +178,10 @@ def test_a_misspelt_key_of_a_teacher_is_refused() -> None:
     (fault,) = faults(uecr__teacher__megatron_cfg={"tensor_parallel_size": 2})
     assert fault.startswith("uecr.teacher.megatron_cfg.tensor_parallel_size: no such key")
     assert faults(uecr__teacher__hf_config_overrides={"rope_scaling": {"factor": 4.0}}) == []
+
+
+def test_what_the_recipe_leaves_open_is_named() -> None:
+    assert faults(policy__model_name="???") == ["policy.model_name: missing; write policy.model_name=VALUE"]
 
 
 def test_our_data_set_and_environment_need_their_sections() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from nemo_uecr.config.recipes import load_recipe
+from nemo_uecr.nemo.layout import Job
+from nemo_uecr.start.recipe_form import accepted
 from tests.config.shipped import CONFIGS
 from tests.data.made import write_jsonl
 
@@ -19,18 +22,25 @@ SIZES = {
 }  # fmt: skip
 
 
-FITS = ["train.tokens_per_microbatch=4096", "scoring.tokens_per_microbatch=4096", "rollout.max_response_tokens=2048"]
+FITS = [
+    "policy.max_total_sequence_length=4096", "policy.generation.max_new_tokens=2048", "uecr.evaluation.max_tokens=2048",
+]  # fmt: skip
+
+
+def job(folder: Path, *changes: str) -> Job:
+    """The run of that world."""
+    return accepted(load_recipe(BASE, [*world(folder), *changes]))
 
 
 def world(folder: Path) -> list[str]:
     """Two models, a problem file and the keys that name them."""
     for role in ("student", "teacher"):
-        (folder / role).mkdir()
+        (folder / role).mkdir(exist_ok=True)
         (folder / role / "config.json").write_text(json.dumps(SIZES))
     rows = [{"question": f"{n}+1", "final_answer": str(n + 1), "difficulty": 6} for n in range(200)]
     write_jsonl(folder / "p.jsonl", rows)
     write_jsonl(folder / "keys.jsonl", [{"problem": "1+1", "final_answer": "2", "difficulty": 6}] * 200)
     return [
-        f"student.model_name={folder}/student", f"teacher.model_name={folder}/teacher", "student.vocabulary=98",
-        f"data.train={folder}/p.jsonl", f"run.folder={folder}/run", *FITS,
+        f"policy.model_name={folder}/student", f"uecr.teacher.model_name={folder}/teacher",
+        f"uecr.data.train={folder}/p.jsonl", f"uecr.folder={folder}/run", *FITS,
     ]  # fmt: skip

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.load import load_config, load_nemo_config
-from nemo_uecr.config.nemo_schema import NemoConfig, ParallelConfig
+from nemo_uecr.config.load import load_config
+from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.config.schema import Config
+from nemo_uecr.nemo.layout import Job, Parallel
 from nemo_uecr.plan.contents import Plan
 from nemo_uecr.plan.shapes import ModelShape, Sharded
+from nemo_uecr.start.recipe_form import accepted
 from tests.config.shipped import CONFIGS, DEMO
 
 TINY: dict[str, Any] = {
@@ -18,10 +20,10 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def nemo(*changes: str) -> NemoConfig:
+def nemo(*changes: str) -> Job:
     """A run inside NeMo-RL."""
-    given = ["teacher.model_name=Qwen/Qwen3-8B", "data.subset=null", *changes]
-    return load_nemo_config(CONFIGS / "uecr_qwen3_4b.yaml", given)
+    given = ["uecr.teacher.model_name=Qwen/Qwen3-8B", "uecr.data.subset=null", *changes]
+    return accepted(load_recipe(CONFIGS / "uecr_qwen3_4b.yaml", given))
 
 
 def local(*changes: str) -> Config:
@@ -41,7 +43,7 @@ def tiny_shape(**changes: Any) -> ModelShape:
 
 def split(shape: ModelShape, tensor: int = 1, pipeline: int = 1, data: int = 1, *, sequence: bool = False) -> Sharded:
     """A model over so many ranks of each kind."""
-    parallel = ParallelConfig(tensor=tensor, pipeline=pipeline, context=1, sequence=sequence)
+    parallel = Parallel(tensor=tensor, pipeline=pipeline, context=1, sequence=sequence)
     return Sharded(shape, parallel, tensor * pipeline * data)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from nemo_uecr.plan.faults import layout_faults, vllm_can_cut
+from nemo_uecr.plan.faults import job_faults, vllm_can_cut
 from nemo_uecr.plan.shapes import KNOWN
 from tests.plan.subjects import nemo, tiny_shape
 
@@ -14,20 +16,71 @@ FOUR, EIGHT = KNOWN["Qwen/Qwen3-4B"], KNOWN["Qwen/Qwen3-8B"]
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        (["cluster.gpus_per_node=5"], "train.minibatch_responses: got 1008"),
-        (["student.parallel.tensor=3"], "student.parallel: tensor * pipeline * context = 3"),
-        (["student.parallel.sequence=true"], "student.parallel.sequence: got true"),
-        (["teacher.dedicated_gpus=8"], "teacher.dedicated_gpus: got 8"),
-        # Whole groups of 8 on 6 equal ranks: multiples of 24, not only of 48.
-        (["cluster.gpus_per_node=6", "train.minibatch_responses=28"], "expected a multiple of 24"),
+        (["cluster.gpus_per_node=5"], "policy.train_global_batch_size: got 1008; 5 data-parallel ranks"),
+        (["policy.megatron_cfg.tensor_model_parallel_size=3"], "policy.megatron_cfg: tensor * pipeline * context = 3"),
         # 2 nodes of 6 GPUs: 4 divides the 12, but leaves 2 of each node.
-        (["cluster.nodes=2", "cluster.gpus_per_node=6", "rollout.tensor=4"], "rollout.tensor: got 4"),
-        (["student.parallel.tensor=3", "cluster.gpus_per_node=6"], "student.parallel.tensor: got 3"),
-        (["teacher.parallel.pipeline=8"], "teacher.parallel.pipeline: got 8"),
+        (
+            ["cluster.num_nodes=2", "cluster.gpus_per_node=6", "policy.generation.vllm_cfg.tensor_parallel_size=4"],
+            "policy.generation.vllm_cfg.tensor_parallel_size: with pipeline ranks an engine has 4 GPUs",
+        ),
+        (
+            ["policy.megatron_cfg.tensor_model_parallel_size=3", "cluster.gpus_per_node=6"],
+            "policy.megatron_cfg.tensor_model_parallel_size: got 3",
+        ),
+        (
+            ["++uecr.teacher.megatron_cfg.pipeline_model_parallel_size=8"],
+            "uecr.teacher.megatron_cfg.pipeline_model_parallel_size: got 8",
+        ),
+        (
+            ["policy.max_total_sequence_length=40961"],
+            "policy.max_total_sequence_length: got 40961, but Qwen/Qwen3-4B has 40960 positions",
+        ),
+        (
+            ["policy.sequence_packing.logprob_mb_tokens=18431"],
+            "policy.sequence_packing.logprob_mb_tokens: got 18431; the longest padded sequence has 18432 tokens",
+        ),
+        (
+            ["++uecr.teacher.sequence_packing.logprob_mb_tokens=100"],
+            "uecr.teacher.sequence_packing.logprob_mb_tokens: got 100",
+        ),
+        (["++policy.dtensor_cfg.enabled=true"], "policy.dtensor_cfg.enabled: got true beside megatron_cfg.enabled"),
+        (
+            ["policy.megatron_cfg.tensor_model_parallel_size=4", "policy.logprob_batch_size=2"],
+            "policy.logprob_batch_size: got 2; with 4 tensor ranks",
+        ),
+        (["policy.generation.colocated.enabled=false"], "policy.generation.colocated.resources: no GPU for vLLM"),
+        (
+            [
+                "++uecr.teacher.make_sequence_length_divisible_by=3",
+                "++uecr.teacher.megatron_cfg.context_parallel_size=2",
+            ],
+            "uecr.teacher.make_sequence_length_divisible_by: got 3; expected a multiple of 4",
+        ),
     ],
 )
 def test_a_layout_that_cannot_be(changes: list[str], fault: str) -> None:
-    assert fault in "; ".join(layout_faults(nemo(*changes), FOUR, EIGHT))
+    assert fault in "; ".join(job_faults(nemo(*changes), {"student": FOUR, "teacher": EIGHT}))
+
+
+def test_student_and_teacher_have_one_vocabulary() -> None:
+    assert job_faults(nemo(), {"student": FOUR, "teacher": replace(EIGHT, vocabulary=152_064)}) == []  # padding
+    (fault,) = job_faults(nemo(), {"student": FOUR, "teacher": replace(EIGHT, vocabulary=128_256)})
+    assert fault.startswith("the student has 151936 output columns, the uecr.teacher 128256")
+
+
+def test_stages_of_unequal_depth() -> None:
+    stages = ["policy.megatron_cfg.pipeline_model_parallel_size=4", "cluster.gpus_per_node=8"]
+    ends = [f"policy.megatron_cfg.num_layers_in_{place}_pipeline_stage" for place in ("first", "last")]
+    assert job_faults(nemo(*stages, f"{ends[0]}=8", f"{ends[1]}=8"), {"student": FOUR}) == []  # 10 and 10 between
+    (fault,) = job_faults(nemo(*stages, f"{ends[0]}=7", f"{ends[1]}=8"), {"student": FOUR})
+    assert fault.startswith("policy.megatron_cfg.pipeline_model_parallel_size: got 4")
+
+
+def test_vllm_on_gpus_of_its_own_leaves_the_others_to_the_student() -> None:
+    apart = ["policy.generation.colocated.enabled=false", "policy.generation.colocated.resources.gpus_per_node=2"]
+    job = nemo(*apart)
+    assert (job.student.gpus, job.generation_gpus, job.shares_gpus) == (6, 2, False)
+    assert job_faults(job, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -38,11 +91,11 @@ def test_a_layout_that_cannot_be(changes: list[str], fault: str) -> None:
 )
 def test_layouts_that_can_be(nodes: int, gpus: int, dedicated: int, tensor: int) -> None:
     changes = [
-        f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus}", f"teacher.dedicated_gpus={dedicated}",
-        f"rollout.tensor={tensor}",
+        f"cluster.num_nodes={nodes}", f"cluster.gpus_per_node={gpus}", f"uecr.teacher.dedicated_gpus={dedicated}",
+        f"policy.generation.vllm_cfg.tensor_parallel_size={tensor}",
     ]  # fmt: skip
     student = FOUR if 32 % tensor == 0 else None
-    assert layout_faults(nemo(*changes), student, EIGHT) == []
+    assert job_faults(nemo(*changes), {"student": student, "teacher": EIGHT}) == []
 
 
 @pytest.mark.parametrize(("kv_heads", "tensor", "fits"), [(8, 16, True), (6, 4, False), (8, 5, False)])

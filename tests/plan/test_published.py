@@ -77,13 +77,15 @@ def planned(step: Step, folder: Path) -> Plan:
     tensor, pipeline, rollout = step.layout
     prompt = 110 if "32B" in step.model else 130
     keys = {
-        "method.name": "grpo", "teacher.model_name": "null", "student.model_name": model, "cluster.nodes": step.nodes,
-        "student.vocabulary": shape_of(model, role="student").vocabulary, "student.parallel.tensor": tensor,
-        "student.parallel.pipeline": pipeline, "student.parallel.sequence": tensor > 1,
-        "student.activation_checkpointing": step.again, "rollout.tensor": rollout,
-        "rollout.prompts_per_step": 64, "rollout.responses_per_prompt": 32, "train.minibatch_responses": 512,
-        "data.max_prompt_tokens": prompt, "rollout.max_response_tokens": 4096 - prompt,
-        "train.tokens_per_microbatch": 4096, "scoring.tokens_per_microbatch": 4096,
+        "uecr.method.name": "grpo", "uecr.teacher": "null", "policy.model_name": model,
+        "cluster.num_nodes": step.nodes, "policy.megatron_cfg.tensor_model_parallel_size": tensor,
+        "policy.megatron_cfg.pipeline_model_parallel_size": pipeline,
+        "policy.megatron_cfg.sequence_parallel": tensor > 1,
+        "policy.megatron_cfg.activation_checkpointing": step.again,
+        "policy.generation.vllm_cfg.tensor_parallel_size": rollout,
+        "grpo.num_prompts_per_step": 64, "grpo.num_generations_per_prompt": 32, "policy.train_global_batch_size": 512,
+        "uecr.data.max_prompt_tokens": prompt, "policy.generation.max_new_tokens": 4096 - prompt,
+        "policy.max_total_sequence_length": 4096, "policy.train_micro_batch_size": 1,
     }  # fmt: skip
     return nemo_plan(nemo(*typed(keys)), H100, Lengths(prompt, step.response, 0.9))
 
@@ -143,10 +145,12 @@ def test_a_token_takes_what_was_measured(point: Decoding, tmp_path: Path) -> Non
 def test_a_run_that_was_met_afterwards() -> None:
     """vime issue 244: four H800 for the rollout, four for scoring and training; every response as long as it may be."""
     keys = (
-        "method.name=grpo", "teacher.model_name=null", "student.parallel.tensor=2", "student.parallel.sequence=true",
-        "rollout.tensor=2", "rollout.prompts_per_step=32", "train.minibatch_responses=256", "cluster.gpus_per_node=4",
-        "data.max_prompt_tokens=512", "rollout.max_response_tokens=2048", "train.tokens_per_microbatch=9216",
-        "scoring.tokens_per_microbatch=9216",
+        "uecr.method.name=grpo", "uecr.teacher=null", "policy.megatron_cfg.tensor_model_parallel_size=2",
+        "policy.megatron_cfg.sequence_parallel=true", "policy.generation.vllm_cfg.tensor_parallel_size=2",
+        "grpo.num_prompts_per_step=32", "policy.train_global_batch_size=256", "cluster.gpus_per_node=4",
+        "uecr.data.max_prompt_tokens=512", "policy.generation.max_new_tokens=2048",
+        "policy.max_total_sequence_length=2560", "policy.sequence_packing.train_mb_tokens=9216",
+        "policy.sequence_packing.logprob_mb_tokens=9216",
     )  # fmt: skip
     found = {phase.name: phase.seconds for phase in nemo_plan(nemo(*keys), H100, Lengths(130, 2048, 0.9)).phases}
     trained = found["score student"] + found["score reference"] + found["train"]

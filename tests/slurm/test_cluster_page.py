@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nemo_uecr.config.load import load_nemo_config
+from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.nemo import upstream
+from nemo_uecr.start.recipe_form import accepted
 from tests.slurm.page import PAGE, ROOT, Shown, shown
 
 DRY_RUNS = [command for command in shown() if "--dry-run" in command.words]
@@ -21,7 +22,7 @@ LOOKS = [command for command in shown() if command.words[0] == "nemo-uecr" and n
 #: What NeMo-RL's image lacks.
 LENT = "pip install --no-deps --target .venv-container 'cyclopts<6' docstring-parser"
 WORKERS = {"evaluate": upstream.VLLM_WORKER_FQN, "convert": upstream.NATIVE_WORKER_FQN}
-GIVEN = ["teacher.model_name=t", "data.subset=8"]
+GIVEN = ["uecr.teacher.model_name=t", "uecr.data.subset=8"]
 
 
 def run(words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -61,7 +62,7 @@ def test_the_page_s_dry_runs(command: Shown) -> None:
 @pytest.mark.parametrize("command", LOOKS, ids=[command.text for command in LOOKS])
 def test_the_page_s_looks(command: Shown, tmp_path: Path) -> None:
     """The doctor may miss GPUs, packages and data here; everything else must work as the page shows it."""
-    elsewhere = [f"run.folder={tmp_path / 'run'}"] if command.words[1] == "train" else []
+    elsewhere = [f"uecr.folder={tmp_path / 'run'}"] if command.words[1] == "train" else []
     done = run([sys.executable, "-m", "nemo_uecr", *command.words[1:], *elsewhere])
     assert done.returncode in ((0, 1) if command.words[1] == "doctor" else (0,)), done.stderr
     assert "Traceback" not in done.stderr
@@ -76,12 +77,11 @@ def rows() -> list[list[str]]:
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row[0]}x{row[1]}")
 def test_the_layouts_are_accepted_and_their_figures_right(row: list[str]) -> None:
     nodes, gpus, overrides, ranks, _ = row
-    given = [*GIVEN, f"cluster.nodes={nodes}", *([] if overrides == "(none)" else overrides.split())]
-    config = load_nemo_config(ROOT / "examples" / "configs" / "uecr_qwen3_4b.yaml", given)
-    used = config.student_gpus
-    assert str(used) == gpus.partition(" ")[0]
-    assert used // config.student.parallel.ranks == int(ranks)
-    assert config.rollout.prompts_per_step * config.rollout.responses_per_prompt == 1008
+    given = [*GIVEN, f"cluster.num_nodes={nodes}", *([] if overrides == "(none)" else overrides.split())]
+    job = accepted(load_recipe(ROOT / "examples" / "configs" / "uecr_qwen3_4b.yaml", given))
+    assert str(job.student.gpus) == gpus.partition(" ")[0]
+    assert job.student.data_ranks == int(ranks)
+    assert job.responses == 1008
     assert 1008 % int(ranks) == 0
 
 
@@ -101,8 +101,12 @@ def test_scripts_are_clean() -> None:
         ("train_qwen4b", ["--dryrun"], "unknown option '--dryrun'; changes of the configuration come after --"),
         ("train_qwen4b", ["--ray-port", "80"], "option --ray-port: got 80, expected 1024 to 65534"),
         ("train_qwen4b", [], "this script is for sbatch; try: sbatch slurm/train_qwen4b.sbatch"),
-        ("train_qwen4b", ["--dry-run", "--", *GIVEN, "cluster.nodes=2"], "the job has 1 nodes of 8 GPUs; leave both"),
-        ("train_qwen4b", ["--dry-run", "--", *GIVEN, "method.rho=3"], "method.rho"),
+        (
+            "train_qwen4b",
+            ["--dry-run", "--", *GIVEN, "cluster.num_nodes=2"],
+            "the job has 1 nodes of 8 GPUs; leave both",
+        ),
+        ("train_qwen4b", ["--dry-run", "--", *GIVEN, "uecr.method.rho=3"], "uecr.method.rho"),
         ("train_qwen4b", ["--dry-run", "--", *GIVEN, "--resume"], "leave out --resume; the job adds it itself"),
         ("convert", ["--dry-run", "--", "nowhere", "--to", "o"], "nowhere: no such folder; expected a checkpoint"),
         ("eval", ["--dry-run", "--", "/no/such/model", "--max-tokens", "5", "--out", "o"], "no such folder"),
@@ -156,7 +160,11 @@ def test_a_container_can_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "words", "lost"),
     [
-        ("train_qwen4b", "teacher.model_name=Qwen/Qwen3-8B data.subset=8 run.folder={}/run", "run.folder={}/run"),
+        (
+            "train_qwen4b",
+            "uecr.teacher.model_name=Qwen/Qwen3-8B uecr.data.subset=8 uecr.folder={}/run",
+            "uecr.folder={}/run",
+        ),
         ("eval", "student=Qwen/Qwen3-4B --benchmarks ten={}.jsonl --max-tokens 5 --out {}", "{}/student"),
     ],
 )

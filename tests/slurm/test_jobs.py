@@ -168,7 +168,7 @@ def test_a_user_s_error_is_the_cause(slurm: OneHostSlurm, submit: Submit) -> Non
 
 
 def test_no_gpu_where_the_job_has_four(slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path) -> None:
-    words = ("--venv", str(environment_folder), "--", "teacher.model_name=t", "data.subset=8")
+    words = ("--venv", str(environment_folder), "--", "uecr.teacher.model_name=t", "uecr.data.subset=8")
     options = ("--export=UECR_ROOT", "--gpus-per-node=4")  # no environment for srun, and no more than four of eight
     job = slurm.submit(tmp_path, *options, TRAIN, *words, UECR_ROOT=str(ROOT))
     end = slurm.wait_for_end(job, tmp_path / f"uecr-qwen3-4b-{job}.log")
@@ -181,7 +181,7 @@ def test_the_doctor_measures_the_exchange_of_two_nodes(
     """As docs/doctor.md calls it; the other findings are those of a machine without GPUs."""
     step = ("srun", "--label", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=0")
     python = str(environment_folder / "bin" / "python")
-    given = ["teacher.model_name=t", "data.subset=8", f"run.folder={tmp_path / 'run'}"]
+    given = ["uecr.teacher.model_name=t", "uecr.data.subset=8", f"uecr.folder={tmp_path / 'run'}"]
     config = str(ROOT / "examples" / "configs" / "uecr_qwen3_4b.yaml")
     said = slurm.call(*step, python, "-m", "nemo_uecr", "doctor", config, *given)
     measured = [line for line in said.splitlines() if "all-reduce" in line]

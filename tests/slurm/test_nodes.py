@@ -25,7 +25,7 @@ from nemo_uecr.stopping import RunStopped, StopRequest
 from tests.config.shipped import CONFIGS, DEMO
 
 NEMO, LOCAL = str(CONFIGS / "uecr_qwen3_4b.yaml"), str(DEMO)
-GIVEN = ["teacher.model_name=t", "data.subset=8"]
+GIVEN = ["uecr.teacher.model_name=t", "uecr.data.subset=8"]
 
 
 def job(folder: Path, node: str, *nodes: str) -> Job:
@@ -43,7 +43,7 @@ def test_the_first_cause_stays_and_is_one_line(tmp_path: Path) -> None:
 
 def test_missing_problems_are_found_before_ray_starts(tmp_path: Path) -> None:
     """With the job's resources: eight of sixteen GPUs for the teacher, none of eight."""
-    given = [*GIVEN, "teacher.dedicated_gpus=8", f"data.train={tmp_path / 'none.jsonl'}"]
+    given = [*GIVEN, "uecr.teacher.dedicated_gpus=8", f"uecr.data.train={tmp_path / 'none.jsonl'}"]
     words = command_words(NEMO, given, smoke=False, nodes=2, gpus=8)
     with pytest.raises(DataError, match=r"data\.train"):
         check_inputs(words)
@@ -52,8 +52,8 @@ def test_missing_problems_are_found_before_ray_starts(tmp_path: Path) -> None:
 
 def test_the_command_of_a_nemo_rl_run_has_slurm_s_resources() -> None:
     words = command_words(NEMO, GIVEN, smoke=False, nodes=4, gpus=7)
-    assert words == ["train", NEMO, "cluster.nodes=4", "cluster.gpus_per_node=7", *GIVEN, "--resume"]
-    for wrong in ("cluster.nodes=2", "cluster.gpus_per_node=9"):
+    assert words == ["train", NEMO, "cluster.num_nodes=4", "cluster.gpus_per_node=7", *GIVEN]
+    for wrong in ("cluster.num_nodes=2", "cluster.gpus_per_node=9"):
         with pytest.raises(ConfigError, match=wrong):
             command_words(NEMO, [*GIVEN, wrong], smoke=False, nodes=4, gpus=7)
 
@@ -63,14 +63,15 @@ def test_what_a_container_would_lose_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("UECR_JOB_MOUNTS", f"/somewhere:{Path.cwd()}:ro,/data")
     monkeypatch.setenv("HF_HOME", "/data/hf")
     for config, nodes, smoke in ((NEMO, 2, False), (LOCAL, 1, False), (LOCAL, 2, True)):
-        given = [*(GIVEN if config is NEMO else ()), "run.folder=/scratch/me/run"]
-        with pytest.raises(RunFolderError, match=r"run\.folder=/scratch/me/run is .* --mounts /scratch/me:/scratch/me"):
+        key = "uecr.folder" if config is NEMO else "run.folder"
+        given = [*(GIVEN if config is NEMO else ()), f"{key}=/scratch/me/run"]
+        with pytest.raises(RunFolderError, match=rf"{key}=/scratch/me/run is .* --mounts /scratch/me:/scratch/me"):
             command_words(config, given, smoke=smoke, nodes=nodes, gpus=8)
     assert command_words(NEMO, GIVEN, smoke=False, nodes=2, gpus=8)
     monkeypatch.delenv("HF_HOME")
     with pytest.raises(RunFolderError, match=r"huggingface/nemo_rl is outside the container's mounts: set HF_HOME or"):
         command_words(NEMO, GIVEN, smoke=False, nodes=2, gpus=8)
-    made = ["student.megatron_checkpoint=s", "teacher.megatron_checkpoint=t"]
+    made = ["++checkpointing.pretrained_checkpoint.path=s", "uecr.teacher.megatron_checkpoint=t"]
     assert command_words(NEMO, [*GIVEN, *made], smoke=False, nodes=2, gpus=8)
 
 
@@ -81,7 +82,7 @@ def test_what_a_container_would_lose_is_refused(monkeypatch: pytest.MonkeyPatch)
         (
             "n1",
             ["--smoke", NEMO],
-            f"{NEMO} has backend nemo_rl; --smoke needs --config examples/configs/local/demo.yaml",
+            f"{NEMO} is a recipe of NeMo-RL's; --smoke needs --config examples/configs/local/demo.yaml",
         ),
         (
             "n1",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nemo_uecr.cli.look import run_facts
-from nemo_uecr.config.nemo_schema import AnyConfig
+from nemo_uecr.config.schema import Config
+from nemo_uecr.nemo.layout import Job
 from nemo_uecr.start.checks import DOCTOR, asked, examine
 
 #: Checks by the thing that they look at, with those that must have passed before.
@@ -15,7 +16,7 @@ TOKENIZERS = (
 MEMORY = ("layout", "plan", "generation length", "host memory", "disk")
 
 
-def found(config: AnyConfig, *names: str) -> dict[str, tuple[str, str]]:
+def found(config: Config | Job, *names: str) -> dict[str, tuple[str, str]]:
     """Status and words of each finding."""
     run = run_facts(config, 9900)
     checks = [check for check in asked(run, DOCTOR) if check.name in names]

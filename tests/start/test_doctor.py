@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from nemo_uecr.cli.look import run_facts
-from nemo_uecr.config.nemo_schema import AnyConfig
+from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import UecrError
 from nemo_uecr.generation.models import load_tokenizer
+from nemo_uecr.nemo.layout import Job
 from nemo_uecr.plan.contents import GIB
 from nemo_uecr.start import machine, memory, model_files
 from nemo_uecr.start.checks import CONFIG, DOCTOR, JOB, NODE, TRAIN, asked, examine, require
@@ -96,24 +97,24 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     return have
 
 
-def fit(run: AnyConfig) -> dict[str, tuple[str, str]]:
+def fit(run: Config | Job) -> dict[str, tuple[str, str]]:
     """Of a local run also how long its responses may be."""
     return found(run, *MEMORY)
 
 
 def test_the_plan_is_held_against_this_machine(tmp_path: Path, here: Here) -> None:
     """Rollout takes 88.0 GiB of each GPU at the shipped share, training 52.3; the 4B run puts 340.0 GiB into a host."""
-    folder = f"run.folder={tmp_path}"
+    folder = f"uecr.folder={tmp_path}"
     seen = fit(nemo(folder))
     assert (seen["plan"][0], "rollout takes the most, 88.0 GiB" in seen["plan"][1]) == ("ok", True)
     assert seen["host memory"][0] == "ok"
     assert "4 checkpoints of 52.45 GiB need 209.8" in seen["disk"][1]
     assert {status for status, _ in fit(local()).values()} == {"ok"}
-    assert fit(nemo("student.model_name=nobody/knows"))["plan"][0] == "warn"
+    assert fit(nemo("policy.model_name=nobody/knows"))["plan"][0] == "warn"
     cut = fit(nemo("cluster.gpus_per_node=5"))
     assert (list(cut), cut["layout"][0], "5 data-parallel ranks" in cut["layout"][1]) == (["layout"], "fail", True)
     here(40, 64)
-    seen = fit(nemo(folder, "checkpoint.keep_last=1000000"))
+    seen = fit(nemo(folder, "checkpointing.keep_top_k=1000000"))
     assert (seen["plan"][0], "train needs 52.3 GiB" in seen["plan"][1]) == ("fail", True)
     assert seen["host memory"][1].startswith("64.0 GiB, the run needs 340.0")
     assert {seen["host memory"][0], seen["disk"][0]} == {"fail"}
@@ -124,14 +125,14 @@ def test_the_plan_is_held_against_this_machine(tmp_path: Path, here: Here) -> No
 def test_a_file_system_of_this_node_alone_is_a_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """/dev/shm is memory of this machine on every Linux."""
     monkeypatch.setenv("HF_HOME", "/dev/shm")
-    assert found(nemo("run.folder=/dev/shm/run"), "shared {}") == {}
-    seen = found(nemo("cluster.nodes=2", "run.folder=/dev/shm/run"), "shared {}")
-    assert seen["shared run.folder"][0] == seen["shared HF_HOME"][0] == "fail"
+    assert found(nemo("uecr.folder=/dev/shm/run"), "shared {}") == {}
+    seen = found(nemo("cluster.num_nodes=2", "uecr.folder=/dev/shm/run"), "shared {}")
+    assert seen["shared uecr.folder"][0] == seen["shared HF_HOME"][0] == "fail"
 
 
 def test_problem_files(tmp_path: Path) -> None:
-    path, keys = tmp_path / "train.jsonl", [f"data.difficulty_{end}=null" for end in ("key", "low", "high")]
-    run = nemo(f"data.train={path}", "evaluation.benchmarks={}", *keys)
+    path, keys = tmp_path / "train.jsonl", [f"uecr.data.difficulty_{end}=null" for end in ("key", "low", "high")]
+    run = nemo(f"uecr.data.train={path}", "uecr.evaluation.benchmarks={}", *keys)
     rows = 126 * '{"question": "q", "final_answer": "1"}\n'
     for content, status, fault in (("", "fail", "train.jsonl"), (rows, "ok", "'question' and 'final_answer'")):
         path.write_text(content)
@@ -159,7 +160,7 @@ def test_what_single_keys_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_damaged_model_folders_and_names_that_are_not_here(tmp_path: Path) -> None:
     def model(name: object) -> tuple[str, str]:
-        return found(nemo(f"student.model_name={name}"), *MODELS)["student model"]
+        return found(nemo(f"policy.model_name={name}"), *MODELS)["student model"]
 
     folder = save_model(tmp_path / "m", shard="10KB")
     shards = sorted(folder.glob("model-*.safetensors"))
@@ -187,23 +188,23 @@ def test_tokenizers_and_prompts(tmp_path: Path) -> None:
     rows.write_text("".join(f'{{"question": "{q}", "final_answer": "2", "difficulty": 6}}\n' for q in questions))
 
     def seen(*changes: str) -> dict[str, tuple[str, str]]:
-        given = [f"data.train={rows}", f"student.model_name={student}", f"teacher.model_name={teacher}"]
-        given += ["data.prompt_template={question}", *changes]
+        given = [f"uecr.data.train={rows}", f"policy.model_name={student}", f"uecr.teacher.model_name={teacher}"]
+        given += ["uecr.data.prompt_template='{question}'", *changes]
         return found(nemo(*given), *TOKENIZERS)
 
     assert {status for status, _ in seen().values()} == {"ok"}
     assert "non-thinking mode" in seen()["chat template"][1]
     assert "</think>" in seen()["chat template"][1]
     assert seen()["teacher tokenizer"][1].endswith("20 columns of padding apart -> ")
-    short = "data.max_prompt_tokens=100"
-    assert seen(short, "data.long_prompts=drop")["prompt length"][1].startswith("dropped as too long: 1")
-    told = seen(short, "data.long_prompts=refuse")["prompt length"]
+    short = "uecr.data.max_prompt_tokens=100"
+    assert seen(short, "uecr.data.long_prompts=drop")["prompt length"][1].startswith("dropped as too long: 1")
+    told = seen(short, "uecr.data.long_prompts=refuse")["prompt length"]
     assert (told[0], "1 of 130 prompts have more than data.max_prompt_tokens=100" in told[1]) == ("fail", True)
     saved = teacher / "tokenizer.json"
     saved.write_text(saved.read_text().replace("</think>", "</other>"))
     told = seen()["teacher tokenizer"]
     assert (told[0], "'</think>' for the student and '</other>' for the teacher" in told[1]) == ("fail", True)
-    lost = seen("student.model_name=nobody/nothing")
+    lost = seen("policy.model_name=nobody/nothing")
     assert (list(lost), lost["student tokenizer"][0]) == (["problems", "student tokenizer"], "fail")
 
 
@@ -267,11 +268,11 @@ def test_models_that_do_not_fit_a_local_run(tmp_path: Path) -> None:
 
 
 def test_megatron_checkpoints_and_runs_that_would_be_resumed(tmp_path: Path) -> None:
-    inside, alone = nemo(f"run.folder={tmp_path}"), local(f"run.folder={tmp_path}")
+    inside, alone = nemo(f"uecr.folder={tmp_path}"), local(f"run.folder={tmp_path}")
     assert found(inside, "resume") == {}
     weights = megatron_weights(tmp_path / "iter_0000007")
     for folder, fault in ((weights, "iter_0000007, 1 shards"), (tmp_path / "absent", "no such folder")):
-        seen = found(nemo(f"student.megatron_checkpoint={folder}"), "{}.megatron_checkpoint")
+        seen = found(nemo(f"++checkpointing.pretrained_checkpoint.path={folder}"), "{}.megatron_checkpoint")
         assert fault in seen["student.megatron_checkpoint"][1]
     step = nemo_rl_step(tmp_path / "checkpoints", weights, tmp_path)
     assert found(inside, "resume")["resume"][0] == "ok"
@@ -284,7 +285,7 @@ def test_megatron_checkpoints_and_runs_that_would_be_resumed(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("made", [local, nemo])
-def test_what_stops_a_run_is_also_what_the_doctor_says(made: Callable[[], AnyConfig]) -> None:
+def test_what_stops_a_run_is_also_what_the_doctor_says(made: Callable[[], Config | Job]) -> None:
     """Whatever `config check`, a job's first node or `train` raise from; a job's resources the doctor cannot know."""
     run = run_facts(made(), 9900)
     names = {asker: {check.name for check in asked(run, asker)} for asker in (DOCTOR, CONFIG, JOB, NODE, TRAIN)}

@@ -11,15 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.load import load_nemo_config
 from nemo_uecr.config.schema import BFLOAT16_ON_GPU, LocalTolerancesConfig
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.local.update import check_ratios
-from nemo_uecr.nemo import telemetry
-from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, UecrLoss
+from nemo_uecr.nemo import telemetry, upstream
+from nemo_uecr.nemo.loss import FIRST_STEP, FIRST_STEP_COLUMN, UecrLoss
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.steps.metrics import ratio_metrics
-from tests.config.shipped import CONFIGS, GRPO
+from tests.nemo.made_recipe import made_settings
 
 B, T, V = 40, 101, 400
 TEMPERATURE = 0.7
@@ -79,11 +78,26 @@ def local(new: Tensor, old: Tensor) -> None:
     check_ratios(outcome, found, [f"sample {row}" for row in range(B)], tolerances)
 
 
+class NativeLoss:
+    """The part of NeMo-RL's loss that the gate reads: the ends of a micro-batch's ratios."""
+
+    loss_type = input_type = None
+
+    def __init__(self, loss_fn: Any) -> None: ...
+
+    def __call__(self, *, next_token_logprobs: Tensor, data: Any, **counts: Tensor) -> tuple[Tensor, dict[str, float]]:
+        ratio = (next_token_logprobs - data["prev_logprobs"][:, 1:]).exp()
+        ends = {"probs_ratio_min": float(ratio.min()), "probs_ratio_max": float(ratio.max())}
+        return torch.zeros(()), {"kl_penalty": 0.0, "probs_ratio": float(ratio.mean()), **ends}
+
+
 def nemo_rl(new: Tensor, old: Tensor) -> dict[str, float]:
     """Two optimizer steps of two micro-batches of different size, reduced as NeMo-RL does; the second has moved."""
-    settings = ["rollout.prompts_per_step=4", "rollout.responses_per_prompt=8", "train.minibatch_responses=16"]
-    config = load_nemo_config(CONFIGS / "uecr_qwen3_1p7b.yaml", [*GRPO, *settings, "loss.reference_kl=0"])
-    own = UecrLoss(config, native=None)
+    settings = made_settings(V, uecr__method={"name": "grpo"}, loss_fn__reference_policy_kl_penalty=0.0)
+    loss_fn = SimpleNamespace(reference_policy_kl_penalty=0.0, ratio_clip_min=0.2, ratio_clip_max=0.2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(upstream, "native", lambda name: NativeLoss)
+        own = UecrLoss(settings, loss_fn)
     found: dict[str, list[float]] = {}
     for first, moved in ((1.0, 0.0), (0.0, 1.0)):
         for rows in (slice(0, 10), slice(10, B)):
@@ -98,8 +112,9 @@ def nemo_rl(new: Tensor, old: Tensor) -> dict[str, float]:
             }  # fmt: skip
             _, metrics = own(new[rows] + moved, data, torch.tensor(B), torch.tensor(B * T))
             for name, value in metrics.items():
-                found.setdefault(name, []).append(value if name.endswith(("_min", "_max")) else value / 2)
-    context = StepContext(config, None, completed_steps=0)
+                ends = name.endswith(("_min", "_max")) or name == FIRST_STEP
+                found.setdefault(name, []).append(value if ends else value / 2)
+    context = StepContext(settings, None)
     return telemetry._policy(context, {"all_mb_metrics": found, "grad_norm": torch.ones(2)})
 
 

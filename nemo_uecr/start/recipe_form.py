@@ -1,0 +1,155 @@
+"""A run inside NeMo-RL from its recipe: what the list of checks reads of it, and what `config check` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nemo_uecr.config.load import value_at
+from nemo_uecr.config.recipes import Recipe
+from nemo_uecr.data.manifest import chosen_problems
+from nemo_uecr.errors import ConfigError
+from nemo_uecr.files import read_object
+from nemo_uecr.nemo import recipe as rules
+from nemo_uecr.nemo.layout import Job, Model, job_of
+from nemo_uecr.plan.faults import job_faults, refuse
+from nemo_uecr.plan.nemo import nemo_plan
+from nemo_uecr.plan.shapes import ARCHITECTURES, EXPERTS, KNOWN, ModelShape, shape_of
+from nemo_uecr.start import problem_sets
+from nemo_uecr.start.facts import LENGTHS, NemoRun, NemoRunWithProblems, size_of
+from nemo_uecr.start.job import Resources
+
+#: What the layout says where it could not look at every model.
+UNSEEN = "fits the GPUs; a model's folder is not here, or its kind unknown: what it can be split into is not checked"
+
+
+def accepted(recipe: Recipe) -> Job:
+    """The job of a recipe; ConfigError with every key that is refused, its value and the reason."""
+    section = rules.section_of(recipe.values, recipe.origins, recipe.path)
+    refuse(rules.faults_of(recipe.values, section))
+    return job_of(recipe.values, section)
+
+
+def of_recipe(job: Job, *, ray_port: int, resources: Resources | None) -> NemoRun:
+    """What the checks read of a recipe that is accepted."""
+    section, data, settings = job.section, job.section.data, rules.view(job.values, job.section, vocabulary=0)
+    names = {key: model.name for key, model in job.models.items()}
+    folders = {"uecr.folder": settings.folder, "checkpointing.checkpoint_dir": job.at("checkpointing.checkpoint_dir")}
+    starts = {key: value_at(model.policy, "pretrained_checkpoint.path") for key, model in job.teachers.items()}
+    common: dict[str, Any] = {
+        "ray_port": ray_port, "nodes": job.nodes, "gpus": job.gpus_per_node,
+        "folder": settings.folder, "outputs": {key: str(folder) for key, folder in folders.items()},
+        "resources": resources,
+        "kept_checkpoints": (job.at("checkpointing.keep_top_k") or 1) + 1,
+        "method": section.method, "tolerances": section.tolerances.model_dump(),
+        "on_gpu": True, "size_of": size_of,
+        "plan_on": lambda device: nemo_plan(job, device, LENGTHS),
+        "layout": lambda with_models: layout(job, with_models=with_models),
+        "models": names, "tokenizers": {key: names[key] for key in job.teachers},
+        "megatron_checkpoints": {"student": job.at("checkpointing.pretrained_checkpoint.path"), **starts},
+        "stop": job.at("policy.generation.stop_strings") or (),
+    }  # fmt: skip
+    if data is None:
+        return NemoRun(**common)
+    benchmarks = section.evaluation.benchmarks if section.evaluation is not None else {}
+    return NemoRunWithProblems(
+        **common,
+        data=data,
+        benchmarks=benchmarks,
+        read=lambda: {
+            problem_sets.TRAIN: chosen_problems(data, settings.seed),
+            **problem_sets.benchmark_problems(data, benchmarks),
+        },
+        routing=section.routing,
+        teacher_names=[key.removeprefix("teachers.") for key in job.teachers],
+        reward=section.reward or (),
+        correct_at=section.correct_at,
+        least_problems=job.prompts,
+    )
+
+
+def layout(job: Job, *, with_models: bool) -> str:
+    """The layout can be placed, as far as it is known here; with models also lengths and vocabularies.
+
+    A model whose sizes cannot be read without a network is left to the start of the run.
+    """
+    if not with_models:
+        refuse(job_faults(job, {}))
+        return "fits the GPUs"
+    refuse([fault for model in job.models.values() for fault in _mixture_faults(job, model)])
+    shapes = {key: visible_shape(model) for key, model in job.models.items()}
+    refuse(job_faults(job, shapes))
+    return UNSEEN if None in shapes.values() else "fits the GPUs and the models"
+
+
+def visible_shape(model: Model) -> ModelShape | None:
+    """Sizes of a model that is here or in the table; None for another."""
+    values = _config_of(model)
+    if values.get("model_type") in ARCHITECTURES or (not values and model.name.removesuffix("-Base") in KNOWN):
+        return shape_of(model.name, role=model.key)
+    return None
+
+
+def _config_of(model: Model) -> Mapping[str, object]:
+    file = Path(model.name) / "config.json"
+    return read_object(file) if file.is_file() else {}
+
+
+def _mixture_faults(job: Job, model: Model) -> Iterator[str]:
+    """A mixture of experts that is here, which no key of the recipe tells, beside a teacher on the same GPUs."""
+    values = _config_of(model)
+    if job.teachers and not job.section.dedicated_gpus and any(values.get(key) for key in EXPERTS):
+        yield (
+            f"{model.key}.model_name: got {model.name}, a mixture of experts, which keeps memory on the GPUs that the "
+            "teacher shares with the student; give it its own: uecr.teacher.dedicated_gpus"
+        )
+
+
+# -- in words --------------------------------------------------------------------------------------------------------
+
+
+def described(job: Job) -> list[str]:
+    """What is changed in the recipe, what of it is not used, and how its models lie, one line each."""
+    return [
+        f"objective: {objective(job)}",
+        *(f"adjusted: {change}" for change in job.changes),
+        *(f"not used: {line}" for line in rules.ignored(job.values)),
+        *(f"{key}: {_placed(model)}" for key, model in job.models.items()),
+        f"vLLM: {job.generation_gpus} GPUs, {job.engine_ranks} an engine"
+        + ("" if job.shares_gpus else ", apart from the student's"),
+    ]
+
+
+def _placed(model: Model) -> str:
+    parallel = model.parallel
+    split = {name: getattr(parallel, name) for name in ("tensor", "pipeline", "context", "expert")}
+    ranks = ", ".join(f"{name} {count}" for name, count in split.items() if count > 1) or "not split"
+    copies = f"{model.data_ranks} cop{'y' if model.data_ranks == 1 else 'ies'}"
+    at_once = model.microbatch_tokens("logprob")
+    return f"{model.name} on {model.gpus} GPUs, {ranks}, {copies}, scored {at_once} tokens at once"
+
+
+def objective(job: Job) -> str:
+    """The run's loss on one line: the clipped surrogates of NeMo-RL's loss and its reference KL."""
+    from nemo_uecr.config.methods import objective_of
+
+    loss = job.values["loss_fn"]
+    kind = "KL3" if job.section.kl == "paper" else str(loss.get("reference_policy_kl_type", "k3")).replace("k", "KL")
+    clip = (loss["ratio_clip_min"], loss["ratio_clip_max"])
+    return objective_of(job.section.method, clip=clip, kl=kind, kl_coef=loss["reference_policy_kl_penalty"])
+
+
+def native_schema(recipe: Recipe, version: str) -> str:
+    """NeMo-RL's own schema accepts the recipe."""
+    from pydantic import ValidationError
+
+    from nemo_uecr.nemo import upstream
+
+    try:
+        upstream.native("MasterConfig")(**recipe.values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"NeMo-RL {version} refuses {key}: {first['msg']} (got {first['input']!r:.60})") from error
+    return f"NeMo-RL {version}: its schema accepts the recipe"
