@@ -102,6 +102,7 @@ class Run:
         checkpoint = upstream.latest_checkpoint(config)
         if checkpoint is not None:
             records.check_same_method(checkpoint, config.model_dump())
+            records.check_same_code(settings, self.section)
         evaluation = training_evaluation(settings)
         until_the_end.enter_context(locked(settings.folder))
         # Listening begins here: Ray, which the script has started by now, sets a handler of its own for SIGTERM.

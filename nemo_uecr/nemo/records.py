@@ -14,11 +14,12 @@ from typing import Any
 import yaml
 
 import nemo_uecr
-from nemo_uecr.config.load import flattened, read_written
+from nemo_uecr import door
+from nemo_uecr.config.load import flattened, own_code, read_written
 from nemo_uecr.config.schema import CallReward
 from nemo_uecr.core import EPSILON, GAP_CLIP
 from nemo_uecr.errors import CheckpointError
-from nemo_uecr.files import file_sha256, replace_file
+from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.nemo.recipe import Settings, UecrSection
 from nemo_uecr.reproducible import installed
 from nemo_uecr.telemetry.sinks import EVALUATIONS, truncate_records
@@ -57,20 +58,16 @@ def write(
         version: NeMo-RL's.
         step: completed steps.
     """
-    calls = [each for each in section.reward or () if isinstance(each, CallReward)]
     own = {package: installed(package) or "not installed in the driver's environment" for package in PACKAGES}
-    record: dict[str, Any] = {
+    record = {
         "versions": {
             "nemo_uecr": nemo_uecr.__version__, "nemo_rl": version, "python": platform.python_version(), **own,
         },
         "platform": platform.platform(),
         "command": sys.argv,
         "conventions": {"epsilon": EPSILON, "gap_clip": GAP_CLIP},
-        "sha256": {f"reward {each.label}": file_sha256(Path(each.path)) for each in calls},
+        "code": code_digests(section),
     }  # fmt: skip
-    method = section.method
-    if method.file_sha256 is not None:
-        record["code"] = {"uecr.method.name": method.file_sha256}
     settings.folder.mkdir(parents=True, exist_ok=True)
     truncate_records(settings.folder / EVALUATIONS, last_step=step or -1)
     replace_file(settings.folder / "provenance.json", json.dumps(record, indent=1).encode())
@@ -79,9 +76,28 @@ def write(
     replace_file(settings.folder / "config.yaml", plain_yaml(whole).encode())
 
 
+def code_digests(section: UecrSection) -> dict[str, str]:
+    """sha256 of each user's file that the section names, by key: of a method, readers of problems, and rewards."""
+    calls = [each for each in section.reward or () if isinstance(each, CallReward)]
+    rewards = {f"uecr.reward.{each.label}": file_sha256(Path(each.path)) for each in calls}
+    named = own_code(section.model_dump(mode="json"))
+    return rewards | {f"uecr.{key}": file_sha256(door.file_of(text)) for key, text in named.items()}
+
+
 def plain_yaml(values: Mapping[str, Any]) -> str:
     """The values as YAML of plain scalars, lists and mappings."""
     return str(yaml.safe_dump(json.loads(json.dumps(values, default=str)), sort_keys=False))
+
+
+def check_same_code(settings: Settings, section: UecrSection) -> None:
+    """Refuse to continue a run whose method's or reward's file has changed since."""
+    record = settings.folder / "provenance.json"
+    before = read_object(record)["code"] if record.is_file() else {}
+    if changed := [name for name, digest in code_digests(section).items() if before.get(name, digest) != digest]:
+        raise CheckpointError(
+            f"the file of {changed[0]} has changed since {record} was written; continue with the file as it was, or "
+            "name another checkpointing.checkpoint_dir"
+        )
 
 
 def check_same_method(checkpoint: Path, values: Mapping[str, Any]) -> None:

@@ -177,7 +177,7 @@ def test_the_record_has_the_resolved_recipe_and_versions(tmp_path: Path) -> None
     assert (run.method, run.planned_steps, run.tolerances["first_ratio"]) == ("uecr", 30, 0.05)
     assert run.origins == {"grpo.seed": "override"}
     record = json.loads((settings.folder / "provenance.json").read_text())
-    assert (record["versions"]["nemo_rl"], list(record["sha256"])) == ("0.7.0", ["reward right"])
+    assert (record["versions"]["nemo_rl"], list(record["code"])) == ("0.7.0", ["uecr.reward.right"])
     assert [json.loads(line)["step"] for line in evaluations.read_text().splitlines()] == [0, 7]
 
 

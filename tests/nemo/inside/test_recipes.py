@@ -326,6 +326,44 @@ def test_several_teachers_by_a_column(tmp_path: Path, stand_ins: Seen, monkeypat
     assert all("teachers" in batch.header for batch in saved_batches(tmp_path))
 
 
+GATE = """
+from dataclasses import dataclass, replace
+
+from nemo_uecr.core.methods.base import TEACHER
+from nemo_uecr.core.methods.baselines import Grpo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate(Grpo):
+    \"\"\"A = A^GRPO where the teacher gives more than the student, else 0.\"\"\"
+
+    reads = TEACHER
+
+    def __call__(self, batch):
+        grpo = super().__call__(batch)
+        return replace(grpo, advantage_BT=grpo.advantage_BT * (batch.gap_BT > 0))
+"""
+
+
+def test_a_method_in_a_file_of_the_users(tmp_path: Path, stand_ins: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trains, its file is in the record, and another file does not continue the run."""
+    (tmp_path / "gate.py").write_text(GATE)
+    own = f"++uecr.method={{name: '{tmp_path}/gate.py:Gate'}}"
+    arguments = [*(each for each in shrunk(tmp_path) if each != METHOD), *local_problems(tmp_path), own]
+    given = ["checkpointing.enabled=true", "grpo.max_num_steps=1", "grpo.val_period=0", "grpo.val_at_start=false"]
+    launch(monkeypatch, EIGHT_B, [*arguments, *given])
+    (batch,) = saved_batches(tmp_path)
+    mask = batch.tensors["mask"].bool()
+    gap = (batch.tensors["teacher_logp"] - batch.tensors["old_logp"])[mask]
+    assert bool((batch.tensors["advantage"][mask] == 0)[gap < 0].all())
+    assert float(batch.tensors["advantage"].abs().sum()) > 0
+    record = json.loads((tmp_path / "checkpoints" / "uecr" / "provenance.json").read_text())
+    assert len(record["code"]["uecr.method.name"]) == 64
+    (tmp_path / "gate.py").write_text(GATE.replace("> 0", ">= 0"))
+    with pytest.raises(CheckpointError, match=r"the file of uecr\.method\.name has changed since"):
+        launch(monkeypatch, EIGHT_B, [*arguments, *given, "grpo.max_num_steps=2"])
+
+
 # -- stop, resume, and what is refused -------------------------------------------------------------------------------
 
 
