@@ -36,7 +36,7 @@ REHEARSAL := .venv-gpu-rehearsal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo study test test-slow test-real test-nemo test-nemo-slow nemo-source lint typecheck bench oracle clean test-slurm test-wheel docs pages \
-	environments real-megatron real-guests real-vllm gpu-rehearsal
+	environments real-megatron real-guests real-vllm gpu-rehearsal cluster-rehearsal
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -218,8 +218,11 @@ bench: $(STAMP) ## time and memory of the advantages and of token scoring
 oracle: $(STAMP) ## compare with the frozen numbers; ARGS names parts
 	$(ONE_THREAD) $(BIN)/python tools/oracle.py check $(ARGS)
 
-gpu-rehearsal: ## tools/gpu_quarter.sh without a GPU, as a machine with one would run it; needs Python 3.12, a network, 3 GB
-	bash tools/gpu_rehearsal.sh $(REHEARSAL)
+gpu-rehearsal: ## tools/gpu_quarter.sh without a GPU, as a machine with one would run it; needs Python 3.12, a network, 7 GB
+	bash tools/quarter_rehearsal.sh gpu_quarter $(REHEARSAL)
+
+cluster-rehearsal: ## tools/cluster_quarter.sh likewise; needs g++, NeMo-RL's source and 12 GB, and compiles for minutes
+	bash tools/quarter_rehearsal.sh cluster_quarter $(REHEARSAL)
 
 clean: ## remove caches and build products; keeps .venv and runs
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,7 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.gpu_quarter import MEBI, ROOT, RUNS
+from benchmarks.gpu_quarter import RUNS
+from benchmarks.quarter import MEBI, ROOT
 
 GIB = 2**30
 BASE = ROOT / "examples" / "configs" / "local" / "base.yaml"
@@ -57,6 +58,13 @@ def seconds_of(run: Callable[[], Any], device: str, *, repeat: int = 1) -> float
         wait(device)
         found.append(time.perf_counter() - started)
     return median(found)
+
+
+def write_rows(path: Path, rows: Rows) -> None:
+    """A part's figures until now, whole at each moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".new").write_text(json.dumps(rows, indent=1) + "\n")
+    path.with_suffix(".new").replace(path)
 
 
 # -- machine and attention --------------------------------------------------------------------------------------------
@@ -171,32 +179,50 @@ def attention(work: Path, device: str) -> Iterator[Rows]:
 # -- models of 1.7 billion parameters, and runs of them ---------------------------------------------------------------
 
 
-def models(work: Path, device: str) -> Iterator[Rows]:
-    """A student and a teacher with random weights, a tokenizer that fills their vocabulary, and problems."""
-    import torch
+def keep_in_memory(folder: Path, device: str, gib: int) -> None:
+    """Make a folder: a link into memory on a machine with a GPU and so much room there, so that models need no disk."""
+    memory = Path("/dev/shm")
+    if device == "cuda" and not folder.exists() and shutil.disk_usage(memory).free > gib * GIB:
+        (memory / folder.parent.name).mkdir(exist_ok=True)
+        folder.symlink_to(memory / folder.parent.name)
+    folder.mkdir(exist_ok=True)
+
+
+def filled_tokenizer(columns: int, longest: int) -> Any:
+    """The demo's tokenizer with a token for each column."""
     from tokenizers import Tokenizer
+
+    from nemo_uecr.demo.task import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    tokenizer.model_max_length = longest
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    fillers = {f"~{number}": number for number in range(len(tokenizer), columns)}
+    described["model"]["vocab"] |= tokenizer.get_added_vocab() | fillers
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(described))
+    return tokenizer
+
+
+def random_model(sizes: tuple[int, ...], tokenizer: Any, seed: int, device: str) -> Any:
+    """A Qwen3 of `SIZES` with random weights, made on the device."""
+    import torch
 
     from nemo_uecr.demo.cache import RECIPE
     from nemo_uecr.demo.supervised import build_model
-    from nemo_uecr.demo.task import build_tokenizer
 
-    folder, memory = work / "models", Path("/dev/shm")  # where there is room, they need no disk
-    if device == "cuda" and not folder.exists() and shutil.disk_usage(memory).free > 24 * GIB:
-        (memory / "gpu_quarter").mkdir(exist_ok=True)
-        folder.symlink_to(memory / "gpu_quarter")
-    scale, tokenizer = SCALE[device], build_tokenizer()
-    tokenizer.model_max_length = 4096
-    described = json.loads(tokenizer.backend_tokenizer.to_str())
-    fillers = {f"~{number}": number for number in range(len(tokenizer), scale["vocabulary"])}
-    described["model"]["vocab"] |= tokenizer.get_added_vocab() | fillers
-    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(described))
-    row = Rows()
+    with torch.device(device):
+        return build_model(RECIPE.student.model_copy(update=dict(zip(SIZES, sizes, strict=True))), tokenizer, seed)
+
+
+def models(work: Path, device: str) -> Iterator[Rows]:
+    """A student and a teacher with random weights, a tokenizer that fills their vocabulary, and problems."""
+    folder, scale, row = work / "models", SCALE[device], Rows()
+    keep_in_memory(folder, device, gib=24)
+    tokenizer = filled_tokenizer(scale["vocabulary"], longest=4096)
     for seed, name in enumerate(("student", "teacher")):
         started = time.perf_counter()
-        sizes = dict(zip(SIZES, scale["model"], strict=True))
-        with torch.device(device):
-            model = build_model(RECIPE.student.model_copy(update=sizes), tokenizer, seed)
-        row["parameters"] = sum(weight.numel() for weight in model.parameters())
+        model = random_model(scale["model"], tokenizer, seed, device)
+        row["parameters"] = model.num_parameters()
         model.bfloat16().save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
         row[f"{name} s"] = time.perf_counter() - started
@@ -486,10 +512,8 @@ def main() -> None:
     args = parser.parse_args()
     name, part = args.part, PARTS.get(args.part, partial(observed_run, args.name))
     result = args.work / "parts" / (f"run-{args.name}.json" if name == "run" else f"{name}.json")
-    result.parent.mkdir(parents=True, exist_ok=True)
     for rows in part(args.work, args.device):
-        result.with_suffix(".new").write_text(json.dumps(rows, indent=1) + "\n")
-        result.with_suffix(".new").replace(result)
+        write_rows(result, rows)
 
 
 if __name__ == "__main__":

@@ -8,10 +8,9 @@
 # results.json, table.md and parts.log come to OUT after each part. Models, runs and packages stay in WORK (default:
 # /tmp/gpu_quarter), where the second call finds them. DEVICE=cpu rehearses at tiny sizes; PATIENCE=4 multiplies limits.
 # PYTHON (default: python3) has torch and transformers; nothing is installed into it.
-set -euo pipefail
-started=$EPOCHSECONDS
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=${PYTHON:-python3} work=${WORK:-/tmp/gpu_quarter} call=${1:-} patience=${PATIENCE:-1}
+
+# shellcheck source=tools/quarter.sh
+source "$(dirname "${BASH_SOURCE[0]}")/quarter.sh"
 
 # What nemo-uecr[local,lora,verify,test], the GGUF reader and TRL's functions import and such a machine lacks; each by
 # name, because a resolver would fetch torch and the GPU libraries again.
@@ -39,13 +38,9 @@ case $call in
   work=$carried/fetched install "$carried/second/wheels"/*.whl
   PYTHONPATH=$carried/fetched/site:$root exec "$python" -m benchmarks.gpu_quarter prepare "$carried" ;;
 --first | --second)
-  out=$2 carried=$3/${call#--} limit=460
-  [ "$call" = --second ] && limit=225
-  mkdir -p "$out" "$work"
-  install "$carried"/wheels/*.whl || echo "gpu_quarter: the wheels were not installed; parts that need them will fail" >&2
+  mkdir -p "$work/carried"
+  cp -r "$3/${call#--}/." "$work/carried"
+  install "$work"/carried/wheels/*.whl || echo "gpu_quarter: the wheels were not installed; parts that need them will fail" >&2
   export PYTHONPATH=$work/site:$root
-  cd "$root"
-  exec "$python" -m benchmarks.gpu_quarter "${call#--}" "$out" "$carried" --work "$work" --device "${DEVICE:-cuda}" \
-    --seconds $((patience * limit + started - EPOCHSECONDS)) --patience "$patience" "${@:4}" ;;
-*) sed -n '2,11s/^# //p' "$0" >&2 && exit 2 ;;
+  parts "$2" "${@:4}" ;;
 esac

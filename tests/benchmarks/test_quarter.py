@@ -9,7 +9,7 @@ import json
 import time
 from pathlib import Path
 
-from benchmarks.gpu_quarter import Keeper, Part, run_parts, tables
+from benchmarks.quarter import Keeper, Part, run_parts, tables
 
 WRITES = "import json, pathlib, sys; pathlib.Path(sys.argv[1]).write_text(json.dumps({'copy': {'GB/s': 2.5}}));"
 

@@ -1,0 +1,788 @@
+"""What the parts of `cluster_quarter` do: NeMo-RL's own Megatron worker with our methods, on one GPU.
+
+    python -m benchmarks.cluster_parts PART WORK --device cuda
+
+All parts but the last take the class that Ray would run and construct it in this process, as the only rank. A part
+renews its figures and assertions in WORK/parts/PART.json as it goes on; it goes on after an assertion that fails, and
+ends with exit code 1 then. What a part takes of a run's configuration is `Run`, made in `configured` alone.
+
+Shape legend: B = responses, S = tokens of prompt and response (padded), V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import importlib
+import itertools
+import json
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu_parts import GIB, filled_tokenizer, keep_in_memory, random_model, wait, write_problems, write_rows
+from benchmarks.quarter import MEBI, ROOT
+
+CONFIG = ROOT / "examples" / "configs" / "uecr_qwen3_1p7b.yaml"
+TEMPERATURE = 0.7
+#: By device: both models' sizes (`gpu_parts.SIZES`); columns; lengths of the scored rows, and how many of them float64
+#: computes; tokens of a micro-batch of these rows, of a chunk, of the kernel alone, and of the longest row of a step.
+SCALE: dict[str, dict[str, Any]] = {
+    "cuda": {
+        "student": (2048, 6144, 28, 16, 8, 128), "teacher": (2560, 9728, 36, 32, 8, 128), "vocabulary": 151_936,
+        "lengths": (2048, 1024, 1500, 37, 777, 2048, 2, 513), "exact": 4, "micro": 4096, "chunk": 256, "kernel": 4096,
+        "longest": 18_432,
+    },
+    "cpu": {
+        "student": (64, 128, 2, 4, 2, 16), "teacher": (64, 128, 2, 4, 2, 16), "vocabulary": 1280,
+        "lengths": (24, 12, 17, 5, 2, 24), "exact": 3, "micro": 32, "chunk": 16, "kernel": 64, "longest": 64,
+    },
+}  # fmt: skip
+#: Largest difference between our scores and NeMo-RL's own of the same logits, nats.
+SAME_NATS = 1e-3
+#: Our mean error against float64 may be so many times that of transformers' own forward in bfloat16.
+TIMES_CONTROL = 2.0
+#: Mean error of the teacher against float64, nats.
+TEACHER_NATS = 0.05
+
+#: Guesses, made without a GPU: the first run on one corrects them.
+KERNEL_SHARE = 0.7  # least share of copy bandwidth that the scoring kernel reads at
+STUDENT_LEFT_MEBI = 256.0  # most that the student leaves on the GPU after its offload
+PLANNED = 0.5, 1.05  # a peak as a share of `plan`'s
+FP8_NATS = 0.5  # most that FP8 changes a teacher's log-probabilities in the mean
+
+
+class Report:
+    """A part's rows of figures, with a row for each assertion; the file is renewed with each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.rows, self.failed = path, dict[str, dict[str, Any]](), list[str]()
+
+    def row(self, name: str, **figures: Any) -> None:
+        """Add figures to a row; their names are read with blanks."""
+        self.rows.setdefault(name, {}).update({key.replace("_", " "): value for key, value in figures.items()})
+        write_rows(self.path, self.rows)
+
+    def check(self, name: str, holds: bool, seen: str, *, guessed: bool = False) -> None:
+        """An assertion; ``guessed`` says that nobody knows its bound yet."""
+        verdict = ("yes" if holds else "NO") + ", guessed bound" * guessed
+        self.row(f"assert: {name}", holds=verdict, seen=seen)
+        sys.stdout.write(f"{'pass' if holds else 'FAIL'}  {name}: {seen}\n")
+        sys.stdout.flush()
+        if not holds:
+            self.failed.append(name)
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """An error within is an assertion that failed, so that the rest of the part is still seen."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever a foreign stack raises is a finding
+            traceback.print_exc()
+            self.check(name, False, f"{type(error).__name__}: {str(error)[:300]}")
+
+
+def timed(run: Callable[[], Any], device: str) -> tuple[float, Any]:
+    """Wall seconds of a call, the device idle before and after, and what it returned."""
+    wait(device)
+    started = time.perf_counter()
+    found = run()
+    wait(device)
+    return time.perf_counter() - started, found
+
+
+def memory() -> dict[str, float]:
+    """MiB that torch holds now, and the most since this was last asked."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {"held_MiB": 0.0, "peak_MiB": 0.0}
+    now, peak = torch.cuda.memory_allocated() / MEBI, torch.cuda.max_memory_allocated() / MEBI
+    torch.cuda.reset_peak_memory_stats()
+    return {"held_MiB": now, "peak_MiB": peak}
+
+
+def relative(found: Any, exact: Any) -> float:
+    """Norm of the difference over the norm of the float64 result."""
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+# -- Transformer Engine alone -----------------------------------------------------------------------------------------
+
+
+def stack(work: Path, device: str, report: Report) -> None:
+    """Versions, the copy bandwidth, and Transformer Engine's product, packed attention and FP8 beside float64."""
+    import torch
+
+    from nemo_uecr.reproducible import installed
+
+    names = ("torch", "triton", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "ray", "vllm")
+    report.row("stack", **{name: installed(name) or "none" for name in names})
+    te = importlib.import_module("transformer_engine.pytorch")
+    report.check("Transformer Engine loads", True, str(te.__file__))
+    if device != "cuda":
+        return
+    report.row("stack", device=torch.cuda.get_device_name(), GiB=torch.cuda.mem_get_info()[1] / GIB)
+    source = torch.randn(2**28, device=device)
+    target = torch.empty_like(source)
+    seconds = median(timed(lambda: target.copy_(source), device)[0] for _ in range(10))
+    report.row("stack", copy_GB_per_s=2 * source.nbytes / 1e9 / seconds)
+    del source, target
+    layer = te.Linear(1024, 2048, bias=False, params_dtype=torch.bfloat16).cuda()
+    x = torch.randn(512, 1024, device=device, dtype=torch.bfloat16)
+    exact = x.double() @ layer.weight.double().T
+    with report.attempt("a linear layer of TE is its product"):
+        off = relative(layer(x), exact)
+        report.check("a linear layer of TE is its product", off < 1e-2, f"relative error {off:.2g}")
+    with report.attempt("packed attention of TE"):
+        packed_attention(te, report)
+    with report.attempt("a blockwise FP8 product"):
+        recipe = importlib.import_module("transformer_engine.common.recipe").Float8BlockScaling()
+        with te.fp8_autocast(enabled=True, fp8_recipe=recipe):
+            off = relative(layer(x), exact)
+        report.check("a blockwise FP8 product", 1e-4 < off < 0.1, f"relative error {off:.2g}")
+
+
+def packed_attention(te: Any, report: Report) -> None:
+    """Rows of unequal lengths in one sequence, with padding between: forward and gradient, row by row."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    lengths, padded, heads, groups, dim = (300, 64, 513, 2), (320, 64, 576, 64), 16, 8, 128
+    own, places = (
+        torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32, device="cuda") for each in (lengths, padded)
+    )
+    q, k, v = (
+        torch.randn(sum(padded), count, dim, device="cuda", dtype=torch.bfloat16).requires_grad_(True)
+        for count in (heads, groups, groups)
+    )
+    attend = te.DotProductAttention(
+        heads, dim, num_gqa_groups=groups, qkv_format="thd", attn_mask_type="padding_causal", attention_dropout=0.0
+    )
+    found = attend(
+        q, k, v, cu_seqlens_q=own, cu_seqlens_kv=own, cu_seqlens_q_padded=places, cu_seqlens_kv_padded=places,
+        max_seqlen_q=max(padded), max_seqlen_kv=max(padded), pad_between_seqs=True,
+    ).view(-1, heads, dim)  # fmt: skip
+    rows = [slice(start, start + size) for start, size in zip(places.tolist(), lengths, strict=False)]
+    weight = torch.zeros_like(found)
+    for row in rows:
+        weight[row].normal_()
+    found.backward(weight)
+    forward = gradient = 0.0
+    for row in rows:
+        exact = [each.detach()[row].double().requires_grad_(True) for each in (q, k, v)]
+        wide = [exact[0], *(each.repeat_interleave(heads // groups, 1) for each in exact[1:])]
+        out = sdpa(*(each.transpose(0, 1) for each in wide), is_causal=True).transpose(0, 1)
+        out.backward(weight[row].double())
+        forward = max(forward, relative(found[row], out))
+        pairs = zip((q, k, v), exact, strict=True)
+        gradient = max(gradient, *(relative(ours.grad[row], one.grad) for ours, one in pairs))
+    seen = f"relative error {forward:.2g}, of the gradient {gradient:.2g}"
+    report.check("packed attention of TE", max(forward, gradient) < 2e-2, seen)
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
+
+
+def models(work: Path, device: str, report: Report) -> None:
+    """Folders of a random student and teacher, and problems."""
+    import torch
+
+    folder, scale = work / "models", SCALE[device]
+    keep_in_memory(folder, device, gib=48)
+    tokenizer = filled_tokenizer(scale["vocabulary"], longest=2 * scale["longest"])
+    for seed, name in enumerate(("student", "teacher")):
+        started = time.perf_counter()
+        model = random_model(scale[name], tokenizer, seed, device)
+        with torch.no_grad():  # random logits are flat: some tokens become sharp, and the teacher unlike the student
+            rows = model.model.embed_tokens.weight
+            rows.mul_((0.8 * torch.randn(len(rows), 1, device=device)).exp())
+            model.model.norm.weight.mul_(2.0 + seed)
+        model.bfloat16().save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        report.row(name, parameters=model.num_parameters(), seconds=time.perf_counter() - started)
+        del model
+    write_problems(folder / "problems.jsonl", [(f"{a} + {a} = ?", str(2 * a)) for a in range(64)])
+
+
+# -- what a part takes of a run's configuration -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """Of the shipped 1.7B run with these models: NeMo-RL's sections for both workers, ours, and the plan's words."""
+
+    student: dict[str, Any]
+    teacher: dict[str, Any]
+    loss: Any
+    vocabulary: int
+    chunk_tokens: int
+    offload_limit_mebi: int
+    generation_share: float  # of a GPU's memory
+    first_ratio: float  # most that the mean of |ratio - 1| may be
+    plan: list[str]
+
+
+def configured(work: Path, device: str, *, fp8: bool = False, micro: int | None = None) -> Run:
+    """The run's configuration; ``micro`` tokens in a micro-batch in place of its own, as NeMo-RL's set-up completes it."""
+    from nemo_uecr.config.load import load_nemo_config
+    from nemo_uecr.nemo import translate
+    from nemo_uecr.nemo.loss import UecrLoss
+
+    scale, made = SCALE[device], (work / "models").resolve()
+    longest, vocabulary = scale["longest"], scale["vocabulary"]
+    words = [
+        f"run.folder={work / 'run'}", f"student.model_name={made / 'student'}", f"student.vocabulary={vocabulary}",
+        f"teacher.model_name={made / 'teacher'}", f"teacher.fp8={str(fp8).lower()}",
+        f"data.train={made / 'problems.jsonl'}", f"data.max_prompt_tokens={longest // 4}",
+        f"rollout.max_response_tokens={longest - longest // 4}", f"rollout.temperature={TEMPERATURE}",
+        "rollout.prompts_per_step=4", "rollout.responses_per_prompt=2", "train.minibatch_responses=8",
+        f"scoring.chunk_tokens={scale['chunk']}", "cluster.gpus_per_node=1", "checkpoint.every=0",
+    ]  # fmt: skip
+    if device == "cpu":
+        words += [f"{section}.tokens_per_microbatch={longest}" for section in ("train", "scoring")]
+    config = load_nemo_config(CONFIG, words)
+    student = translate.master_config(config)["policy"]
+    student["megatron_cfg"]["train_iters"] = config.train.steps
+    if micro is not None:
+        student["sequence_packing"] |= {"train_mb_tokens": micro, "logprob_mb_tokens": micro}
+    sections = student, translate.teacher_policy(config, student, vocabulary)
+    if device == "cpu":
+        for section in sections:
+            stand_ins().without_fusions(section)
+    return Run(
+        *sections, UecrLoss(config, None), vocabulary, config.scoring.chunk_tokens, config.teacher.offload_limit_mebi,
+        config.rollout.gpu_memory, config.tolerances.first_ratio, words,
+    )  # fmt: skip
+
+
+# -- one worker in this process ---------------------------------------------------------------------------------------
+
+
+def stand_ins() -> Any:
+    """What a rehearsal on a CPU has in the place of CUDA, NCCL and Transformer Engine's layers."""
+    return importlib.import_module("benchmarks.cluster_on_cpu")
+
+
+def worker_of(section: dict[str, Any], *, trained: bool) -> Any:
+    """The class that Ray runs as an actor, constructed here as the only rank; its import checks NeMo-RL's names."""
+    import numpy as np
+    import ray
+    from transformers import AutoTokenizer
+
+    from nemo_uecr.nemo import ray_worker
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(rank)
+    ray.get_gpu_ids = lambda: [0]  # asked outside of an actor
+    sharding = importlib.import_module("nemo_rl.distributed.named_sharding").NamedSharding
+    names = ["pipeline_parallel", "data_parallel", "context_parallel", "tensor_parallel"]
+    return ray_worker.UecrMegatronPolicyWorker.__ray_metadata__.modified_class(
+        section, tokenizer=AutoTokenizer.from_pretrained(section["model_name"]), init_optimizer=trained,
+        init_reference_model=False,
+        worker_sharding_annotations=sharding(layout=np.arange(1).reshape(1, 1, 1, 1), names=names),
+    )  # fmt: skip
+
+
+def drawn(lengths: tuple[int, ...], vocabulary: int, seed: int = 0) -> Any:
+    """NeMo-RL's batch of random rows; a quarter of each is its prompt."""
+    import torch
+
+    from nemo_uecr.nemo import upstream
+
+    length_B, position_S = torch.tensor(lengths), torch.arange(max(lengths))
+    generator = torch.Generator().manual_seed(seed)
+    ids_BS = torch.randint(0, vocabulary, (len(lengths), max(lengths)), generator=generator)
+    real_BS = position_S < length_B[:, None]
+    sampled_BS = real_BS & (position_S >= (length_B // 4).clamp(min=1)[:, None])
+    return upstream.native("BatchedDataDict")(
+        {
+            "input_ids": torch.where(real_BS, ids_BS, 0), "input_lengths": length_B, "token_mask": sampled_BS.float(),
+            "sample_mask": torch.ones(len(lengths)),
+        }
+    )  # fmt: skip
+
+
+def scored_tokens(data: Any) -> Any:
+    """[B, S] which tokens have a score: the real ones, but the first."""
+    import torch
+
+    position_S = torch.arange(data["input_ids"].shape[1])
+    return (position_S > 0) & (position_S < data["input_lengths"][:, None])
+
+
+def shard(data: Any, section: dict[str, Any], *, trained: bool) -> tuple[Any, list[int]]:
+    """The only rank's share of a batch and the order of its rows, as NeMo-RL's policy asks for them."""
+    packing = section["sequence_packing"]
+    arguments = {
+        "algorithm": packing["algorithm"], "input_key": "input_ids", "input_lengths_key": "input_lengths",
+        "sequence_length_pad_multiple": section["make_sequence_length_divisible_by"],
+        "max_tokens_per_microbatch": packing["train_mb_tokens" if trained else "logprob_mb_tokens"],
+    }  # fmt: skip
+    shards, order = data.shard_by_batch_size(
+        1, batch_size=len(data["input_ids"]) if trained else None, sequence_packing_args=arguments
+    )
+    return shards[0], order
+
+
+def in_order(data: Any, answer: Any, order: list[int]) -> Any:
+    """A rank's answer in the rows of the batch."""
+    whole = type(data).from_batches([answer])
+    whole.reorder_data(order)
+    return whole
+
+
+def request_of(run: Run, *, teacher: bool) -> Any:
+    """The columns that a step asks of this worker."""
+    from nemo_uecr.nemo.worker_scoring import ScoreRequest
+
+    temperatures = {"logp": 1.0} if teacher else {"rollout_logp": TEMPERATURE, "logp": 1.0}
+    return ScoreRequest(temperatures, entropy=True, vocabulary=run.vocabulary, chunk_tokens=run.chunk_tokens)
+
+
+def scored(worker: Any, data: Any, section: dict[str, Any], request: Any) -> Any:
+    """Columns of a batch, with every row's hash and spot check verified as the policy does it."""
+    from nemo_uecr.nemo.score_checks import verified
+
+    part, order = shard(data, section, trained=False)
+    answer = in_order(data, worker.score_tokens(data=part, request=request), order)
+    return verified(answer, request, data, scorer="worker")
+
+
+def whole_model(folder: str, data: Any, rows: int, device: str, *, exact: bool) -> dict[str, Any]:
+    """Columns of the first rows by transformers, a row at a time: in float64, or in bfloat16 with float64 sums."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").to(device)
+    model = (model.double() if exact else model).eval()
+    found = {name: torch.zeros(data["input_ids"].shape).double() for name in ("rollout_logp", "logp", "entropy")}
+    for row in range(rows):
+        ids_S = data["input_ids"][row, : int(data["input_lengths"][row])].to(device)
+        with torch.no_grad():
+            hidden_SH = model.model(input_ids=ids_S[None]).last_hidden_state[0, :-1]
+            for start in range(0, len(hidden_SH), 256):
+                logits_SV = model.lm_head(hidden_SH[start : start + 256]).double()
+                here = slice(start + 1, start + 1 + len(logits_SV))
+                for name, temperature in (("rollout_logp", TEMPERATURE), ("logp", 1.0)):
+                    logp_SV = (logits_SV / temperature).log_softmax(-1)
+                    found[name][row, here] = logp_SV.gather(1, ids_S[here, None])[:, 0].cpu()
+                found["entropy"][row, here] = torch.special.entr(logits_SV.softmax(-1)).sum(-1).cpu()
+    return found
+
+
+def same_bits(one: Any, other: Any, columns: tuple[str, ...]) -> bool:
+    """Whether two answers agree bit for bit."""
+    import torch
+
+    return all(torch.equal(one[name], other[name]) for name in columns)
+
+
+# -- the student ------------------------------------------------------------------------------------------------------
+
+
+def student(work: Path, device: str, report: Report) -> None:
+    """Start, what a refit sends, scores, two updates, and each move of a step."""
+    run, scale = configured(work, device, micro=SCALE[device]["micro"]), SCALE[device]
+    folder, section, request = run.student["model_name"], run.student, request_of(run, teacher=False)
+    seconds, worker = timed(lambda: worker_of(section, trained=True), device)
+    report.row("student", start_s=seconds, **memory())
+    with report.attempt("a refit sends the folder's weights"):
+        refit(worker, Path(folder), device, report)
+    data = drawn(scale["lengths"], scale["vocabulary"])
+
+    def move(name: str) -> None:
+        seconds, _ = timed(getattr(worker, name), device)
+        report.row(f"student {name}", seconds=seconds, **memory())
+
+    move("offload_after_refit")
+    move("prepare_for_lp_inference")
+    answer = student_scores(worker, data, section, request, device, report)
+    kernel(report, device)
+    move("prepare_for_training")
+    train_twice(worker, run, data, answer, device, report)
+    move("offload_before_refit")
+    move("offload_after_refit")
+    left = memory()["held_MiB"]
+    seen = f"{left:.0f} MiB left, bound {STUDENT_LEFT_MEBI:g}"
+    report.check("the student's offload frees the GPU", left <= STUDENT_LEFT_MEBI, seen, guessed=True)
+    with report.attempt("the same bits after an offload"):
+        answers = []
+        for _ in range(2):
+            worker.prepare_for_lp_inference()
+            answers.append(scored(worker, data, section, request))
+            worker.offload_before_refit()
+            worker.offload_after_refit()
+        report.check("the same bits after an offload", same_bits(*answers, request.columns), "all columns")
+
+
+def refit(worker: Any, folder: Path, device: str, report: Report) -> None:
+    """Before any update, NeMo-RL's export for vLLM is the model's folder, tensor for tensor and bit for bit."""
+    import torch
+    from safetensors.torch import load_file
+
+    expected = {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+    worker.prepare_refit_info()
+    seconds, sent = timed(lambda: {k: v.cpu() for k, v in worker._iter_params_with_optional_kv_scales()}, device)
+    if "lm_head.weight" not in expected:
+        sent.pop("lm_head.weight", None)  # tied
+    wrong = [k for k, value in expected.items() if k not in sent or not torch.equal(sent[k], value)]
+    more = sorted(sent.keys() - expected.keys())
+    seen = f"{len(expected)} tensors, {len(wrong)} differ {wrong[:2]}, {len(more)} more {more[:2]}"
+    report.check("a refit sends the folder's weights", not wrong and not more, seen)
+    report.row("student", export_s=seconds)
+
+
+def student_scores(
+    worker: Any, data: Any, section: dict[str, Any], request: Any, device: str, report: Report
+) -> Any:  # fmt: skip
+    """Ours beside NeMo-RL's own at T_r, and beside float64 with transformers in bfloat16 as the control."""
+    scored(worker, data, section, request)  # compiles
+    memory()
+    seconds, answer = timed(lambda: scored(worker, data, section, request), device)
+    tokens = int(data["input_lengths"].sum())
+    report.row("scoring", tokens=tokens, seconds=seconds, tokens_per_s=tokens / seconds, **memory())
+    mask_BS = scored_tokens(data)
+    with report.attempt("score_tokens at T_r is NeMo-RL's get_logprobs"):
+        part, order = shard(data, section, trained=False)
+        seconds, native = timed(lambda: worker.get_logprobs(data=part), device)
+        report.row("scoring", NeMo_RL_s=seconds)
+        native_BS = in_order(data, native, order)["logprobs"].float()
+        worst = float((native_BS - answer["rollout_logp"])[mask_BS].abs().max())
+        seen = f"largest difference {worst:.3g} nats, bound {SAME_NATS:g}"
+        report.check("score_tokens at T_r is NeMo-RL's get_logprobs", worst <= SAME_NATS, seen)
+    with report.attempt("scores beside float64"):
+        rows = SCALE[device]["exact"]
+        exact, control = (whole_model(section["model_name"], data, rows, device, exact=is_so) for is_so in (True, False))
+        mask_BS[rows:] = False
+        for name in request.columns:
+            ours, theirs = ((each[name].double() - exact[name])[mask_BS].abs() for each in (answer, control))
+            mean, bound = float(ours.mean()), TIMES_CONTROL * float(theirs.mean()) + 1e-5
+            figures = {"mean": mean, "max": float(ours.max()), "control_mean": float(theirs.mean())}
+            report.row(f"error of {name}, nats", **figures, control_max=float(theirs.max()))
+            report.check(f"{name} beside float64", mean <= bound, f"mean {mean:.3g} nats, bound {bound:.3g}")
+        spread = float(exact["entropy"][mask_BS].std())
+        report.check("entropies differ", spread > 0.05, f"deviation {spread:.2f} nats")
+    return answer
+
+
+def kernel(report: Report, device: str) -> None:
+    """The scoring kernel in the worker's process: its share of copy bandwidth."""
+    import torch
+
+    from nemo_uecr.scoring.dense import token_scores
+
+    tokens, columns = SCALE[device]["kernel"], SCALE[device]["vocabulary"]
+    logits_NV = 3 * torch.randn(tokens, columns, device=device, dtype=torch.bfloat16)
+    ids_N, target = torch.randint(0, columns, (tokens,), device=device), torch.empty_like(logits_NV)
+
+    def once() -> Any:
+        return token_scores(logits_NV, tokens=ids_N, valid_vocab=columns, entropy=True).at(1.0)
+
+    with torch.no_grad():
+        once()
+        scoring = median(timed(once, device)[0] for _ in range(10))
+        copy = median(timed(lambda: target.copy_(logits_NV), device)[0] for _ in range(10))
+    share = copy / scoring / 2  # a copy also writes
+    report.row("kernel in the worker", ms=1e3 * scoring, copy_ms=1e3 * copy, share_of_copy_bandwidth=share)
+    if device == "cuda":
+        seen = f"{share:.2f} of copy bandwidth, bound {KERNEL_SHARE}"
+        report.check("speed of the kernel", share >= KERNEL_SHARE, seen, guessed=True)
+
+
+def training_columns(data: Any, rollout_logp_BS: Any, advantage_BS: Any) -> Any:
+    """The batch as our policy hands it to an update, every row in the first of its step."""
+    import torch
+
+    from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN
+
+    names = ("prev_logprobs", "generation_logprobs", "reference_policy_logprobs")
+    columns = {name: rollout_logp_BS.clone() for name in names} | {
+        "advantages": advantage_BS, OPD_COLUMN: torch.zeros_like(advantage_BS),
+        FIRST_STEP_COLUMN: torch.ones(len(advantage_BS)),
+    }  # fmt: skip
+    return type(data)(dict(data) | columns)
+
+
+def update(worker: Any, batch: Any, section: dict[str, Any], loss: Any) -> dict[str, Any]:
+    """One of NeMo-RL's updates with our loss over the whole batch: mean and most |ratio - 1|, tokens, norm of gradient."""
+    from nemo_uecr.nemo.loss import PREFIX
+
+    rows = len(batch["input_ids"])
+    result = worker.train(shard(batch, section, trained=True)[0], loss, gbs=rows, mbs=1)
+
+    def metric(name: str) -> list[float]:
+        return [float(value) for value in result["all_mb_metrics"][f"{PREFIX}{name}"]]
+
+    return {
+        "off_1_mean": sum(metric("first_ratio_mean")), "off_1_max": max(metric("first_ratio_error_max")),
+        "trained": sum(metric("trained_tokens")), "gradient": float(result["grad_norm"].reshape(-1)[0]),
+    }  # fmt: skip
+
+
+def train_twice(worker: Any, run: Run, data: Any, answer: Any, device: str, report: Report) -> None:
+    """First ratio, tokens, gradient and peak; the second update meets a policy that the first one changed."""
+    import torch
+
+    advantage_BS = torch.randn(data["input_ids"].shape, generator=torch.Generator().manual_seed(3))
+    batch = training_columns(data, answer["rollout_logp"], advantage_BS)
+    expected = int((data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum())
+    for step in (1, 2):
+        with report.attempt(f"update {step}"):
+            memory()
+            seconds, found = timed(lambda: update(worker, batch, run.student, run.loss), device)
+            rate = int(data["input_lengths"].sum()) / seconds
+            report.row(f"update {step}", seconds=seconds, tokens_per_s=rate, **memory(), **found)
+            mean, norm, tokens = found["off_1_mean"], found["gradient"], found["trained"]
+            report.check(f"update {step}: every token trained", tokens == expected, f"{tokens:g} of {expected}")
+            report.check(f"update {step}: gradient", 0 < norm < float("inf"), f"norm {norm:.4g}")
+            if step == 1:
+                seen = f"mean |r - 1| {mean:.3g}, most {found['off_1_max']:.3g}, bound {run.first_ratio:g}"
+                report.check("the first ratio is 1", mean <= run.first_ratio, seen)
+            else:
+                report.check("an update changes the policy", mean > 0, f"mean |r - 1| {mean:.3g}")
+
+
+# -- the teacher ------------------------------------------------------------------------------------------------------
+
+
+def teacher(work: Path, device: str, report: Report, *, fp8: bool = False) -> None:
+    """A frozen worker, three times on the GPU with many lengths, and off; its scores, which the FP8 part compares with."""
+    import torch
+
+    run, scale, name = configured(work, device, fp8=fp8, micro=SCALE[device]["micro"]), SCALE[device], "teacher"
+    section, request, limit = run.teacher, request_of(run, teacher=True), run.offload_limit_mebi
+    seconds, worker = timed(lambda: worker_of(section, trained=False), device)
+    weights = sum(weight.nbytes for weight in worker.model.parameters())
+    report.row(name, start_s=seconds, weights_MiB=weights / MEBI, **memory())
+    data, answers = drawn(scale["lengths"], scale["vocabulary"]), []
+
+    def off(cycle: int) -> None:
+        with report.attempt(f"offload {cycle}"):
+            seconds, _ = timed(worker.offload_after_refit, device)
+            left = memory()["held_MiB"] - worker._baseline / MEBI
+            report.row(f"{name}, cycle {cycle}", off_s=seconds, left_MiB=left)
+            worker.assert_offloaded(limit_mebi=limit)
+            report.check(f"offload {cycle}", left <= limit, f"{left:.1f} MiB left, limit {limit}")
+
+    off(0)
+    for cycle in (1, 2, 3):
+        with report.attempt(f"cycle {cycle}"):
+            seconds, _ = timed(worker.prepare_for_lp_inference, device)
+            report.row(f"{name}, cycle {cycle}", on_s=seconds, GB_per_s=weights / 1e9 / seconds, **memory())
+            for length in range(16, min(512, scale["micro"]), 16) if cycle < 3 else ():
+                scored(worker, drawn((length, length), scale["vocabulary"]), section, request)
+            memory()
+            seconds, answer = timed(functools.partial(scored, worker, data, section, request), device)
+            answers.append(answer)
+            report.row(f"{name}, cycle {cycle}", scoring_s=seconds, peak_MiB=memory()["peak_MiB"])
+        off(cycle)
+    same = len(answers) == 3 and all(same_bits(answers[0], answer, request.columns) for answer in answers[1:])
+    report.check("the same bits in each cycle", same, f"{len(answers)} of 3 cycles")
+    mask_BS, kept = scored_tokens(data), work / "teacher_scores.pt"
+    if not fp8:
+        torch.save({column: answers[-1][column] for column in request.columns}, kept)
+        exact = whole_model(section["model_name"], data, 2, device, exact=True)
+        mask_BS[2:] = False
+        mean = float((answers[-1]["logp"].double() - exact["logp"])[mask_BS].abs().mean())
+        report.check("the teacher beside float64", mean < TEACHER_NATS, f"mean {mean:.3g} nats, bound {TEACHER_NATS}")
+        return
+    plain = torch.load(kept)
+    for column in request.columns:
+        change = (answers[-1][column].double() - plain[column].double())[mask_BS]
+        figures = {"mean": float(change.mean()), "mean_size": float(change.abs().mean())}
+        report.row(f"FP8 less bfloat16, {column}", **figures, p99=float(change.abs().quantile(0.99)))
+    size = float((answers[-1]["logp"] - plain["logp"])[mask_BS].abs().mean())
+    if device == "cuda":
+        seen = f"mean size {size:.3g} nats, bound {FP8_NATS}"
+        report.check("FP8 changes scores, and little", 0 < size < FP8_NATS, seen, guessed=True)
+
+
+# -- a step with two worker processes ---------------------------------------------------------------------------------
+
+
+def serve(pipe: Any, work: Path, device: str, role: str) -> None:
+    """A worker's process: a call comes by name, its answer goes back with this process's memory."""
+    if device == "cpu":
+        stand_ins().apply()
+    from nemo_uecr.nemo import upstream
+
+    run, batch = configured(work, device), upstream.native("BatchedDataDict")
+    section = run.student if role == "student" else run.teacher
+    worker = worker_of(section, trained=role == "student")
+    request = request_of(run, teacher=role == "teacher")
+    calls: dict[str, Callable[..., Any]] = {
+        "score": lambda data: dict(scored(worker, batch(data), section, request)),
+        "update": lambda data: update(worker, batch(data), section, run.loss),
+        "export": lambda: sum(tensor.nbytes for _, tensor in worker._iter_params_with_optional_kv_scales()),
+    }
+    name, given = "offload_after_refit", dict[str, Any]()
+    with contextlib.suppress(EOFError):  # the driver has ended
+        while True:
+            memory()
+            try:
+                found = calls[name](**given) if name in calls else getattr(worker, name)(**given)
+                answer = found if name in calls else None
+            except Exception as error:  # noqa: BLE001 - the driver's finding
+                traceback.print_exc()
+                answer = error
+            wait(device)
+            pipe.send((answer, memory()))
+            name, given = pipe.recv()
+
+
+def step(work: Path, device: str, report: Report) -> None:
+    """NeMo-RL's order of a step at the shipped micro-batch, student and teacher in processes of their own."""
+    import multiprocessing
+
+    import torch
+
+    context, pipes = multiprocessing.get_context("spawn"), dict[str, Any]()
+    run, data = configured(work, device), longest_rows(device)
+
+    def answer_of(role: str, name: str, started: float) -> Any:
+        answer, seen = pipes[role].recv()
+        report.row(f"{role} {name}", seconds=time.perf_counter() - started, **seen, used_MiB=used(device))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def call(role: str, name: str, **given: Any) -> Any:
+        started = time.perf_counter()
+        pipes[role].send((name, given))
+        return answer_of(role, name, started)
+
+    try:
+        for role in ("teacher", "student"):
+            started = time.perf_counter()
+            pipes[role], theirs = context.Pipe()
+            context.Process(target=serve, args=(theirs, work, device, role), daemon=True).start()
+            theirs.close()
+            answer_of(role, "start and offload", started)
+        for role in ("teacher", "student"):
+            with report.attempt(f"room for vLLM beside the sleeping {role}"):
+                call(role, "assert_room", share=run.generation_share, waking=True)
+                seen = f"{run.generation_share:g} of the GPU"
+                report.check(f"room for vLLM beside the sleeping {role}", True, seen)
+        call("teacher", "prepare_for_lp_inference")
+        wanted = call("teacher", "score", data=dict(data))
+        call("teacher", "offload_after_refit")
+        call("teacher", "assert_offloaded", limit_mebi=run.offload_limit_mebi)
+        call("student", "prepare_for_lp_inference")
+        had = call("student", "score", data=dict(data))
+        gap_BS = torch.where(scored_tokens(data), wanted["logp"] - had["logp"], 0.0).clamp(-5, 5)
+        call("student", "prepare_for_training")
+        found = call("student", "update", data=dict(training_columns(data, had["rollout_logp"], gap_BS)))
+        mean = found["off_1_mean"]
+        seen = f"mean |r - 1| {mean:.3g}, bound {run.first_ratio:g}"
+        report.check("the first ratio is 1 at the shipped micro-batch", mean <= run.first_ratio, seen)
+        call("student", "offload_before_refit")
+        call("student", "export")
+        call("student", "offload_after_refit")
+        beside_plan(work, run, report, device)
+    finally:
+        for pipe in pipes.values():  # ends the workers
+            pipe.close()
+
+
+def longest_rows(device: str) -> Any:
+    """One row that fills the shipped micro-batch, and three shorter ones."""
+    longest = SCALE[device]["longest"]
+    return drawn((longest, longest // 2, longest // 2, longest // 3), SCALE[device]["vocabulary"], seed=5)
+
+
+def used(device: str) -> float:
+    """MiB of the GPU that all processes hold."""
+    import torch
+
+    if device != "cuda":
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / MEBI
+
+
+def beside_plan(work: Path, run: Run, report: Report, device: str) -> None:
+    """What torch held at most in a phase, beside `plan`, without what no torch of that process holds."""
+    from nemo_uecr.cli.main import entry_point
+
+    file = work / "parts" / "plan.json"
+    if code := entry_point(["plan", str(CONFIG), *run.plan, "--device", "h100", "--json", str(file)]):
+        report.check("plan", False, f"exit code {code}")
+        return
+    rows = {"score teacher": "teacher score", "score student": "student score", "train": "student update"}
+    phases = {phase["name"]: phase["device"] for phase in json.loads(file.read_text())["phases"]}
+    for phase, row in rows.items():
+        planned = sum(i["size"] for i in phases[phase] if i["name"] not in ("processes", "teacher asleep")) / GIB
+        peak = report.rows[row]["peak MiB"] * MEBI / GIB
+        report.row(f"plan, {phase}", planned_GiB=planned, peak_GiB=peak, share=peak / planned)
+        if device == "cuda":
+            least, most = PLANNED
+            seen = f"{peak:.1f} of {planned:.1f} GiB, bounds {least} and {most}"
+            report.check(f"plan of {phase}", least <= peak / planned <= most, seen, guessed=True)
+
+
+# -- Ray and vLLM, as far as no GPU is needed -------------------------------------------------------------------------
+
+
+def engine(work: Path, device: str, report: Report) -> None:
+    """The carried Ray runs an actor that loads our worker's class; vLLM and its libraries load beside all others."""
+    import ray
+
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=True)
+    try:
+        with report.attempt("Ray runs an actor that loads our worker"):
+
+            def load() -> str:
+                from nemo_uecr.nemo import ray_worker
+
+                return str(ray_worker.UecrMegatronPolicyWorker.__ray_metadata__.modified_class.__mro__[1:3])
+
+            seconds, seen = timed(lambda: ray.get(ray.remote(load).remote()), device)
+            report.check("Ray runs an actor that loads our worker", "WorkerMethods" in seen, seen)
+            report.row("engine", worker_loaded_s=seconds)
+    finally:
+        ray.shutdown()
+    for name in ("vllm.v1.engine.core", "vllm.v1.worker.gpu_worker", "vllm._C", "vllm._C_stable_libtorch"):
+        with report.attempt(f"{name} loads"):
+            seconds, _ = timed(functools.partial(importlib.import_module, name), device)
+            report.check(f"{name} loads", True, f"{seconds:.1f} s")
+
+
+PARTS: dict[str, Callable[[Path, str, Report], None]] = {
+    "stack": stack, "models": models, "student": student, "teacher": teacher,
+    "teacher-fp8": functools.partial(teacher, fp8=True), "step": step, "engine": engine,
+}  # fmt: skip
+#: Those that construct a worker in their own process.
+WITH_WORKER = ("student", "teacher", "teacher-fp8")
+
+
+def main() -> int:
+    """Run one part in this process; exit code 1 where an assertion failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--device", choices=tuple(SCALE), required=True)
+    args = parser.parse_args()
+    work = args.work.resolve()
+    report = Report(work / "parts" / f"{args.part}.json")
+    if args.device == "cpu" and args.part in WITH_WORKER:
+        stand_ins().apply()
+    PARTS[args.part](work, args.device, report)
+    if report.failed:
+        sys.stdout.write(f"{len(report.failed)} assertions failed: {', '.join(report.failed)}\n")
+    return int(bool(report.failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
