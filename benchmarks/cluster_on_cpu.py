@@ -1,9 +1,9 @@
 """A rehearsal of `cluster_parts` without a GPU: what NeMo-RL's worker asks of CUDA, NCCL and Transformer Engine.
 
 `apply` in a process of its own, before NeMo-RL's worker or Megatron-Bridge is imported there, and for good. Real are
-NeMo-RL's worker, megatron-core's model, optimizer and wrapper, the bridge's conversion and export, and our own code. Stood in
-for are: layers of Transformer Engine, by megatron-core's own with attention that knows packed rows; NCCL, by gloo; CUDA's
-memory, streams and generators, by those of the host, where nothing is ever freed or full.
+NeMo-RL's worker, megatron-core's model, optimizer and wrapper, the bridge's conversion and export, and our own code. In
+the place of Transformer Engine's layers are megatron-core's own, with attention that knows packed rows; of NCCL, gloo;
+of CUDA's memory, streams and generators, the host's, where nothing is ever freed or full.
 """
 
 from __future__ import annotations

@@ -110,6 +110,12 @@ def memory() -> dict[str, float]:
     return {"held_MiB": now, "peak_MiB": peak}
 
 
+def copy_seconds(source: Any, device: str) -> float:
+    """Median of ten copies on the device."""
+    target = source.clone()
+    return median(timed(lambda: target.copy_(source), device)[0] for _ in range(10))
+
+
 def relative(found: Any, exact: Any) -> float:
     """Norm of the difference over the norm of the float64 result."""
     return float((found.double() - exact).norm() / exact.norm())
@@ -131,11 +137,7 @@ def stack(work: Path, device: str, report: Report) -> None:
     if device != "cuda":
         return
     report.row("stack", device=torch.cuda.get_device_name(), GiB=torch.cuda.mem_get_info()[1] / GIB)
-    source = torch.randn(2**28, device=device)
-    target = torch.empty_like(source)
-    seconds = median(timed(lambda: target.copy_(source), device)[0] for _ in range(10))
-    report.row("stack", copy_GB_per_s=2 * source.nbytes / 1e9 / seconds)
-    del source, target
+    report.row("stack", copy_GB_per_s=2 * GIB / 1e9 / copy_seconds(torch.randn(GIB // 4, device=device), device))
     layer = te.Linear(1024, 2048, bias=False, params_dtype=torch.bfloat16).cuda()
     x = torch.randn(512, 1024, device=device, dtype=torch.bfloat16)
     exact = x.double() @ layer.weight.double().T
@@ -232,7 +234,7 @@ class Run:
 
 
 def configured(work: Path, device: str, *, fp8: bool = False, micro: int | None = None) -> Run:
-    """The run's configuration; ``micro`` tokens in a micro-batch in place of its own, as NeMo-RL's set-up completes it."""
+    """The run's configuration, as NeMo-RL's set-up completes it; ``micro`` tokens in a micro-batch, or its own number."""
     from nemo_uecr.config.load import load_nemo_config
     from nemo_uecr.nemo import translate
     from nemo_uecr.nemo.loss import UecrLoss
@@ -464,7 +466,9 @@ def student_scores(
         report.check("score_tokens at T_r is NeMo-RL's get_logprobs", worst <= SAME_NATS, seen)
     with report.attempt("scores beside float64"):
         rows = SCALE[device]["exact"]
-        exact, control = (whole_model(section["model_name"], data, rows, device, exact=is_so) for is_so in (True, False))
+        exact, control = (
+            whole_model(section["model_name"], data, rows, device, exact=is_so) for is_so in (True, False)
+        )
         mask_BS[rows:] = False
         for name in request.columns:
             ours, theirs = ((each[name].double() - exact[name])[mask_BS].abs() for each in (answer, control))
@@ -485,7 +489,7 @@ def kernel(report: Report, device: str) -> None:
 
     tokens, columns = SCALE[device]["kernel"], SCALE[device]["vocabulary"]
     logits_NV = 3 * torch.randn(tokens, columns, device=device, dtype=torch.bfloat16)
-    ids_N, target = torch.randint(0, columns, (tokens,), device=device), torch.empty_like(logits_NV)
+    ids_N = torch.randint(0, columns, (tokens,), device=device)
 
     def once() -> Any:
         return token_scores(logits_NV, tokens=ids_N, valid_vocab=columns, entropy=True).at(1.0)
@@ -493,7 +497,7 @@ def kernel(report: Report, device: str) -> None:
     with torch.no_grad():
         once()
         scoring = median(timed(once, device)[0] for _ in range(10))
-        copy = median(timed(lambda: target.copy_(logits_NV), device)[0] for _ in range(10))
+    copy = copy_seconds(logits_NV, device)
     share = copy / scoring / 2  # a copy also writes
     report.row("kernel in the worker", ms=1e3 * scoring, copy_ms=1e3 * copy, share_of_copy_bandwidth=share)
     if device == "cuda":
@@ -516,7 +520,7 @@ def training_columns(data: Any, rollout_logp_BS: Any, advantage_BS: Any) -> Any:
 
 
 def update(worker: Any, batch: Any, section: dict[str, Any], loss: Any) -> dict[str, Any]:
-    """One of NeMo-RL's updates with our loss over the whole batch: mean and most |ratio - 1|, tokens, norm of gradient."""
+    """One of NeMo-RL's updates with our loss over the batch: mean and most |ratio - 1|, tokens, gradient's norm."""
     from nemo_uecr.nemo.loss import PREFIX
 
     rows = len(batch["input_ids"])
@@ -558,7 +562,7 @@ def train_twice(worker: Any, run: Run, data: Any, answer: Any, device: str, repo
 
 
 def teacher(work: Path, device: str, report: Report, *, fp8: bool = False) -> None:
-    """A frozen worker, three times on the GPU with many lengths, and off; its scores, which the FP8 part compares with."""
+    """A frozen worker, three times on the GPU, with many lengths, and off; the scores that FP8's are compared with."""
     import torch
 
     run, scale, name = configured(work, device, fp8=fp8, micro=SCALE[device]["micro"]), SCALE[device], "teacher"

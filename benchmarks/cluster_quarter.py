@@ -2,7 +2,7 @@
 
     python -m benchmarks.cluster_quarter first OUT --work DIR [--device cpu] --seconds 460
 
-`quarter` runs them, those that tell most first. What they do is in `cluster_parts`; the whole loop is tests/gpu/one_gpu.py.
+`quarter` runs them. What they do is in `cluster_parts`; the whole loop is tests/gpu/one_gpu.py.
 """
 
 from __future__ import annotations

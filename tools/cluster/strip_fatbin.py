@@ -1,4 +1,4 @@
-"""Keep the machine code of some GPU architectures in a CUDA library, in place; zeros, which compress away, for the rest.
+"""Keep a CUDA library's machine code for some GPU architectures, in place; the rest becomes zeros, which compress away.
 
 python tools/cluster/strip_fatbin.py LIBRARY ARCHITECTURE...      e.g. 90
 
@@ -32,7 +32,7 @@ def sections(library: Path) -> dict[str, tuple[int, int]]:
 
 
 def entries(binary: bytes) -> Iterator[tuple[bytes, int | None]]:
-    """What follows a fat binary's header, entry by entry, each with its architecture, or None if it is no machine code."""
+    """What follows a fat binary's header: each entry with its architecture, or None if it is no machine code."""
     at = 0
     while at < len(binary):
         kind, _, header, image = ENTRY.unpack_from(binary, at)

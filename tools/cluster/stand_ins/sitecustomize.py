@@ -1,9 +1,9 @@
 """What `tools/cluster_quarter.sh` puts in the place of what does not fit into a call; in each of its Python processes.
 
 Packages that NeMo-RL and Megatron-Bridge import at their top and no part uses: loggers, quantisation by ModelOpt, the
-data sets of Energon. Each is a module whose every name is a class that makes None when called, which serves as a function, a base class
-and an annotation; it is found only where the package itself is not. And the function of a newer cuBLAS that Transformer
-Engine's library asks for when it is loaded (CUBLASLT_SHIM).
+data sets of Energon. Each is a module whose every name is a class that makes None when called, which serves as a
+function, a base class and an annotation; it is found only where the package itself is not. And the function of a newer
+cuBLAS that Transformer Engine's library asks for when it is loaded (CUBLASLT_SHIM).
 """
 
 from __future__ import annotations
