@@ -234,7 +234,7 @@ class Run:
 
 
 def configured(work: Path, device: str, *, fp8: bool = False, micro: int | None = None) -> Run:
-    """The run's configuration, as NeMo-RL's set-up completes it; ``micro`` tokens in a micro-batch, or its own number."""
+    """The run's configuration, as NeMo-RL's set-up completes it; ``micro`` tokens in a micro-batch, or its own."""
     from nemo_uecr.config.load import load_nemo_config
     from nemo_uecr.nemo import translate
     from nemo_uecr.nemo.loss import UecrLoss
