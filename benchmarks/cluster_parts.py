@@ -132,28 +132,28 @@ def stack(work: Path, device: str, report: Report) -> None:
 
     names = ("torch", "triton", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "ray", "vllm")
     report.row("stack", **{name: installed(name) or "none" for name in names})
-    te = importlib.import_module("transformer_engine.pytorch")
-    report.check("Transformer Engine loads", True, str(te.__file__))
+    transformer_engine = importlib.import_module("transformer_engine.pytorch")
+    report.check("Transformer Engine loads", True, str(transformer_engine.__file__))
     if device != "cuda":
         return
     report.row("stack", device=torch.cuda.get_device_name(), GiB=torch.cuda.mem_get_info()[1] / GIB)
     report.row("stack", copy_GB_per_s=2 * GIB / 1e9 / copy_seconds(torch.randn(GIB // 4, device=device), device))
-    layer = te.Linear(1024, 2048, bias=False, params_dtype=torch.bfloat16).cuda()
+    layer = transformer_engine.Linear(1024, 2048, bias=False, params_dtype=torch.bfloat16).cuda()
     x = torch.randn(512, 1024, device=device, dtype=torch.bfloat16)
     exact = x.double() @ layer.weight.double().T
-    with report.attempt("a linear layer of TE is its product"):
+    with report.attempt("a linear layer of Transformer Engine is its product"):
         off = relative(layer(x), exact)
-        report.check("a linear layer of TE is its product", off < 1e-2, f"relative error {off:.2g}")
-    with report.attempt("packed attention of TE"):
-        packed_attention(te, report)
+        report.check("a linear layer of Transformer Engine is its product", off < 1e-2, f"relative error {off:.2g}")
+    with report.attempt("packed attention of Transformer Engine"):
+        packed_attention(transformer_engine, report)
     with report.attempt("a blockwise FP8 product"):
         recipe = importlib.import_module("transformer_engine.common.recipe").Float8BlockScaling()
-        with te.fp8_autocast(enabled=True, fp8_recipe=recipe):
+        with transformer_engine.fp8_autocast(enabled=True, fp8_recipe=recipe):
             off = relative(layer(x), exact)
         report.check("a blockwise FP8 product", 1e-4 < off < 0.1, f"relative error {off:.2g}")
 
 
-def packed_attention(te: Any, report: Report) -> None:
+def packed_attention(transformer_engine: Any, report: Report) -> None:
     """Rows of unequal lengths in one sequence, with padding between: forward and gradient, row by row."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
@@ -166,7 +166,7 @@ def packed_attention(te: Any, report: Report) -> None:
         torch.randn(sum(padded), count, dim, device="cuda", dtype=torch.bfloat16).requires_grad_(True)
         for count in (heads, groups, groups)
     )
-    attend = te.DotProductAttention(
+    attend = transformer_engine.DotProductAttention(
         heads, dim, num_gqa_groups=groups, qkv_format="thd", attn_mask_type="padding_causal", attention_dropout=0.0
     )
     found = attend(
@@ -188,7 +188,7 @@ def packed_attention(te: Any, report: Report) -> None:
         pairs = zip((q, k, v), exact, strict=True)
         gradient = max(gradient, *(relative(ours.grad[row], one.grad) for ours, one in pairs))
     seen = f"relative error {forward:.2g}, of the gradient {gradient:.2g}"
-    report.check("packed attention of TE", max(forward, gradient) < 2e-2, seen)
+    report.check("packed attention of Transformer Engine", max(forward, gradient) < 2e-2, seen)
 
 
 # -- models -----------------------------------------------------------------------------------------------------------

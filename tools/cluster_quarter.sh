@@ -42,7 +42,7 @@ bare() { # FOLDER LIBRARY...: without machine code of other GPUs than sm_90, and
 case $call in
 --prepare)
   mkdir -p "$2"
-  dir=$(realpath "$2") build=$(realpath "$2")/build te=2.15.0
+  dir=$(realpath "$2") build=$(realpath "$2")/build version=2.15.0
   nemo=${NEMO_RL_SOURCE:-$HOME/.cache/nemo_uecr/nemo_rl/v0.7.0}
   [ -d "$nemo/nemo_rl" ] || { echo "cluster_quarter: got $nemo, expected NeMo-RL's source tree; set NEMO_RL_SOURCE" >&2 && exit 2; }
   "$python" -c 'import sys, torch; sys.exit((*sys.version_info[:2], torch.__version__) != (3, 12, "2.11.0+cu130"))' 2>/dev/null ||
@@ -52,12 +52,11 @@ case $call in
     rm -rf "${build:?}/$one"
     "$python" -m pip install --quiet --no-deps --no-compile --target "$build/$one/site" -r "$parts_of_kit/$one.txt"
   done
-  [ -e "$build/extension-$te.so" ] || extension "$te" "$build/extension-$te.so"
+  [ -e "$build/extension-$version.so" ] || extension "$version" "$build/extension-$version.so"
 
   site=$build/first/site libraries=transformer_engine/wheel_lib
-  cp "$build/extension-$te.so" "$site/$libraries/transformer_engine_torch.cpython-312-x86_64-linux-gnu.so"
+  cp "$build/extension-$version.so" "$site/$libraries/transformer_engine_torch.cpython-312-x86_64-linux-gnu.so"
   cp -r "$nemo/nemo_rl" "$site"
-  printf 'all:\n' >"$site/megatron/core/datasets/Makefile" # Megatron calls make for helpers that the wheel has compiled
   # Its library was built with a cuBLAS newer than torch's, and asks for one function of grouped products, which a dense
   # model never calls; 15 is CUBLAS_STATUS_NOT_SUPPORTED. `stand_ins/sitecustomize.py` loads it.
   echo 'int cublasLtGroupedMatrixLayoutInit_internal(void) { return 15; }' |
@@ -80,6 +79,8 @@ case $call in
     "$python" -m compileall -q -j 0 "$work/site" >"$work/compiled.log" 2>&1 || true # not in the first import, on one core
     touch "$work/.$call"
   fi
+  mkdir -p "$work/bin" && ln -sf "$(type -P true)" "$work/bin/make" # Megatron would make helpers that its wheel has
+  export PATH=$work/bin:$PATH
   # Transformer Engine asks for libraries of NVIDIA's that torch brings, and loads later or never.
   libraries=$("$python" -c 'import glob, torch; print(":".join(glob.glob(torch.__path__[0][:-5] + "nvidia/*/lib")))')
   export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} CUBLASLT_SHIM=$work/site/libcublaslt_shim.so
