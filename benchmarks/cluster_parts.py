@@ -671,7 +671,7 @@ def step(work: Path, device: str, report: Report) -> None:
         for role in ("teacher", "student"):
             started = time.perf_counter()
             pipes[role], theirs = context.Pipe()
-            context.Process(target=serve, args=(theirs, work, device, role), daemon=True).start()
+            context.Process(target=serve, args=(theirs, work, device, role)).start()
             theirs.close()
             answer_of(role, "start and offload", started)
         for role in ("teacher", "student"):
