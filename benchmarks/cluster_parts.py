@@ -2,11 +2,12 @@
 
     python -m benchmarks.cluster_parts PART WORK --device cuda
 
-All parts but the last take the class that Ray would run and construct it in this process, as the only rank. A part
-renews its figures and assertions in WORK/parts/PART.json as it goes on; it goes on after an assertion that fails, and
-ends with exit code 1 then. What a part takes of a run's configuration is `Run`, made in `configured` alone.
+The worker, the class that Ray would run, is constructed in the part's own process as the only rank. What constructs and
+calls it is what tests it on a CPU (tests/nemo/inside/workers), whose stand-ins serve a rehearsal. A part renews its
+figures and assertions in WORK/parts/PART.json as it goes on; it goes on after an assertion that fails, and ends with
+exit code 1 then. What a part takes of a run's configuration is `Run`, made in `configured` alone.
 
-Shape legend: B = responses, S = tokens of prompt and response (padded), V = vocabulary.
+Shape legend: B = responses, S = tokens of prompt and response (padded), N = tokens, V = vocabulary.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ import functools
 import importlib
 import itertools
 import json
-import os
-import socket
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,27 +31,29 @@ from typing import Any
 from benchmarks.gpu_parts import GIB, filled_tokenizer, keep_in_memory, random_model, wait, write_problems, write_rows
 from benchmarks.quarter import MEBI, ROOT
 
+if "tests" not in sys.modules:  # this project's; wheels install packages of that name
+    sys.modules["tests"] = types.ModuleType("tests")
+    sys.modules["tests"].__path__ = [str(ROOT / "tests")]
+from tests.nemo.inside.workers import parts, stand_ins, world
+
 CONFIG = ROOT / "examples" / "configs" / "uecr_qwen3_1p7b.yaml"
-TEMPERATURE = 0.7
-#: By device: both models' sizes (`gpu_parts.SIZES`); columns; lengths of the scored rows, and how many of them float64
-#: computes; tokens of a micro-batch of these rows, of a chunk, of the kernel alone, and of the longest row of a step.
+#: By device: both models' sizes (`gpu_parts.SIZES`); columns; lengths of the scored rows; tokens of a micro-batch of
+#: these rows, of a chunk, of the kernel alone, and of the longest row of a step.
 SCALE: dict[str, dict[str, Any]] = {
     "cuda": {
         "student": (2048, 6144, 28, 16, 8, 128), "teacher": (2560, 9728, 36, 32, 8, 128), "vocabulary": 151_936,
-        "lengths": (2048, 1024, 1500, 37, 777, 2048, 2, 513), "exact": 4, "micro": 4096, "chunk": 256, "kernel": 4096,
+        "lengths": (2048, 1024, 1500, 37, 777, 2048, 2, 513), "micro": 4096, "chunk": 256, "kernel": 4096,
         "longest": 18_432,
     },
     "cpu": {
         "student": (64, 128, 2, 4, 2, 16), "teacher": (64, 128, 2, 4, 2, 16), "vocabulary": 1280,
-        "lengths": (24, 12, 17, 5, 2, 24), "exact": 3, "micro": 32, "chunk": 16, "kernel": 64, "longest": 64,
+        "lengths": (24, 12, 17, 5, 2, 24), "micro": 32, "chunk": 16, "kernel": 64, "longest": 64,
     },
 }  # fmt: skip
 #: Largest difference between our scores and NeMo-RL's own of the same logits, nats.
 SAME_NATS = 1e-3
 #: Our mean error against float64 may be so many times that of transformers' own forward in bfloat16.
 TIMES_CONTROL = 2.0
-#: Mean error of the teacher against float64, nats.
-TEACHER_NATS = 0.05
 
 #: Guesses, made without a GPU: the first run on one corrects them.
 KERNEL_SHARE = 0.7  # least share of copy bandwidth that the scoring kernel reads at
@@ -224,9 +226,9 @@ class Run:
 
     student: dict[str, Any]
     teacher: dict[str, Any]
+    student_request: Any  # the columns that a step asks of it
+    teacher_request: Any
     loss: Any
-    vocabulary: int
-    chunk_tokens: int
     offload_limit_mebi: int
     generation_share: float  # of a GPU's memory
     first_ratio: float  # most that the mean of |ratio - 1| may be
@@ -245,7 +247,7 @@ def configured(work: Path, device: str, *, fp8: bool = False, micro: int | None 
         f"run.folder={work / 'run'}", f"student.model_name={made / 'student'}", f"student.vocabulary={vocabulary}",
         f"teacher.model_name={made / 'teacher'}", f"teacher.fp8={str(fp8).lower()}",
         f"data.train={made / 'problems.jsonl'}", f"data.max_prompt_tokens={longest // 4}",
-        f"rollout.max_response_tokens={longest - longest // 4}", f"rollout.temperature={TEMPERATURE}",
+        f"rollout.max_response_tokens={longest - longest // 4}", f"rollout.temperature={world.TEMPERATURE}",
         "rollout.prompts_per_step=4", "rollout.responses_per_prompt=2", "train.minibatch_responses=8",
         f"scoring.chunk_tokens={scale['chunk']}", "cluster.gpus_per_node=1", "checkpoint.every=0",
     ]  # fmt: skip
@@ -259,129 +261,24 @@ def configured(work: Path, device: str, *, fp8: bool = False, micro: int | None 
     sections = student, translate.teacher_policy(config, student, vocabulary)
     if device == "cpu":
         for section in sections:
-            stand_ins().without_fusions(section)
+            stand_ins.without_fusions(section)
     return Run(
-        *sections, UecrLoss(config, None), vocabulary, config.scoring.chunk_tokens, config.teacher.offload_limit_mebi,
-        config.rollout.gpu_memory, config.tolerances.first_ratio, words,
+        *sections, *(world.request(config, teacher=is_so) for is_so in (False, True)), UecrLoss(config, None),
+        config.teacher.offload_limit_mebi, config.rollout.gpu_memory, config.tolerances.first_ratio, words,
     )  # fmt: skip
 
 
-# -- one worker in this process ---------------------------------------------------------------------------------------
+# -- what student and teacher are asked alike -------------------------------------------------------------------------
 
 
-def stand_ins() -> Any:
-    """What a rehearsal on a CPU has in the place of CUDA, NCCL and Transformer Engine's layers."""
-    return importlib.import_module("benchmarks.cluster_on_cpu")
-
-
-def worker_of(section: dict[str, Any], *, trained: bool) -> Any:
-    """The class that Ray runs as an actor, constructed here as the only rank; its import checks NeMo-RL's names."""
-    import numpy as np
-    import ray
-    from transformers import AutoTokenizer
-
-    from nemo_uecr.nemo import ray_worker
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.update(rank)
-    ray.get_gpu_ids = lambda: [0]  # asked outside of an actor
-    sharding = importlib.import_module("nemo_rl.distributed.named_sharding").NamedSharding
-    names = ["pipeline_parallel", "data_parallel", "context_parallel", "tensor_parallel"]
-    return ray_worker.UecrMegatronPolicyWorker.__ray_metadata__.modified_class(
-        section, tokenizer=AutoTokenizer.from_pretrained(section["model_name"]), init_optimizer=trained,
-        init_reference_model=False,
-        worker_sharding_annotations=sharding(layout=np.arange(1).reshape(1, 1, 1, 1), names=names),
-    )  # fmt: skip
-
-
-def drawn(lengths: tuple[int, ...], vocabulary: int, seed: int = 0) -> Any:
-    """NeMo-RL's batch of random rows; a quarter of each is its prompt."""
-    import torch
-
-    from nemo_uecr.nemo import upstream
-
-    length_B, position_S = torch.tensor(lengths), torch.arange(max(lengths))
-    generator = torch.Generator().manual_seed(seed)
-    ids_BS = torch.randint(0, vocabulary, (len(lengths), max(lengths)), generator=generator)
-    real_BS = position_S < length_B[:, None]
-    sampled_BS = real_BS & (position_S >= (length_B // 4).clamp(min=1)[:, None])
-    return upstream.native("BatchedDataDict")(
-        {
-            "input_ids": torch.where(real_BS, ids_BS, 0), "input_lengths": length_B, "token_mask": sampled_BS.float(),
-            "sample_mask": torch.ones(len(lengths)),
-        }
-    )  # fmt: skip
-
-
-def scored_tokens(data: Any) -> Any:
-    """[B, S] which tokens have a score: the real ones, but the first."""
-    import torch
-
-    position_S = torch.arange(data["input_ids"].shape[1])
-    return (position_S > 0) & (position_S < data["input_lengths"][:, None])
-
-
-def shard(data: Any, section: dict[str, Any], *, trained: bool) -> tuple[Any, list[int]]:
-    """The only rank's share of a batch and the order of its rows, as NeMo-RL's policy asks for them."""
-    packing = section["sequence_packing"]
-    arguments = {
-        "algorithm": packing["algorithm"], "input_key": "input_ids", "input_lengths_key": "input_lengths",
-        "sequence_length_pad_multiple": section["make_sequence_length_divisible_by"],
-        "max_tokens_per_microbatch": packing["train_mb_tokens" if trained else "logprob_mb_tokens"],
-    }  # fmt: skip
-    shards, order = data.shard_by_batch_size(
-        1, batch_size=len(data["input_ids"]) if trained else None, sequence_packing_args=arguments
-    )
-    return shards[0], order
-
-
-def in_order(data: Any, answer: Any, order: list[int]) -> Any:
-    """A rank's answer in the rows of the batch."""
-    whole = type(data).from_batches([answer])
-    whole.reorder_data(order)
-    return whole
-
-
-def request_of(run: Run, *, teacher: bool) -> Any:
-    """The columns that a step asks of this worker."""
-    from nemo_uecr.nemo.worker_scoring import ScoreRequest
-
-    temperatures = {"logp": 1.0} if teacher else {"rollout_logp": TEMPERATURE, "logp": 1.0}
-    return ScoreRequest(temperatures, entropy=True, vocabulary=run.vocabulary, chunk_tokens=run.chunk_tokens)
-
-
-def scored(worker: Any, data: Any, section: dict[str, Any], request: Any) -> Any:
-    """Columns of a batch, with every row's hash and spot check verified as the policy does it."""
-    from nemo_uecr.nemo.score_checks import verified
-
-    part, order = shard(data, section, trained=False)
-    answer = in_order(data, worker.score_tokens(data=part, request=request), order)
-    return verified(answer, request, data, scorer="worker")
-
-
-def whole_model(folder: str, data: Any, rows: int, device: str, *, exact: bool) -> dict[str, Any]:
-    """Columns of the first rows by transformers, a row at a time: in float64, or in bfloat16 with float64 sums."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").to(device)
-    model = (model.double() if exact else model).eval()
-    found = {name: torch.zeros(data["input_ids"].shape).double() for name in ("rollout_logp", "logp", "entropy")}
-    for row in range(rows):
-        ids_S = data["input_ids"][row, : int(data["input_lengths"][row])].to(device)
-        with torch.no_grad():
-            hidden_SH = model.model(input_ids=ids_S[None]).last_hidden_state[0, :-1]
-            for start in range(0, len(hidden_SH), 256):
-                logits_SV = model.lm_head(hidden_SH[start : start + 256]).double()
-                here = slice(start + 1, start + 1 + len(logits_SV))
-                for name, temperature in (("rollout_logp", TEMPERATURE), ("logp", 1.0)):
-                    logp_SV = (logits_SV / temperature).log_softmax(-1)
-                    found[name][row, here] = logp_SV.gather(1, ids_S[here, None])[:, 0].cpu()
-                found["entropy"][row, here] = torch.special.entr(logits_SV.softmax(-1)).sum(-1).cpu()
-    return found
+def beside_float64(answer: Any, data: Any, folder: str, request: Any, device: str, report: Report) -> None:
+    """Mean errors of the columns, with those of transformers' own forward in bfloat16 as the yardstick."""
+    with report.attempt("scores beside float64"):
+        errors = world.mean_errors(answer, data, Path(folder), request.columns, device)
+        for name, (ours, control) in errors.items():
+            report.row(f"mean error of {name}, nats", ours=ours, transformers=control)
+            bound = TIMES_CONTROL * control + 1e-5
+            report.check(f"{name} beside float64", ours <= bound, f"mean error {ours:.3g} nats, bound {bound:.3g}")
 
 
 def same_bits(one: Any, other: Any, columns: tuple[str, ...]) -> bool:
@@ -397,12 +294,12 @@ def same_bits(one: Any, other: Any, columns: tuple[str, ...]) -> bool:
 def student(work: Path, device: str, report: Report) -> None:
     """Start, what a refit sends, scores, two updates, and each move of a step."""
     run, scale = configured(work, device, micro=SCALE[device]["micro"]), SCALE[device]
-    folder, section, request = run.student["model_name"], run.student, request_of(run, teacher=False)
-    seconds, worker = timed(lambda: worker_of(section, trained=True), device)
+    folder, section, request = run.student["model_name"], run.student, run.student_request
+    seconds, worker = timed(lambda: parts.make_worker(section, teacher=False, reference=False), device)
     report.row("student", start_s=seconds, **memory())
     with report.attempt("a refit sends the folder's weights"):
         refit(worker, Path(folder), device, report)
-    data = drawn(scale["lengths"], scale["vocabulary"])
+    data = world.drawn(scale["vocabulary"], scale["lengths"])
 
     def move(name: str) -> None:
         seconds, _ = timed(getattr(worker, name), device)
@@ -423,7 +320,7 @@ def student(work: Path, device: str, report: Report) -> None:
         answers = []
         for _ in range(2):
             worker.prepare_for_lp_inference()
-            answers.append(scored(worker, data, section, request))
+            answers.append(parts.scores(worker, data, section, request))
             worker.offload_before_refit()
             worker.offload_after_refit()
         report.check("the same bits after an offload", same_bits(*answers, request.columns), "all columns")
@@ -450,34 +347,19 @@ def student_scores(
     worker: Any, data: Any, section: dict[str, Any], request: Any, device: str, report: Report
 ) -> Any:  # fmt: skip
     """Ours beside NeMo-RL's own at T_r, and beside float64 with transformers in bfloat16 as the control."""
-    scored(worker, data, section, request)  # compiles
+    parts.scores(worker, data, section, request)  # compiles
     memory()
-    seconds, answer = timed(lambda: scored(worker, data, section, request), device)
+    seconds, answer = timed(lambda: parts.scores(worker, data, section, request), device)
     tokens = int(data["input_lengths"].sum())
     report.row("scoring", tokens=tokens, seconds=seconds, tokens_per_s=tokens / seconds, **memory())
-    mask_BS = scored_tokens(data)
+    mask_BS = world.scored_tokens(data)
     with report.attempt("score_tokens at T_r is NeMo-RL's get_logprobs"):
-        part, order = shard(data, section, trained=False)
-        seconds, native = timed(lambda: worker.get_logprobs(data=part), device)
+        seconds, native_BS = timed(lambda: parts.natively(worker.get_logprobs, "logprobs", data, section), device)
         report.row("scoring", NeMo_RL_s=seconds)
-        native_BS = in_order(data, native, order)["logprobs"].float()
         worst = float((native_BS - answer["rollout_logp"])[mask_BS].abs().max())
         seen = f"largest difference {worst:.3g} nats, bound {SAME_NATS:g}"
         report.check("score_tokens at T_r is NeMo-RL's get_logprobs", worst <= SAME_NATS, seen)
-    with report.attempt("scores beside float64"):
-        rows = SCALE[device]["exact"]
-        exact, control = (
-            whole_model(section["model_name"], data, rows, device, exact=is_so) for is_so in (True, False)
-        )
-        mask_BS[rows:] = False
-        for name in request.columns:
-            ours, theirs = ((each[name].double() - exact[name])[mask_BS].abs() for each in (answer, control))
-            mean, bound = float(ours.mean()), TIMES_CONTROL * float(theirs.mean()) + 1e-5
-            figures = {"mean": mean, "max": float(ours.max()), "control_mean": float(theirs.mean())}
-            report.row(f"error of {name}, nats", **figures, control_max=float(theirs.max()))
-            report.check(f"{name} beside float64", mean <= bound, f"mean {mean:.3g} nats, bound {bound:.3g}")
-        spread = float(exact["entropy"][mask_BS].std())
-        report.check("entropies differ", spread > 0.05, f"deviation {spread:.2f} nats")
+    beside_float64(answer, data, section["model_name"], request, device, report)
     return answer
 
 
@@ -505,26 +387,12 @@ def kernel(report: Report, device: str) -> None:
         report.check("speed of the kernel", share >= KERNEL_SHARE, seen, guessed=True)
 
 
-def training_columns(data: Any, rollout_logp_BS: Any, advantage_BS: Any) -> Any:
-    """The batch as our policy hands it to an update, every row in the first of its step."""
-    import torch
-
-    from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN
-
-    names = ("prev_logprobs", "generation_logprobs", "reference_policy_logprobs")
-    columns = {name: rollout_logp_BS.clone() for name in names} | {
-        "advantages": advantage_BS, OPD_COLUMN: torch.zeros_like(advantage_BS),
-        FIRST_STEP_COLUMN: torch.ones(len(advantage_BS)),
-    }  # fmt: skip
-    return type(data)(dict(data) | columns)
-
-
 def update(worker: Any, batch: Any, section: dict[str, Any], loss: Any) -> dict[str, Any]:
     """One of NeMo-RL's updates with our loss over the batch: mean and most |ratio - 1|, tokens, gradient's norm."""
     from nemo_uecr.nemo.loss import PREFIX
 
     rows = len(batch["input_ids"])
-    result = worker.train(shard(batch, section, trained=True)[0], loss, gbs=rows, mbs=1)
+    result = worker.train(parts.packed(batch, section, tokens="train_mb_tokens")[0], loss, gbs=rows, mbs=1)
 
     def metric(name: str) -> list[float]:
         return [float(value) for value in result["all_mb_metrics"][f"{PREFIX}{name}"]]
@@ -537,11 +405,8 @@ def update(worker: Any, batch: Any, section: dict[str, Any], loss: Any) -> dict[
 
 def train_twice(worker: Any, run: Run, data: Any, answer: Any, device: str, report: Report) -> None:
     """First ratio, tokens, gradient and peak; the second update meets a policy that the first one changed."""
-    import torch
-
-    advantage_BS = torch.randn(data["input_ids"].shape, generator=torch.Generator().manual_seed(3))
-    batch = training_columns(data, answer["rollout_logp"], advantage_BS)
-    expected = int((data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum())
+    batch = world.training_batch(data, answer["rollout_logp"], world.drawn_advantages(data))
+    expected = world.trained_tokens(data)
     for step in (1, 2):
         with report.attempt(f"update {step}"):
             memory()
@@ -566,11 +431,11 @@ def teacher(work: Path, device: str, report: Report, *, fp8: bool = False) -> No
     import torch
 
     run, scale, name = configured(work, device, fp8=fp8, micro=SCALE[device]["micro"]), SCALE[device], "teacher"
-    section, request, limit = run.teacher, request_of(run, teacher=True), run.offload_limit_mebi
-    seconds, worker = timed(lambda: worker_of(section, trained=False), device)
+    section, request, limit = run.teacher, run.teacher_request, run.offload_limit_mebi
+    seconds, worker = timed(lambda: parts.make_worker(section, teacher=True, reference=False), device)
     weights = sum(weight.nbytes for weight in worker.model.parameters())
     report.row(name, start_s=seconds, weights_MiB=weights / MEBI, **memory())
-    data, answers = drawn(scale["lengths"], scale["vocabulary"]), []
+    data, answers = world.drawn(scale["vocabulary"], scale["lengths"]), []
 
     def off(cycle: int) -> None:
         with report.attempt(f"offload {cycle}"):
@@ -586,21 +451,18 @@ def teacher(work: Path, device: str, report: Report, *, fp8: bool = False) -> No
             seconds, _ = timed(worker.prepare_for_lp_inference, device)
             report.row(f"{name}, cycle {cycle}", on_s=seconds, GB_per_s=weights / 1e9 / seconds, **memory())
             for length in range(16, min(512, scale["micro"]), 16) if cycle < 3 else ():
-                scored(worker, drawn((length, length), scale["vocabulary"]), section, request)
+                parts.scores(worker, world.drawn(scale["vocabulary"], (length, length)), section, request)
             memory()
-            seconds, answer = timed(functools.partial(scored, worker, data, section, request), device)
+            seconds, answer = timed(functools.partial(parts.scores, worker, data, section, request), device)
             answers.append(answer)
             report.row(f"{name}, cycle {cycle}", scoring_s=seconds, peak_MiB=memory()["peak_MiB"])
         off(cycle)
     same = len(answers) == 3 and all(same_bits(answers[0], answer, request.columns) for answer in answers[1:])
     report.check("the same bits in each cycle", same, f"{len(answers)} of 3 cycles")
-    mask_BS, kept = scored_tokens(data), work / "teacher_scores.pt"
+    mask_BS, kept = world.scored_tokens(data), work / "teacher_scores.pt"
     if not fp8:
         torch.save({column: answers[-1][column] for column in request.columns}, kept)
-        exact = whole_model(section["model_name"], data, 2, device, exact=True)
-        mask_BS[2:] = False
-        mean = float((answers[-1]["logp"].double() - exact["logp"])[mask_BS].abs().mean())
-        report.check("the teacher beside float64", mean < TEACHER_NATS, f"mean {mean:.3g} nats, bound {TEACHER_NATS}")
+        beside_float64(answers[-1], data, section["model_name"], request, device, report)
         return
     plain = torch.load(kept)
     for column in request.columns:
@@ -619,15 +481,15 @@ def teacher(work: Path, device: str, report: Report, *, fp8: bool = False) -> No
 def serve(pipe: Any, work: Path, device: str, role: str) -> None:
     """A worker's process: a call comes by name, its answer goes back with this process's memory."""
     if device == "cpu":
-        stand_ins().apply()
+        stand_ins.megatron()
     from nemo_uecr.nemo import upstream
 
     run, batch = configured(work, device), upstream.native("BatchedDataDict")
-    section = run.student if role == "student" else run.teacher
-    worker = worker_of(section, trained=role == "student")
-    request = request_of(run, teacher=role == "teacher")
+    sections = {"student": (run.student, run.student_request), "teacher": (run.teacher, run.teacher_request)}
+    section, request = sections[role]
+    worker = parts.make_worker(section, teacher=role == "teacher", reference=False)
     calls: dict[str, Callable[..., Any]] = {
-        "score": lambda data: dict(scored(worker, batch(data), section, request)),
+        "score": lambda data: parts.scores(worker, batch(data), section, request),
         "update": lambda data: update(worker, batch(data), section, run.loss),
         "export": lambda: sum(tensor.nbytes for _, tensor in worker._iter_params_with_optional_kv_scales()),
     }
@@ -685,9 +547,9 @@ def step(work: Path, device: str, report: Report) -> None:
         call("teacher", "assert_offloaded", limit_mebi=run.offload_limit_mebi)
         call("student", "prepare_for_lp_inference")
         had = call("student", "score", data=dict(data))
-        gap_BS = torch.where(scored_tokens(data), wanted["logp"] - had["logp"], 0.0).clamp(-5, 5)
+        gap_BS = torch.where(world.scored_tokens(data), wanted["logp"] - had["logp"], 0.0).clamp(-5, 5)
         call("student", "prepare_for_training")
-        found = call("student", "update", data=dict(training_columns(data, had["rollout_logp"], gap_BS)))
+        found = call("student", "update", data=dict(world.training_batch(data, had["rollout_logp"], gap_BS)))
         mean = found["off_1_mean"]
         seen = f"mean |r - 1| {mean:.3g}, bound {run.first_ratio:g}"
         report.check("the first ratio is 1 at the shipped micro-batch", mean <= run.first_ratio, seen)
@@ -703,7 +565,7 @@ def step(work: Path, device: str, report: Report) -> None:
 def longest_rows(device: str) -> Any:
     """One row that fills the shipped micro-batch, and three shorter ones."""
     longest = SCALE[device]["longest"]
-    return drawn((longest, longest // 2, longest // 2, longest // 3), SCALE[device]["vocabulary"], seed=5)
+    return world.drawn(SCALE[device]["vocabulary"], (longest, longest // 2, longest // 2, longest // 3))
 
 
 def used(device: str) -> float:
@@ -781,7 +643,7 @@ def main() -> int:
     work = args.work.resolve()
     report = Report(work / "parts" / f"{args.part}.json")
     if args.device == "cpu" and args.part in WITH_WORKER:
-        stand_ins().apply()
+        stand_ins.megatron()
     PARTS[args.part](work, args.device, report)
     if report.failed:
         sys.stdout.write(f"{len(report.failed)} assertions failed: {', '.join(report.failed)}\n")

@@ -13,7 +13,7 @@ from tests.nemo.inside.workers import world
 WORKERS_VARIABLES = ("WORKERS_ON_CPU", "NRL_MEGATRON_CHECKPOINT_DIR", "TORCHDYNAMO_DISABLE", "HF_HUB_OFFLINE")
 
 
-def make_worker(section: dict[str, Any], *, teacher: bool) -> Any:
+def make_worker(section: dict[str, Any], *, teacher: bool, reference: bool) -> Any:
     """The class that Ray would make an actor of, on the only rank of this process."""
     import numpy as np
     import ray
@@ -34,7 +34,7 @@ def make_worker(section: dict[str, Any], *, teacher: bool) -> Any:
     axes = ["pipeline_parallel", "data_parallel", "context_parallel", "tensor_parallel"]
     return ray_worker.UecrMegatronPolicyWorker.__ray_metadata__.modified_class(
         section, tokenizer=AutoTokenizer.from_pretrained(section["model_name"]), init_optimizer=not teacher,
-        init_reference_model=not teacher,
+        init_reference_model=reference,
         worker_sharding_annotations=NamedSharding(layout=np.arange(1).reshape(1, 1, 1, 1), names=axes),
     )  # fmt: skip
 
@@ -81,7 +81,7 @@ def student(folder: Path) -> dict[str, Any]:
     vocabulary = world.make_models(folder)
     config = world.run_config(folder, vocabulary)
     section, request = world.policy_section(config, teacher=False), world.request(config, teacher=False)
-    worker = make_worker(section, teacher=False)
+    worker = make_worker(section, teacher=False, reference=True)
     found: dict[str, Any] = {"wrapper": type(worker.model).__name__, "optimizer": type(worker.optimizer).__name__}
     worker.prepare_refit_info()
     found["export"] = {name: value.clone() for name, value in worker._iter_params_with_optional_kv_scales()}
@@ -92,7 +92,8 @@ def student(folder: Path) -> dict[str, Any]:
     found["reference"] = natively(worker.get_reference_policy_logprobs, "reference_logprobs", data, section)
     found["errors"] = world.mean_errors(first, data, folder / "student", request.columns)
     worker.prepare_for_training()
-    shard, _ = packed(world.training_batch(data, first["rollout_logp"]), section, tokens="train_mb_tokens")
+    batch = world.training_batch(data, first["rollout_logp"], world.drawn_advantages(data))
+    shard, _ = packed(batch, section, tokens="train_mb_tokens")
     loss, found["updates"] = world.loss(config), []
     for _ in range(2):
         result = worker.train(shard, loss, gbs=data.size, mbs=1)
@@ -112,7 +113,7 @@ def teacher(folder: Path) -> dict[str, Any]:
     vocabulary = world.make_models(folder)
     config = world.run_config(folder, vocabulary)
     section, request = world.policy_section(config, teacher=True), world.request(config, teacher=True)
-    worker = make_worker(section, teacher=True)
+    worker = make_worker(section, teacher=True, reference=False)
     found: dict[str, Any] = {"wrapped": is_wrapped(worker.model), "optimizer": worker.optimizer, "rounds": []}
     worker.offload_after_refit()
     worker.assert_offloaded(limit_mebi=64)

@@ -45,7 +45,7 @@ def _imports() -> None:
     sys.meta_path.append(Empty(UNUSED))
     on_cpu._import_engine_users()  # before the stand-in: megatron-core must not find it
     sys.meta_path.remove(absent)
-    sys.meta_path.append(Empty(ENGINE))
+    sys.meta_path.insert(0, Empty(ENGINE))  # before one that is installed: its layers need a GPU
     # megatron-core puts a loader of its own here, and a tensor pickled by this process then asks for megatron-core.
     torch.storage._load_from_bytes = load
     from megatron.core.distributed.fsdp import mcore_fsdp_adapter

@@ -187,18 +187,18 @@ def request(config: Any, *, teacher: bool) -> ScoreRequest:
     return ScoreRequest(temperatures, True, config.vocabulary, 16)
 
 
-def drawn(vocabulary: int) -> Any:
-    """NeMo-RL's batch of random rows; the first quarter of each is its prompt."""
+def drawn(vocabulary: int, lengths: tuple[int, ...] = LENGTHS) -> Any:
+    """NeMo-RL's batch of random rows of these lengths; the first quarter of each is its prompt."""
     from nemo_uecr.nemo import upstream
 
-    generator, width, length_B = torch.Generator().manual_seed(0), max(LENGTHS), torch.tensor(LENGTHS)
-    ids_BS = torch.randint(0, vocabulary, (len(LENGTHS), width), generator=generator)
+    generator, width, length_B = torch.Generator().manual_seed(0), max(lengths), torch.tensor(lengths)
+    ids_BS = torch.randint(0, vocabulary, (len(lengths), width), generator=generator)
     position_S = torch.arange(width)
     inside_BS = position_S < length_B[:, None]
     mask_BS = inside_BS & (position_S >= (length_B // 4).clamp(min=1)[:, None])
     columns = {
         "input_ids": torch.where(inside_BS, ids_BS, 0), "input_lengths": length_B, "token_mask": mask_BS.float(),
-        "sample_mask": torch.ones(len(LENGTHS)),
+        "sample_mask": torch.ones(len(lengths)),
     }  # fmt: skip
     return upstream.native("BatchedDataDict")(columns)
 
@@ -209,15 +209,19 @@ def scored_tokens(data: Any) -> Any:
     return (position_S > 0) & (position_S < data["input_lengths"][:, None])
 
 
-def training_batch(data: Any, rollout_logp: Any) -> Any:
-    """The batch with what NeMo-RL's loop and our policy add: an on-policy step with advantages of both signs."""
+def drawn_advantages(data: Any) -> Any:
+    """[B, S] advantages of both signs."""
+    return torch.randn(data["input_ids"].shape, generator=torch.Generator().manual_seed(3))
+
+
+def training_batch(data: Any, rollout_logp: Any, advantages: Any) -> Any:
+    """The batch with what NeMo-RL's loop and our policy add: an on-policy step with these advantages."""
     from nemo_uecr.nemo.loss import FIRST_STEP_COLUMN, OPD_COLUMN
 
-    shape = data["input_ids"].shape
     columns = {
         "prev_logprobs": rollout_logp, "generation_logprobs": rollout_logp, "reference_policy_logprobs": rollout_logp,
-        "advantages": torch.randn(shape, generator=torch.Generator().manual_seed(3)),
-        FIRST_STEP_COLUMN: torch.ones(shape[0]), OPD_COLUMN: torch.zeros(shape),
+        "advantages": advantages, FIRST_STEP_COLUMN: torch.ones(len(advantages)),
+        OPD_COLUMN: torch.zeros_like(advantages),
     }  # fmt: skip
     return type(data)(dict(data) | columns)
 
@@ -226,16 +230,17 @@ def trained_tokens(data: Any) -> int:
     return int((data["token_mask"][:, 1:] * data["sample_mask"][:, None]).sum())
 
 
-def by_definition(folder: Path, data: Any, dtype: torch.dtype) -> dict[str, Any]:
+def by_definition(folder: Path, data: Any, dtype: torch.dtype, device: str) -> dict[str, Any]:
     """Every score of a batch by transformers, one row at a time, from logits in this type."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager").to(dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
+    model = model.to(device).to(dtype)  # a conversion is faster there
     shape = data["input_ids"].shape
     found = {name: torch.zeros(shape, dtype=torch.float64) for name in ("rollout_logp", "logp", "entropy")}
     with torch.no_grad():
         for row, length in enumerate(data["input_lengths"].tolist()):
-            ids = data["input_ids"][row, :length]
+            ids = data["input_ids"][row, :length].to(device)
             logits = model(input_ids=ids[None]).logits[0, :-1].double()
             for name, temperature in {"rollout_logp": TEMPERATURE, "logp": 1.0}.items():
                 found[name][row, 1:length] = (logits / temperature).log_softmax(-1).gather(1, ids[1:, None])[:, 0]
@@ -243,9 +248,11 @@ def by_definition(folder: Path, data: Any, dtype: torch.dtype) -> dict[str, Any]
     return found
 
 
-def mean_errors(answer: Any, data: Any, folder: Path, names: Any) -> dict[str, tuple[float, float]]:
+def mean_errors(
+    answer: Any, data: Any, folder: Path, names: Any, device: str = "cpu"
+) -> dict[str, tuple[float, float]]:  # fmt: skip
     """Of each column: our mean error against float64 in nats, and transformers' own in bfloat16, its yardstick."""
-    exact, sixteen = by_definition(folder, data, torch.float64), by_definition(folder, data, torch.bfloat16)
+    exact, sixteen = (by_definition(folder, data, dtype, device) for dtype in (torch.float64, torch.bfloat16))
     chosen = scored_tokens(data)
     assert exact["entropy"][chosen].std() > 0.05, "a flat model agrees with anything"
     return {
