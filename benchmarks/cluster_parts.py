@@ -222,49 +222,56 @@ def models(work: Path, device: str, report: Report) -> None:
 
 @dataclass(frozen=True)
 class Run:
-    """Of the shipped 1.7B run with these models: NeMo-RL's sections for both workers, ours, and the plan's words."""
+    """Of the shipped 1.7B recipe with these models."""
 
-    student: dict[str, Any]
+    student: dict[str, Any]  # NeMo-RL's section `policy` for its worker
     teacher: dict[str, Any]
     student_request: Any  # the columns that a step asks of it
     teacher_request: Any
-    loss: Any
+    loss: Callable[[], Any]
     offload_limit_mebi: int
     generation_share: float  # of a GPU's memory
     first_ratio: float  # most that the mean of |ratio - 1| may be
-    plan: list[str]
+    overrides: list[str]
 
 
 def configured(work: Path, device: str, *, fp8: bool = False, micro: int | None = None) -> Run:
-    """The run's configuration, as NeMo-RL's set-up completes it; ``micro`` tokens in a micro-batch, or its own."""
-    from nemo_uecr.config.load import load_nemo_config
-    from nemo_uecr.nemo import translate
+    """The run as NeMo-RL's set-up gets it from the plug-in; ``micro`` tokens in a micro-batch, or the recipe's."""
+    from nemo_uecr.config.recipes import load_recipe
+    from nemo_uecr.nemo import recipe, upstream
     from nemo_uecr.nemo.loss import UecrLoss
+    from nemo_uecr.nemo.step import StepContext
 
     scale, made = SCALE[device], (work / "models").resolve()
     longest, vocabulary = scale["longest"], scale["vocabulary"]
     words = [
-        f"run.folder={work / 'run'}", f"student.model_name={made / 'student'}", f"student.vocabulary={vocabulary}",
-        f"teacher.model_name={made / 'teacher'}", f"teacher.fp8={str(fp8).lower()}",
-        f"data.train={made / 'problems.jsonl'}", f"data.max_prompt_tokens={longest // 4}",
-        f"rollout.max_response_tokens={longest - longest // 4}", f"rollout.temperature={world.TEMPERATURE}",
-        "rollout.prompts_per_step=4", "rollout.responses_per_prompt=2", "train.minibatch_responses=8",
-        f"scoring.chunk_tokens={scale['chunk']}", "cluster.gpus_per_node=1", "checkpoint.every=0",
+        f"uecr.folder={work / 'run'}", f"policy.model_name={made / 'student'}",
+        f"uecr.teacher.model_name={made / 'teacher'}", f"uecr.data.train={made / 'problems.jsonl'}",
+        "uecr.data.answer_key=answer", *(f"uecr.data.difficulty_{one}=null" for one in ("key", "low", "high")),
+        f"uecr.data.max_prompt_tokens={longest // 4}", f"policy.max_total_sequence_length={longest}",
+        f"policy.generation.max_new_tokens={longest - longest // 4}", f"uecr.chunk_tokens={scale['chunk']}",
+        "grpo.num_prompts_per_step=4", "grpo.num_generations_per_prompt=2", "policy.train_global_batch_size=8",
+        f"policy.generation.temperature={world.TEMPERATURE}", "cluster.gpus_per_node=1", "checkpointing.enabled=false",
     ]  # fmt: skip
-    if device == "cpu":
-        words += [f"{section}.tokens_per_microbatch={longest}" for section in ("train", "scoring")]
-    config = load_nemo_config(CONFIG, words)
-    student = translate.master_config(config)["policy"]
-    student["megatron_cfg"]["train_iters"] = config.train.steps
+    if fp8:
+        words.append("++uecr.teacher.megatron_cfg.fp8_cfg.enabled=true")
+    values = load_recipe(CONFIG, words).values
+    section = recipe.section_of(values)
+    recipe.apply(values, recipe.adjusted(values, section))
+    settings = recipe.view(values, section, vocabulary)
+    context, frozen = StepContext(settings, None), section.active_teachers["teacher"]
+    student = values["policy"] | {"uecr": recipe.worker_section(settings)}
+    student["megatron_cfg"]["train_iters"] = settings.steps  # as its set-up does
     if micro is not None:
         student["sequence_packing"] |= {"train_mb_tokens": micro, "logprob_mb_tokens": micro}
-    sections = student, translate.teacher_policy(config, student, vocabulary)
+    sections = student, recipe.teacher_policy(frozen, student, vocabulary)
     if device == "cpu":
-        for section in sections:
-            stand_ins.without_fusions(section)
+        for each in sections:
+            stand_ins.without_fusions(each)
     return Run(
-        *sections, *(world.request(config, teacher=is_so) for is_so in (False, True)), UecrLoss(config, None),
-        config.teacher.offload_limit_mebi, config.rollout.gpu_memory, config.tolerances.first_ratio, words,
+        *sections, context.student_request, context.teacher_request(vocabulary),
+        lambda: UecrLoss(settings, upstream.native("MasterConfig")(**values).loss_fn), frozen.offload_limit_mebi,
+        values["policy"]["generation"]["vllm_cfg"]["gpu_memory_utilization"], section.tolerances.first_ratio, words,
     )  # fmt: skip
 
 
@@ -405,12 +412,12 @@ def update(worker: Any, batch: Any, section: dict[str, Any], loss: Any) -> dict[
 
 def train_twice(worker: Any, run: Run, data: Any, answer: Any, device: str, report: Report) -> None:
     """First ratio, tokens, gradient and peak; the second update meets a policy that the first one changed."""
-    batch = world.training_batch(data, answer["rollout_logp"], world.drawn_advantages(data))
+    batch, loss = world.training_batch(data, answer["rollout_logp"], world.drawn_advantages(data)), run.loss()
     expected = world.trained_tokens(data)
     for step in (1, 2):
         with report.attempt(f"update {step}"):
             memory()
-            seconds, found = timed(lambda: update(worker, batch, run.student, run.loss), device)
+            seconds, found = timed(lambda: update(worker, batch, run.student, loss), device)
             rate = int(data["input_lengths"].sum()) / seconds
             report.row(f"update {step}", seconds=seconds, tokens_per_s=rate, **memory(), **found)
             mean, norm, tokens = found["off_1_mean"], found["gradient"], found["trained"]
@@ -488,9 +495,10 @@ def serve(pipe: Any, work: Path, device: str, role: str) -> None:
     sections = {"student": (run.student, run.student_request), "teacher": (run.teacher, run.teacher_request)}
     section, request = sections[role]
     worker = parts.make_worker(section, teacher=role == "teacher", reference=False)
+    loss = run.loss()
     calls: dict[str, Callable[..., Any]] = {
         "score": lambda data: parts.scores(worker, batch(data), section, request),
-        "update": lambda data: update(worker, batch(data), section, run.loss),
+        "update": lambda data: update(worker, batch(data), section, loss),
         "export": lambda: sum(tensor.nbytes for _, tensor in worker._iter_params_with_optional_kv_scales()),
     }
     name, given = "offload_after_refit", dict[str, Any]()
@@ -583,7 +591,7 @@ def beside_plan(work: Path, run: Run, report: Report, device: str) -> None:
     from nemo_uecr.cli.main import entry_point
 
     file = work / "parts" / "plan.json"
-    if code := entry_point(["plan", str(CONFIG), *run.plan, "--device", "h100", "--json", str(file)]):
+    if code := entry_point(["plan", str(CONFIG), *run.overrides, "--device", "h100", "--json", str(file)]):
         report.check("plan", False, f"exit code {code}")
         return
     rows = {"score teacher": "teacher score", "score student": "student score", "train": "student update"}

@@ -57,6 +57,7 @@ case $call in
   site=$build/first/site libraries=transformer_engine/wheel_lib
   cp "$build/extension-$version.so" "$site/$libraries/transformer_engine_torch.cpython-312-x86_64-linux-gnu.so"
   cp -r "$nemo/nemo_rl" "$site"
+  mkdir -p "$site/examples" && cp "$nemo/examples/run_grpo.py" "$site/examples"
   # Its library was built with a cuBLAS newer than torch's, and asks for one function of grouped products, which a dense
   # model never calls; 15 is CUBLAS_STATUS_NOT_SUPPORTED. `stand_ins/sitecustomize.py` loads it.
   echo 'int cublasLtGroupedMatrixLayoutInit_internal(void) { return 15; }' |
