@@ -9,14 +9,14 @@ mkdir -p "$2/$quarter"
 env=$(cd "$2" && pwd) here=$(cd "$2/$quarter" && pwd) python=$(cd "$2" && pwd)/bin/python
 
 machine=(absl-py accelerate==1.15.0 aiohappyeyeballs aiohttp aiosignal annotated-doc anyio attrs certifi
-  charset-normalizer click cloudpickle einops execnet filelock frozenlist fsspec grpcio h11 hf-xet httpcore httpx
-  huggingface_hub==1.33.0 hypothesis idna iniconfig jinja2 llvmlite markdown markdown-it-py markupsafe mdurl ml-dtypes
-  mpmath msgpack multidict networkx numba numpy==2.5.2 onnx onnx-ir onnxscript opencv-python-headless packaging pandas
-  peft pillow pluggy portalocker prometheus-client propcache protobuf psutil py-cpuinfo pyarrow pybind11 pygments pytest
-  pytest-xdist python-dateutil pyyaml regex requests rich safetensors==0.8.0 scipy sentencepiece setuptools==81.0.0
-  shellingham six sortedcontainers sympy tensorboard tensorboard-data-server tiktoken tokenizers==0.23.2 torchaudio==2.11.0
-  torchvision==0.26.0 tqdm transformers==5.17.0 triton==3.6.0 typer typing_extensions==4.15.0 urllib3 uvloop werkzeug wheel
-  wrapt xxhash yarl)
+  charset-normalizer click cloudpickle contourpy cycler einops execnet filelock fonttools frozenlist fsspec grpcio h11
+  hf-xet httpcore httpx huggingface_hub==1.33.0 hypothesis idna iniconfig jinja2 kiwisolver llvmlite markdown
+  markdown-it-py markupsafe matplotlib mdurl ml-dtypes mpmath msgpack multidict networkx numba numpy==2.5.2 onnx
+  onnx-ir onnxscript opencv-python-headless packaging pandas peft pillow pluggy portalocker prometheus-client
+  propcache protobuf psutil py-cpuinfo pyarrow pybind11 pygments pyparsing pytest pytest-xdist python-dateutil pyyaml
+  regex requests rich safetensors==0.8.0 scipy sentencepiece setuptools==81.0.0 shellingham six sortedcontainers sympy
+  tensorboard tensorboard-data-server tiktoken tokenizers==0.23.2 torchaudio==2.11.0 torchvision==0.26.0 tqdm
+  transformers==5.17.0 triton==3.6.0 typer typing_extensions==4.15.0 urllib3 uvloop werkzeug wheel wrapt xxhash yarl)
 if [ ! -e "$env/.installed" ]; then
   "${PYTHON:-python3.12}" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' ||
     { echo "quarter_rehearsal: needs Python 3.12: make PYTHON=python3.12 ${quarter/_quarter/-rehearsal}" >&2 && exit 2; }

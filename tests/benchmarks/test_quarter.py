@@ -17,6 +17,9 @@ import pytest
 
 from benchmarks import cluster_parts, cluster_quarter, gpu_parts, gpu_quarter
 from benchmarks.quarter import CALL_BYTES, MEBI, ROOT, Keeper, Part, check_sizes, run_parts, tables, tree_bytes
+from nemo_uecr.config.recipes import load_recipe
+from nemo_uecr.nemo import recipe
+from tests.gpu import one_gpu
 from tools.cluster import strip_fatbin
 
 QUARTERS = ("gpu_quarter", "cluster_quarter")
@@ -124,6 +127,20 @@ def test_every_part_of_both_calls_can_be_run(quarter: object, known: object, tmp
                 assert part.words[2] in {*known.PARTS, "run"}  # type: ignore[attr-defined]
             elif part.words[0] != "-m":
                 assert (ROOT / part.words[0]).is_file()
+
+
+def test_the_shipped_recipe_is_one_that_the_parts_and_the_loop_can_run(tmp_path: Path) -> None:
+    run = cluster_parts.configured(tmp_path, "cuda", fp8=True, micro=4096)
+    assert run.teacher["megatron_cfg"]["fp8_cfg"]["enabled"]
+    assert not run.student["megatron_cfg"]["fp8_cfg"]["enabled"]
+    assert {run.student["sequence_packing"][f"{one}_mb_tokens"] for one in ("train", "logprob")} == {4096}
+    assert (run.student["model_name"], run.teacher["model_name"]) == tuple(
+        str(tmp_path.resolve() / "models" / name) for name in ("student", "teacher")
+    )
+    assert run.student_request.temperatures == {"rollout_logp": 0.7, "logp": 1.0}
+    for words in (run.overrides, one_gpu.overrides(tmp_path)):
+        values = load_recipe(cluster_parts.CONFIG, words).values
+        assert recipe.faults_of(values, recipe.section_of(values)) == []
 
 
 def test_what_does_not_fit_a_call_is_refused_with_its_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
