@@ -496,14 +496,10 @@ def read_written(path: Path) -> dict[str, object]:
 
 
 def written_config(path: Path) -> Config:
-    """The configuration that a local run wrote; see `read_written`."""
-    return written_as(Config, path)
+    """The configuration that a local run wrote; see `read_written`.
 
-
-def written_as(schema: type[C], path: Path) -> C:
-    """A run's configuration. Of the code that it names only what is as it was in the run is loaded.
-
-    Somebody else may have made the folder, and the files are this machine's.
+    Of the code that it names only what is as it was in the run is loaded: somebody else may have made the folder, and
+    the files are this machine's.
     """
     values, record = read_written(path), path.with_name("provenance.json")
     if named := own_code(values):
@@ -513,7 +509,7 @@ def written_as(schema: type[C], path: Path) -> C:
                 door.check(text, recorded.get(key))
             except ConfigError as error:
                 raise CheckpointError(f"{path}: {key}: {error}") from error
-    return validated(schema, values, {}, str(path))
+    return validated(Config, values, {}, str(path))
 
 
 def own_code(values: Mapping[str, object]) -> dict[str, str]:
