@@ -75,7 +75,7 @@ def test_a_change_too_small_for_the_scores_is_found_by_its_hash(
     converted(megatron, "--to", out, "--hf", whole)
     with (out / "generation_config.json").open("a") as file:
         file.write(" ")
-    assert "generation_config.json: changed since the conversion" in refused(capsys, "convert", out, "--check")
+    assert "generation_config.json: content changed since the conversion" in refused(capsys, "convert", out, "--check")
 
 
 VERIFIED = """
