@@ -121,6 +121,8 @@ class Run:
             per_step = settings.prompts_per_step
             raise DataError(f"the data has fewer problems than grpo.num_prompts_per_step={per_step}: no step is filled")
         made[upstream.LOSS] = UecrLoss(settings, config.loss_fn)
+        if not settings.log_batches:
+            upstream.without_batches(made[upstream.LOGGER])
         if context.routes is not None:
             made[upstream.LOADER] = LearningLoader(made[upstream.LOADER], context.routes)
         context.completed_steps = upstream.completed_steps(state)

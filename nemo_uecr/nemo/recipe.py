@@ -84,6 +84,8 @@ class UecrSection(Section):
     tolerances: TolerancesConfig = TolerancesConfig(**BFLOAT16_ON_GPU)
     folder: Text | None = None  # Saved batches, evaluations and the run's record; null: uecr/ beside the checkpoints.
     save_batch_every: NonNegativeInt = 0  # Steps between saved batches (replay and credit map); 0: none.
+    # Whether NeMo-RL's logger writes each step's batch as text, while the GPUs wait: 0.6 GB of 1,008 long responses.
+    log_batches: bool = True
     # Longest wait in seconds for a scoring pass or an evaluation; then the run ends and names the silent workers.
     timeout_s: Positive = 3600.0
     chunk_tokens: Count = 2048  # Tokens whose logits are reduced at once in a scoring pass; bounds memory.
@@ -495,6 +497,7 @@ class Settings:
     chunk_tokens: int
     timeout_s: float
     save_batch_every: int
+    log_batches: bool
     evaluation: EvaluationConfig | None
     data: RecipeDataConfig | None
     own_rewards: bool  # whether our environment gives them
@@ -539,6 +542,7 @@ def view(values: Mapping[str, Any], section: UecrSection, vocabulary: int) -> Se
         chunk_tokens=section.chunk_tokens,
         timeout_s=section.timeout_s,
         save_batch_every=section.save_batch_every,
+        log_batches=section.log_batches,
         evaluation=section.evaluation if section.evaluation and section.evaluation.benchmarks else None,
         data=section.data,
         own_rewards=section.reward is not None,

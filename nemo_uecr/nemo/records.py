@@ -32,7 +32,7 @@ PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transf
 FIXED = re.compile(r"uecr\..*|policy\.(uecr\..*|model_name)|loss_fn\..*")
 #: Of those, what does not change what is trained.
 FREE = re.compile(
-    r"uecr\.(folder|save_batch_every|timeout_s|chunk_tokens|verifier_workers|(tolerances|evaluation)(\..*)?"
+    r"uecr\.(folder|save_batch_every|log_batches|timeout_s|chunk_tokens|verifier_workers|(tolerances|evaluation)(\..*)?"
     r"|teachers?\.(.*\.)?offload_limit_mebi)"
 )
 

@@ -35,7 +35,7 @@ ENVIRONMENT_ACTOR = "uecr_rewards"
 #: The key of what a method carries over, in the loop's state.
 METHOD_STATE = "uecr_method_state"
 #: Places in what NeMo-RL's `setup` returns.
-LOADER, LOSS, STATE, CONFIG = 4, 6, 9, 10
+LOADER, LOSS, LOGGER, STATE, CONFIG = 4, 6, 7, 9, 10
 #: Seconds before the end of the job by which the checkpoint must have begun.
 SAVING_S = 300
 
@@ -199,6 +199,17 @@ def latest_checkpoint(config: Any) -> Path | None:
 def completed_steps(state: Any) -> int:
     """Training steps in the loop's state: a mapping in NeMo-RL 0.7, a dataclass since."""
     return int(state["total_steps"] if isinstance(state, Mapping) else state.total_steps)
+
+
+def without_batches(logger: Any) -> None:
+    """Let NeMo-RL's logger write no step's batch as text; what validation writes stays."""
+    write = logger.log_batched_dict_as_jsonl
+
+    def log_batched_dict_as_jsonl(to_log: Any, filename: str) -> None:
+        if not filename.startswith("train_data_step"):
+            write(to_log, filename)
+
+    logger.log_batched_dict_as_jsonl = log_batched_dict_as_jsonl
 
 
 def keep_method_state(state: Any, values: Mapping[str, float]) -> None:

@@ -149,6 +149,7 @@ def shrunk(folder: Path) -> list[str]:
     return [
         f"policy.model_name={student}", f"policy.tokenizer.name={student}", f"grpo.num_prompts_per_step={PROMPTS}",
         f"grpo.num_generations_per_prompt={GROUP}", f"policy.train_global_batch_size={PROMPTS * GROUP}",
+        "policy.train_micro_batch_size=1", "policy.logprob_batch_size=1",
         f"grpo.max_num_steps={STEPS}", "policy.max_total_sequence_length=512", "checkpointing.enabled=false",
         f"checkpointing.checkpoint_dir={folder / 'checkpoints'}", f"policy.generation.temperature={TEMPERATURE}",
         f"logger.log_dir={folder / 'logs'}", "logger.wandb_enabled=false", "logger.monitor_gpus=false",

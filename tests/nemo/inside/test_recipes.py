@@ -82,6 +82,7 @@ def test_8b_with_its_data_environment_and_validation(
     # Engine, student and teacher share the policy's GPUs; the engine has left them when the teacher comes.
     assert stand_ins.clusters[0]["max_colocated_worker_groups"] == 3
     assert stand_ins.room.count(False) == STEPS
+    assert len(list(tmp_path.rglob("train_data_step*.jsonl"))) == STEPS  # NeMo-RL's own logs are untouched
     record = yaml.safe_load((tmp_path / "checkpoints" / "uecr" / "config.yaml").read_text())
     assert (record["uecr"]["method"]["name"], record["grpo"]["max_num_steps"]) == ("uecr", STEPS)
 
@@ -101,7 +102,7 @@ def test_8b_with_an_adapter(tmp_path: Path, stand_ins: Seen, monkeypatch: pytest
 def test_7b_with_the_papers_kl_and_several_optimizer_steps(
     tmp_path: Path, stand_ins: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = ["++uecr.kl=paper", f"policy.train_global_batch_size={GROUP}"]
+    given = ["++uecr.kl=paper", f"policy.train_global_batch_size={GROUP}", "cluster.num_nodes=1"]
     recipe = f"{LLM}grpo-qwen2.5-7b-instruct-4n8g-megatron.yaml"
     launch(monkeypatch, recipe, [*shrunk(tmp_path), *local_problems(tmp_path), *given])
     assert [step for step, _ in logged(tmp_path, "train/policy/ref_kl")] == [1, 2]
@@ -113,7 +114,7 @@ def test_dapo_moved_to_megatron(tmp_path: Path, stand_ins: Seen, monkeypatch: py
     """Groups of equal rewards are dropped between rollout and scores; rewards are scaled to [-1, 1] and shaped."""
     monkeypatch.setattr(Answering, "flat", True)
     given = [
-        *TO_MEGATRON, "++policy.megatron_cfg.pipeline_model_parallel_size=1",
+        *TO_MEGATRON, "cluster.num_nodes=1", "++policy.megatron_cfg.pipeline_model_parallel_size=1",
         "policy.megatron_cfg.context_parallel_size=1", "policy.make_sequence_length_divisible_by=4",
         "data.train.dataset_name=ResponseDataset", "grpo.batch_multiplier=1.5",
         "env.math.math_verify_impl=hf_math_verify", "data.max_input_seq_length=512",
@@ -284,11 +285,13 @@ def test_our_data_rewards_and_evaluation(
         "max_tokens": 64, "benchmarks": sets,
     }  # fmt: skip
     given = [
-        f"++uecr.teacher.dedicated_gpus={dedicated}", "cluster.num_nodes=1", "cluster.gpus_per_node=8",
+        f"++uecr.teacher.dedicated_gpus={dedicated}", "cluster.num_nodes=1", f"cluster.gpus_per_node={4 + dedicated}",
+        "++uecr.teacher.megatron_cfg={tensor_model_parallel_size: 1, pipeline_model_parallel_size: 1}",
         "checkpointing.enabled=true", "checkpointing.metric_name=val:average/avg@2",
         "policy.generation.vllm_cfg.max_model_len=512",
     ]  # fmt: skip
-    launch(monkeypatch, own_recipe(tmp_path, evaluation=asked), [*shrunk(tmp_path), *given])
+    launch(monkeypatch, own_recipe(tmp_path, evaluation=asked, log_batches=False), [*shrunk(tmp_path), *given])
+    assert list(tmp_path.rglob("*train_data_step*")) == []
     check_evaluations(tmp_path / "checkpoints" / "uecr")
     numbers = {"hard/avg@2": 0.5, "hard/pass@2": 1.0, "average/avg@2": 0.75, "accuracy": 0.75, "truncated_share": 0.25}
     for name, value in numbers.items():
@@ -301,7 +304,7 @@ def test_our_data_rewards_and_evaluation(
     torch.testing.assert_close(torch.tensor(rewards_of(tmp_path)[-1]), expected)
     assert logged(tmp_path, "train/reward/level/mean")[-1] == (STEPS, pytest.approx(sum(levels)))
     asked_for = [(given["name"], given["bundle_ct_per_node_list"]) for given in stand_ins.clusters]
-    assert asked_for == [("grpo_policy_cluster", [8 - dedicated]), *[("uecr_teacher_cluster", [1])] * dedicated]
+    assert asked_for == [("grpo_policy_cluster", [4]), *[("uecr_teacher_cluster", [1])] * dedicated]
     assert stand_ins.clusters[0]["max_colocated_worker_groups"] == 3 - dedicated
     (teacher,) = stand_ins.teachers
     assert (teacher["stays"], teacher["cluster"]) == (bool(dedicated), asked_for[-1][0])

@@ -63,7 +63,7 @@ def test_a_batch_gets_the_teachers_scores(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(upstream, "register_worker", lambda: None)
     monkeypatch.setattr(upstream, "native", lambda name: (lambda: None) if name == "init_ray" else native(name))
     monkeypatch.setenv("NRL_MEGATRON_CHECKPOINT_DIR", str(tmp_path / "conversions"))
-    changes = ["++uecr.teacher.megatron_cfg.fp8_cfg.enabled=true", "++uecr.teacher.dedicated_gpus=1"]
+    changes = ["++uecr.teacher.megatron_cfg.fp8_cfg.enabled=true"]
     saved = load_batch(batch)
     scorer = plug_in.score_saved_batch(load_recipe(RECIPE, [*given, *changes]).values, saved, out)
     assert scorer == str(tmp_path / "teacher")
