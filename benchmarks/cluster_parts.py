@@ -281,7 +281,7 @@ def configured(work: Path, device: str, *, fp8: bool = False, micro: int | None 
 def beside_float64(answer: Any, data: Any, folder: str, request: Any, device: str, report: Report) -> None:
     """Mean errors of the columns, with those of transformers' own forward in bfloat16 as the yardstick."""
     with report.attempt("scores beside float64"):
-        errors = world.mean_errors(answer, data, Path(folder), request.columns, device)
+        errors = world.mean_errors(answer, data, Path(folder), request.columns, world.scored_tokens(data), device)
         for name, (ours, control) in errors.items():
             report.row(f"mean error of {name}, nats", ours=ours, transformers=control)
             bound = TIMES_CONTROL * control + 1e-5

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -17,7 +18,7 @@ def local_ray(
 
     # Ray itself may have come through PYTHONPATH; its workers look for it there, too.
     paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    ray.init(
+    _start(
         num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
         # It starts its workers with a niceness of 15: on a busy machine one that imports vLLM then takes many minutes.
         _system_config={"worker_niceness": 0, **settings},
@@ -27,3 +28,18 @@ def local_ray(
         yield
     finally:
         ray.shutdown()
+
+
+def _start(**given: Any) -> None:
+    """Start Ray, which gives its own processes 15 s to be there: on a busy machine not always enough."""
+    import ray
+
+    for left in (2, 1, 0):
+        try:
+            ray.init(**given)
+        except Exception:
+            ray.shutdown()
+            if not left:
+                raise
+        else:
+            return

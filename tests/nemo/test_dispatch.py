@@ -1,4 +1,4 @@
-"""Calls to real Ray actors: rows come back in order, and a dead or silent worker is named."""
+"""Calls to real Ray actors: a dead, silent or failing worker is named."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from nemo_uecr.nemo.native_calls import check_called, check_replaced, native_calls
-from nemo_uecr.nemo.upstream import WorkerError, call_all, score_on_workers, wait
+from nemo_uecr.nemo.upstream import WorkerError, call_all, wait
 from nemo_uecr.slurm.replicas import ReplicaError, outcome_of
 from tests.nemo.local_ray import local_ray
 
@@ -32,13 +31,8 @@ def cluster() -> Iterator[None]:
 def make_actors(count: int) -> list[Any]:
     @ray.remote(num_cpus=0)
     class Worker:
-        """Every second one is a replica, which answers None."""
-
         def __init__(self, rank: int) -> None:
             self.rank = rank
-
-        def score_tokens(self, *, data: Any, request: Any) -> Any:
-            return {"value": data["value"] * 10} if self.rank % 2 == 0 else None
 
         def die(self) -> None:
             os._exit(1)
@@ -62,26 +56,8 @@ class Group:
         self.actors = actors
         self.worker_metadata = [{"name": f"teacher-0-{rank}"} for rank in range(len(actors))]
 
-    def run_all_workers_sharded_data(self, method: str, *, data: Any, common_kwargs: Any, **axes: Any) -> Any:
-        parts = zip(self.actors, data, strict=True)
-        return SimpleNamespace(
-            futures=[getattr(actor, method).remote(data=part, **common_kwargs) for actor, part in parts]
-        )
-
     def run_all_workers_single_data(self, method: str, **arguments: Any) -> list[Any]:
         return [getattr(actor, method).remote(**arguments) for actor in self.actors]
-
-
-class Columns(dict):  # type: ignore[type-arg]
-    """As much of NeMo-RL's batch as the dispatch uses."""
-
-    @classmethod
-    def from_batches(cls, parts: list[Any]) -> Columns:
-        return cls({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
-
-    def reorder_data(self, order: list[int]) -> None:
-        for name, values in self.items():
-            self[name] = values[torch.tensor(order).argsort()]
 
 
 def test_a_worker_that_ray_ends_for_memory_is_named() -> None:
@@ -95,24 +71,6 @@ def test_a_worker_that_ray_ends_for_memory_is_named() -> None:
         with pytest.raises(ReplicaError, match=r"^node n1: its replica has died: .*low on memory") as dead:
             outcome_of(future, "n1")
         assert max(len(str(error.value)), len(str(dead.value))) < 500
-
-
-@pytest.mark.usefixtures("cluster")
-def test_rows_come_back_in_order_and_each_is_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sharding moved the rows 0..3 to 2, 0, 3, 1, on two data-parallel ranks of two replicas each."""
-    shards, order = [{"value": torch.tensor(rows)} for rows in ([2, 0], [2, 0], [3, 1], [3, 1])], [2, 0, 3, 1]
-    policy = SimpleNamespace(worker_group=Group(make_actors(4)), _shard_for_logprob=lambda data: (shards, order))
-    fetched: list[Any] = []
-    get = ray.get
-
-    def counting(future: Any) -> Any:
-        fetched.append(get(future))
-        return fetched[-1]
-
-    monkeypatch.setattr(ray, "get", counting)
-    answer = score_on_workers(policy, Columns(), None, seconds=60)  # type: ignore[arg-type]
-    assert answer["value"].tolist() == [0, 10, 20, 30]
-    assert sum(part["value"].numel() for part in fetched if part is not None) == 4
 
 
 @pytest.mark.usefixtures("cluster")

@@ -64,18 +64,6 @@ def gpus_of(*places: tuple[Any, int], seconds: float) -> Iterator[list[list[int]
             ray.kill(worker)
 
 
-def test_three_groups_share_each_gpu() -> None:
-    """vLLM, teacher and student; NeMo-RL's two shares of a half would leave the third waiting for ever."""
-    two = {"gpus_per_node": 2, "num_nodes": 1}
-    with policy_cluster(two, 1) as cluster, gpus_of(*[(cluster, 3)] * 3, seconds=120) as gpus:
-        assert cluster.max_colocated_worker_groups == 3
-        assert gpus is not None
-        assert all(sorted(group) == sorted(gpus[0]) for group in gpus)
-        assert len(set(gpus[0])) == 2
-    with policy_cluster(two, 0) as cluster, gpus_of(*[(cluster, 2)] * 3, seconds=5) as gpus:
-        assert gpus is None
-
-
 def test_a_dedicated_teacher_has_a_gpu_of_its_own() -> None:
     """Two and one of three, as the paper's seven and one of eight."""
     given = made(cluster={"gpus_per_node": 3, "num_nodes": 1}, uecr__teacher__dedicated_gpus=1)

@@ -35,7 +35,8 @@ def isolated(function: Callable[..., Any], *args: Any, folder: Path, seconds: fl
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(light) if driver else heavy, "WORKERS_PATH": heavy,
         "WORKERS_ON_CPU": str(os.getpid()), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
-        "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1", "TORCH_CUDA_ARCH_LIST": "9.0",
+        "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
+        "TORCHDYNAMO_DISABLE": "1", "TORCH_CUDA_ARCH_LIST": "9.0",
         # NeMo-RL keeps its conversions by the model's path alone.
         "NRL_MEGATRON_CHECKPOINT_DIR": str(folder / "megatron"),
     }  # fmt: skip

@@ -10,7 +10,10 @@ from typing import Any
 from tests.nemo.inside.workers import world
 
 #: What every worker of a run must have of its driver's environment.
-WORKERS_VARIABLES = ("WORKERS_ON_CPU", "NRL_MEGATRON_CHECKPOINT_DIR", "TORCHDYNAMO_DISABLE", "HF_HUB_OFFLINE")
+WORKERS_VARIABLES = (
+    "WORKERS_ON_CPU", "NRL_MEGATRON_CHECKPOINT_DIR", "TORCHDYNAMO_DISABLE", "HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_NO_USAGE_STATS",
+)  # fmt: skip
 
 
 def make_worker(section: dict[str, Any], *, teacher: bool, reference: bool) -> Any:
@@ -83,6 +86,7 @@ def student(folder: Path) -> dict[str, Any]:
     section, request = world.policy_section(config, teacher=False), world.request(config, teacher=False)
     worker = make_worker(section, teacher=False, reference=True)
     found: dict[str, Any] = {"wrapper": type(worker.model).__name__, "optimizer": type(worker.optimizer).__name__}
+    found["columns"] = [len(w) for name, w in worker.model.named_parameters() if "word_embeddings" in name]
     worker.prepare_refit_info()
     found["export"] = {name: value.clone() for name, value in worker._iter_params_with_optional_kv_scales()}
     data = world.drawn(vocabulary)
@@ -90,7 +94,7 @@ def student(folder: Path) -> dict[str, Any]:
     found["first"] = first = scores(worker, data, section, request)
     found["native"] = natively(worker.get_logprobs, "logprobs", data, section)
     found["reference"] = natively(worker.get_reference_policy_logprobs, "reference_logprobs", data, section)
-    found["errors"] = world.mean_errors(first, data, folder / "student", request.columns)
+    found["errors"] = world.mean_errors(first, data, folder / "student", request.columns, world.scored_tokens(data))
     worker.prepare_for_training()
     batch = world.training_batch(data, first["rollout_logp"], world.drawn_advantages(data))
     shard, _ = packed(batch, section, tokens="train_mb_tokens")
@@ -122,7 +126,8 @@ def teacher(folder: Path) -> dict[str, Any]:
         worker.prepare_for_lp_inference()
         found["rounds"].append(scores(worker, data, section, request))
         worker.offload_after_refit()
-    found["errors"] = world.mean_errors(found["rounds"][0], data, folder / "teacher", request.columns)
+    chosen = world.scored_tokens(data)
+    found["errors"] = world.mean_errors(found["rounds"][0], data, folder / "teacher", request.columns, chosen)
     return found
 
 
@@ -134,7 +139,7 @@ def both(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return teacher(made[0]), student(made[1])
 
 
-def run(folder: Path, gpus: int, changes: list[str], resume: bool = False, vllm_python: str = "") -> dict[str, Any]:
+def run(folder: Path, gpus: int, changes: list[str], vllm_python: str = "") -> dict[str, Any]:
     """A whole run over Ray: NeMo-RL's set-up, cluster, worker groups, refit and loop, with a colocated teacher.
 
     With ``vllm_python``, of an environment with vLLM, NeMo-RL's own workers generate. Returns the numbers that the loop
@@ -145,7 +150,8 @@ def run(folder: Path, gpus: int, changes: list[str], resume: bool = False, vllm_
     from tests.nemo.inside.workers.generation import CpuGeneration
     from tests.nemo.local_ray import local_ray
 
-    vocabulary = world.make_models(folder) if not resume else world.VOCABULARY
+    attempt = len(list(folder.glob("generator-*"))) + 1  # a second one continues the first
+    vocabulary = world.make_models(folder) if attempt == 1 else world.VOCABULARY
     config = world.run_config(folder, vocabulary, f"cluster.gpus_per_node={gpus}", *changes)
     os.environ["PYTHONPATH"] = os.environ["WORKERS_PATH"]
     variables = {name: os.environ[name] for name in WORKERS_VARIABLES}
@@ -153,5 +159,5 @@ def run(folder: Path, gpus: int, changes: list[str], resume: bool = False, vllm_
         world.train(config, generation=None if vllm_python else CpuGeneration, vllm_python=vllm_python)
         made: Any = CpuGeneration.made
         if made is not None:
-            ray.get(made.engine.save.remote(folder / ("resumed" if resume else "refitted")))
+            ray.get(made.engine.save.remote(folder / f"generator-{attempt}"))
     return {"refits": made.refits if made else None, **world.left_behind(folder / "run")}

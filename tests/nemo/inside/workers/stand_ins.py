@@ -185,10 +185,12 @@ def _nvml() -> None:
 
 
 def without_fusions(policy: dict[str, Any]) -> None:
-    """Switch off, in NeMo-RL's section, what needs kernels of Transformer Engine or Triton."""
+    """Switch off, in NeMo-RL's section, what needs Transformer Engine, Triton or a package for GPUs."""
     megatron = policy["megatron_cfg"]
     megatron |= {"apply_rope_fusion": False, "bias_activation_fusion": False, "moe_permute_fusion": False}
     megatron["optimizer"]["use_precision_aware_optimizer"] = False
+    if "checkpoint" in megatron:  # of the main branch; it asks for nvidia-resiliency-ext
+        megatron["checkpoint"]["async_save"] = False
 
 
 def vllm_worker(module: Any) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from tests.nemo.inside.workers import parts
+from tests.nemo.inside.workers import parts, world
 from tests.nemo.inside.workers.isolated import isolated, needs_megatron
 
 pytestmark = needs_megatron
@@ -15,9 +17,13 @@ TENSOR_PARALLEL = ["policy.megatron_cfg.tensor_model_parallel_size=2", "policy.m
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Any:
     """Two steps of a student and a teacher that share two GPUs, each cut over both."""
-    folder = tmp_path_factory.mktemp("run")
     return isolated(parts.run, folder, 2, TENSOR_PARALLEL, folder=folder, seconds=SECONDS, driver=True)
 
 
@@ -40,6 +46,19 @@ def test_the_teacher_scored_what_was_trained(run: Any) -> None:
         assert float((tensors["teacher_logp"] - tensors["old_logp"])[mask].abs().mean()) > 0.01
         assert float(tensors["task_reward"].std()) > 0
         assert float(tensors["advantage"][mask].abs().mean()) > 0
+
+
+def test_scores_over_two_ranks_are_the_definitions(run: Any, folder: Path) -> None:
+    """Of the first step, whose student is the one in the folder; both roles are sequence-parallel."""
+    tensors = run["batches"][1]
+    mask = tensors["mask"].bool()
+    lengths_B = (mask * torch.arange(1, mask.shape[1] + 1)).max(dim=1).values
+    data = {"input_ids": tensors["token_ids"].long(), "input_lengths": lengths_B}
+    teacher = {"logp": tensors["teacher_logp"], "entropy": tensors["teacher_entropy"]}
+    student = {"logp": tensors["old_logp"], "rollout_logp": tensors["old_logp_rollout"]}
+    for role, answer in {"teacher": teacher, "student": student}.items():
+        for name, (ours, transformers) in world.mean_errors(answer, data, folder / role, answer, mask).items():
+            assert ours <= 2 * transformers + 1e-5, (role, name)
 
 
 def test_the_generator_has_the_policys_weights(run: Any) -> None:

@@ -1,0 +1,81 @@
+"""Whole runs that take another minute each: data parallelism, a checkpoint that is continued, and vLLM."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.nemo.inside.launched import make_benchmarks
+from tests.nemo.inside.workers import parts
+from tests.nemo.inside.workers.isolated import ROOT, isolated, needs_megatron
+
+pytestmark = [needs_megatron, pytest.mark.slow]
+SECONDS = 900
+VLLM = ROOT / ".venv-nemo-vllm" / "bin" / "python"
+
+
+def check_steps(run: Any, steps: tuple[int, ...]) -> None:
+    for step in steps:
+        assert run["logged"]["train/count/trained"][step] == 8
+        assert 0 < run["logged"]["train/grad_norm"][step] < float("inf")
+        assert run["logged"]["train/policy/first_ratio_error"][step] < 0.02
+
+
+def test_two_data_parallel_ranks_train(tmp_path: Path) -> None:
+    """Megatron's distributed optimizer has half of its state on each rank; a refit reads whole new weights."""
+    run = isolated(parts.run, tmp_path, 2, [], folder=tmp_path, seconds=SECONDS, driver=True)
+    check_steps(run, (1, 2))
+    assert run["logged"]["train/token_mult_prob_error"][2] < 1.1
+
+
+def test_two_pipeline_stages_train(tmp_path: Path) -> None:
+    """Only the last stage divides by the temperature, masks the padding and scores."""
+    run = isolated(
+        parts.run,
+        tmp_path,
+        2,
+        ["policy.megatron_cfg.pipeline_model_parallel_size=2"],
+        folder=tmp_path,
+        seconds=SECONDS,
+        driver=True,
+    )
+    check_steps(run, (1, 2))
+    assert run["logged"]["train/token_mult_prob_error"][2] < 1.1
+
+
+def test_a_run_continues_with_the_weights_that_it_saved(tmp_path: Path) -> None:
+    """The run is taken back to its first checkpoint: the generator gets the weights that it had after that step."""
+    changes = ["checkpointing.enabled=true", "checkpointing.save_period=1", "checkpointing.metric_name=null"]
+    run = isolated(parts.run, tmp_path, 1, changes, folder=tmp_path, seconds=SECONDS, driver=True)
+    check_steps(run, (1, 2))
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_2")
+    again = isolated(parts.run, tmp_path, 1, changes, folder=tmp_path, seconds=SECONDS, driver=True)
+    check_steps(again, (2,))
+    names = ("generator-1", "student", "generator-2")
+    before, start, after = (load_file(tmp_path / name / "model.safetensors") for name in names)
+    assert before.keys() == after.keys()
+    assert [name for name, value in before.items() if not torch.equal(after[name], value)] == []
+    assert [name for name, value in start.items() if not torch.equal(after[name], value)] != []
+
+
+@pytest.mark.skipif(not VLLM.exists(), reason=f"no {VLLM.parents[1].name}: make test-nemo-slow")
+def test_nemo_rls_own_vllm_worker_generates(tmp_path: Path) -> None:
+    """Weights reach it by the same refit, and what it says of its own tokens is near what the student says."""
+    make_benchmarks(tmp_path)
+    decoding = "samples: 2, temperature: 0.6, top_p: 1.0, top_k: 0, seed: 1, max_tokens: 8"
+    evaluation = f"{{every: 1, at_start: true, {decoding}, benchmarks: {{easy: {tmp_path / 'easy.jsonl'}}}}}"
+    run = isolated(
+        parts.run, tmp_path, 1, [f"++uecr.evaluation={evaluation}"], str(VLLM),
+        folder=tmp_path, seconds=SECONDS, driver=True,
+    )  # fmt: skip
+    check_steps(run, (1, 2))
+    evaluations = (tmp_path / "run" / "evaluation.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in evaluations] == [0, 1, 2]
+    for step in (1, 2):
+        assert 0 <= run["logged"]["train/gen_kl_error"][step] < 0.05
