@@ -31,7 +31,7 @@ def test_prepare_apply_verify_and_a_fault(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().out.splitlines()[-1].endswith("0 faults")
     (out / "train.jsonl").write_text("", encoding="utf-8")
     assert entry_point(["data", "verify", str(out)]) == 1
-    assert "fault: train.jsonl: changed" in capsys.readouterr().out
+    assert "fault: train.jsonl: content changed" in capsys.readouterr().out
 
 
 def test_evaluate_knows_the_demos_names(

@@ -122,6 +122,7 @@ def test_weight_files_are_held_against_their_headers(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataError, match="truncated"):
         read_header(path)
+    path.unlink()
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "2", "b": "1", "c": "2"}}))
     assert weight_names(tmp_path) == ["1", "2"]
 

@@ -7,18 +7,14 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.files import locked
-from tests.config.shipped import CONFIGS, GRPO
 from tests.local.tiny import assets, train_words
 from tests.reliability.commands import refused
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
-    problems = tmp_path / "train.jsonl"
-    problems.write_text('{"id": "a", "question": "1", "answer": "1"}\n')
-    nemo = ("train", CONFIGS / "uecr_qwen3_1p7b.yaml", *GRPO, f"run.folder={folder}", f"data.train={problems}")
     local = train_words(assets(), folder)
     with locked(folder):
-        for words in (nemo, local, [*nemo, "--resume"], [*local, "--resume"]):
+        for words in (local, [*local, "--resume"]):
             assert refused(capsys, *words).startswith(f"{folder} is in use by another process")
         assert [path.name for path in folder.iterdir()] == ["run.lock"]
