@@ -40,6 +40,7 @@ def isolated(function: Callable[..., Any], *args: Any, folder: Path, seconds: fl
         # NeMo-RL keeps its conversions by the model's path alone.
         "NRL_MEGATRON_CHECKPOINT_DIR": str(folder / "megatron"),
     }  # fmt: skip
+    environment.pop("RAY_ADDRESS", None)  # of a Ray that other tests of this process use
     answer = folder / "answer.pickle"
     answer.unlink(missing_ok=True)
     call = pickle.dumps((function.__module__, function.__qualname__, args, answer)).hex()
@@ -51,7 +52,6 @@ def isolated(function: Callable[..., Any], *args: Any, folder: Path, seconds: fl
     try:
         written = started.communicate(timeout=seconds)[0]
     except subprocess.TimeoutExpired as error:
-        # NeMo-RL's policies start a second Ray when they are deleted after the end of the first, and wait for it.
         written = f"{(error.stdout or b'').decode()[-6000:]}\nno end within {seconds:g} s"
     finally:
         if started.poll() is None:
@@ -68,3 +68,6 @@ def _main(module: str, name: str, args: tuple[Any, ...], answer: Path) -> None:
 
 if __name__ == "__main__":
     _main(*pickle.loads(bytes.fromhex(sys.argv[1])))
+    # Nothing is deleted: NeMo-RL's policies would start a second Ray after the end of the first, and wait for it.
+    sys.stdout.flush()
+    os._exit(0)

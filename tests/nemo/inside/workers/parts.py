@@ -156,6 +156,8 @@ def run(folder: Path, gpus: int, changes: list[str], vllm_python: str = "") -> d
     os.environ["PYTHONPATH"] = os.environ["WORKERS_PATH"]
     variables = {name: os.environ[name] for name in WORKERS_VARIABLES}
     with local_ray(variables, num_cpus=3 * gpus + 2, num_gpus=gpus):
+        # Another Ray may run on this machine; parts of NeMo-RL look for "the" cluster.
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         world.train(config, generation=None if vllm_python else CpuGeneration, vllm_python=vllm_python)
         made: Any = CpuGeneration.made
         if made is not None:

@@ -229,6 +229,10 @@ def _vllm() -> None:
 
     for owner in (linear, utils, vocab_parallel_embedding):
         owner.dispatch_cpu_unquantized_gemm = plain
+    # vLLM's worker has got a method by the name of one of NeMo-RL's extension, which is of a refit that is not used.
+    extension = vllm_backend.VllmInternalWorkerExtension
+    if "synchronize_device" in vars(extension):
+        del extension.synchronize_device
     if not hasattr(layer, "FusedMoE"):  # gone since the vLLM that NeMo-RL pins, which patches it
         layer.FusedMoE = type("FusedMoE", (torch.nn.Module,), {})
 
