@@ -86,7 +86,6 @@ def student(folder: Path) -> dict[str, Any]:
     section, request = world.policy_section(config, teacher=False), world.request(config, teacher=False)
     worker = make_worker(section, teacher=False, reference=True)
     found: dict[str, Any] = {"wrapper": type(worker.model).__name__, "optimizer": type(worker.optimizer).__name__}
-    found["columns"] = [len(w) for name, w in worker.model.named_parameters() if "word_embeddings" in name]
     worker.prepare_refit_info()
     found["export"] = {name: value.clone() for name, value in worker._iter_params_with_optional_kv_scales()}
     data = world.drawn(vocabulary)
