@@ -227,9 +227,11 @@ def _recipe(action: Literal["show", "check"], config: str, overrides: Sequence[s
     from nemo_uecr.start.recipe_form import accepted, described, native_schema, of_recipe
 
     recipe = load_recipe(config, overrides)
-    if action == "show":
-        return say(annotated_yaml(recipe.values, recipe.origins).rstrip("\n"))
     faults = faults_of(recipe.values, section_of(recipe.values, recipe.origins, recipe.path))
+    if action == "show":
+        say(annotated_yaml(recipe.values, recipe.origins).rstrip("\n"))
+        notes = [f"refused: {fault}" for fault in faults] if faults else described(accepted(recipe))
+        return say(*(f"# {note}" for note in notes))
     if faults:
         say(*(f"refused: {fault}" for fault in faults))
         keys = list(dict.fromkeys(fault.partition(":")[0] for fault in faults))

@@ -47,7 +47,7 @@ def test_the_page_s_dry_runs(command: Shown) -> None:
     if "train" in command.words[1]:
         nodes = command.words[command.words.index("--nodes") + 1] if "--nodes" in command.words else "1"
         values = re.sub(r" +# .*", "", done.stdout)  # without the origins
-        assert f"\ncluster:\n  nodes: {nodes}\n  gpus_per_node: 8\n" in values
+        assert f"\ncluster:\n  num_nodes: {nodes}\n  gpus_per_node: 8\n" in values
         assert "\n# objective: " in done.stdout
         assert "\n# --- plan\n" in done.stdout
         notice = done.stdout.partition("\n# --- notice\n")[2]
@@ -62,7 +62,7 @@ def test_the_page_s_dry_runs(command: Shown) -> None:
 @pytest.mark.parametrize("command", LOOKS, ids=[command.text for command in LOOKS])
 def test_the_page_s_looks(command: Shown, tmp_path: Path) -> None:
     """The doctor may miss GPUs, packages and data here; everything else must work as the page shows it."""
-    elsewhere = [f"uecr.folder={tmp_path / 'run'}"] if command.words[1] == "train" else []
+    elsewhere = [f"run.folder={tmp_path / 'run'}"] if command.words[1] == "train" else []
     done = run([sys.executable, "-m", "nemo_uecr", *command.words[1:], *elsewhere])
     assert done.returncode in ((0, 1) if command.words[1] == "doctor" else (0,)), done.stderr
     assert "Traceback" not in done.stderr
