@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.errors import UecrError, first_line
 from nemo_uecr.files import read_object
@@ -21,8 +21,10 @@ from nemo_uecr.nemo.native_calls import UpstreamError as UpstreamError
 from nemo_uecr.nemo.native_calls import check_side, load
 from nemo_uecr.nemo.native_calls import native as native
 from nemo_uecr.nemo.recipe import set_at
-from nemo_uecr.nemo.worker_scoring import Columns, MicroBatch, ScoreRequest
 from nemo_uecr.stopping import StopRequest, seconds_left
+
+if TYPE_CHECKING:  # it imports torch
+    from nemo_uecr.nemo.worker_scoring import Columns, ScoreRequest
 
 #: Clusters that hold the student: with vLLM on the same GPUs, and without.
 STUDENT_CLUSTERS = "grpo_policy_cluster", "grpo_train_cluster"
@@ -336,6 +338,7 @@ class RawLogits:
         """What NeMo-RL's forward calls with the logits of a micro-batch."""
         if input_is_next_token_logprobs:
             raise UpstreamError("NeMo-RL's forward gives no logits: input_is_next_token_logprobs; expected False")
+        from nemo_uecr.nemo.worker_scoring import MicroBatch
 
         def finish(logits: Any) -> Any:
             ids, lengths = (data_dict[name].to(logits.device) for name in ("input_ids", "input_lengths"))
