@@ -6,16 +6,25 @@ import contextlib
 import copy
 import functools
 import random
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nemo_uecr.config.load import value_at
 from nemo_uecr.config.overrides import parsed
 from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.nemo.layout import job_of, layout_faults
+from nemo_uecr.nemo.recipe import faults_of, section_of
+from nemo_uecr.start.recipe_form import native_schema
+from tests.config.shipped import CONFIGS, GIVEN
+from tests.conftest import ROOT
 from tests.nemo.inside.conftest import SOURCE
+from tests.nemo.made_recipe import METHOD
 
 EXAMPLES = Path(SOURCE or ".") / "examples"
 #: Variables that some recipes interpolate.
@@ -69,6 +78,51 @@ def test_every_recipe_resolves_as_nemo_rl_resolves_it() -> None:
 def test_overrides_resolve_as_nemo_rl_resolves_them() -> None:
     for path in list(grpo_recipes())[::12]:
         assert _same(load_recipe(path, OVERRIDES).values, theirs(path, OVERRIDES)), path
+
+
+@pytest.mark.parametrize("name", ["uecr_qwen3_1p7b", "uecr_qwen3_4b", "grpo_teacher_qwen3_4b", "grpo_teacher_qwen3_8b"])
+def test_nemo_rls_schema_accepts_the_shipped_recipes(name: str, nemo_rl: str) -> None:
+    given = [] if name.startswith("grpo") else GIVEN["4b" if "4b" in name else "1p7b"]
+    recipe = load_recipe(CONFIGS / f"{name}.yaml", given)
+    assert _same(recipe.values, theirs(CONFIGS / f"{name}.yaml", given))
+    assert native_schema(recipe, nemo_rl) == f"NeMo-RL {nemo_rl}: its schema accepts the recipe"
+    wrong = load_recipe(CONFIGS / f"{name}.yaml", [*given, "loss_fn.ratio_clip_min=low"])
+    with pytest.raises(ConfigError, match=r"refuses loss_fn\.ratio_clip_min: .* \(got 'low'\)"):
+        native_schema(wrong, nemo_rl)
+
+
+PAGE = (Path(ROOT) / "docs" / "nemo-rl.md").read_text("utf-8")
+TABLE = re.findall(r"^\| .* \| `([\w.]+)` \| (\d+) \| (\d+) \|$", PAGE, re.M)
+
+
+def test_the_table_of_the_page_is_what_the_check_says(nemo_rl: str) -> None:
+    """Every recipe with a method and a teacher is accepted, or refused with a key, its value and a reason."""
+    counted, accepted, apart = Counter[str](), 0, 0
+    paths = list(grpo_recipes())
+    for path in paths:
+        values = load_recipe(path, []).values
+        layout = {f"{kind}_parallel_size": 1 for kind in ("tensor_model", "pipeline_model", "context")}
+        given = {"model_name": "teacher", "megatron_cfg": layout | {"sequence_parallel": False}}
+        own = {"dedicated_gpus": value_at(values, "cluster.gpus_per_node") or 8}
+        shared = refusals({**values, "uecr": {"method": METHOD, "teacher": {"model_name": "teacher"}}})
+        assert all(re.match(r"[\w.]+: (got .*|missing.*); .+", fault) for fault in shared), shared
+        counted.update({fault.partition(":")[0] for fault in shared})
+        accepted += not shared
+        apart += not refusals({**values, "uecr": {"method": METHOD, "teacher": given | own}})
+    column = 1 if nemo_rl == "0.7.0" else 2
+    numbers = {row[0]: int(row[column]) for row in TABLE}
+    assert {key: counted[key] for key in numbers if key != "uecr.teacher.dedicated_gpus"} | {
+        "uecr.teacher.dedicated_gpus": apart
+    } == numbers
+    found = re.search(r"^\| \*\*accepted\*\*, of (\d+) and (\d+) \| \| (\d+) \| (\d+) \|$", PAGE, re.M)
+    assert found is not None
+    assert (len(paths), accepted) == (int(found[column]), int(found[2 + column]))
+
+
+def refusals(values: dict[str, Any]) -> list[str]:
+    """Why a recipe is refused: keys first, then what its policies say when they are built."""
+    section = section_of(values)
+    return faults_of(values, section) or layout_faults(job_of(values, section))
 
 
 def _same(ours: object, native: object) -> bool:
