@@ -15,9 +15,14 @@ dry_run() { # SCRIPT COMMAND...: everything that would run, and nothing runs
   else
     uecr config show "$CONFIG" "${RESOLVED[@]}" || code=$?
     section plan
-    plan=$(uecr plan "$CONFIG" "${RESOLVED[@]}") || code=$?
-    printf '%s\n' "$plan"
-    compare_notice "$(sbatch_value "$script" signal)" "$plan"
+    if plan=$(uecr plan "$CONFIG" "${RESOLVED[@]}"); then
+      printf '%s\n' "$plan"
+      compare_notice "$(sbatch_value "$script" signal)" "$plan"
+    elif [[ $plan == *"whose sizes are not known here"* ]]; then
+      echo "none: ${plan##*error: }"
+    else
+      code=$? && printf '%s\n' "$plan"
+    fi
   fi
   ((code == 0)) || refuse "the dry run found an error, see above"
   finish 0 DONE "dry run; nothing was started, data and models were not looked at (nemo-uecr doctor does)"

@@ -197,8 +197,8 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
     Args:
         action: `show` prints the complete configuration as YAML with the origin of every value; `check` validates it,
             reads the problems, and prints the objective as one equation. Of a recipe it prints what is adjusted and
-            why, what is not used, and how the models lie on the GPUs; a recipe that cannot be trained is refused with
-            each key, its value and the reason.
+            why, what is to be known, and how the models lie on the GPUs; a recipe that cannot be trained is refused
+            with each key, its value and the reason.
     """
     from nemo_uecr.config.recipes import is_recipe
 
@@ -239,8 +239,9 @@ def _recipe(action: Literal["show", "check"], config: str, overrides: Sequence[s
     job = accepted(recipe)
     seen = require(of_recipe(job, ray_port=0, resources=None), CONFIG)
     say(*described(job), *(f"{check}: {line}" for check, line in seen.items() if isinstance(line, str)))
-    if find_spec("nemo_rl") is None:
-        say("NeMo-RL cannot be imported here: its own schema was not checked")
+    say("not checked here: that the models share a tokenizer (nemo-uecr doctor does), and the recipe's own data")
+    if find_spec("nemo_rl") is None or find_spec("ray") is None:
+        say("NeMo-RL and Ray cannot be imported here: its own schema was not checked")
     else:
         from nemo_uecr.nemo import upstream
 

@@ -37,6 +37,11 @@ def is_recipe(path: str | os.PathLike[str]) -> bool:
             f"{os.fspath(path)} has backend: nemo_rl, a form of before 0.4; write a recipe of NeMo-RL's with a section "
             "uecr: docs/nemo-rl.md"
         )
+    if "policy" in values and (other := sorted({"sft", "distillation", "dpo", "ppo", "rm"} & values.keys())):
+        raise ConfigError(
+            f"{os.fspath(path)} is a recipe of NeMo-RL's with a section {other[0]} and none named grpo; expected one "
+            "of its recipes of GRPO"
+        )
     return {"policy", "grpo"} <= values.keys()
 
 

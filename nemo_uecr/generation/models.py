@@ -268,7 +268,7 @@ def check_sampled(ids_BT: Tensor, mask_BT: Tensor, tokenizer: Any) -> None:
         raise ScoreError(
             f"response {row} has token id {int(ids_BT[row, token])} at column {token}, but the tokenizer has ids below "
             f"{known}: the student sampled the padding of its vocabulary, which a teacher with other output columns "
-            "cannot score. Lower rollout.temperature or rollout.top_p, or take a teacher with the student's columns"
+            "cannot score. Lower the temperature or top_p of the rollout, or take a teacher with the student's columns"
         )
 
 

@@ -78,6 +78,8 @@ def beside_validation(
         timings: dict[str, float] = {}
         if evaluate is not None and schedule is not None and schedule.due(step):
             metrics, timings = evaluate(generation, step)
+            if val_dataloader is not None:  # by this name the loop keeps the recipe's own measure
+                metrics = {name: value for name, value in metrics.items() if name != "accuracy"}
         if val_dataloader is not None and (step > 0 or schedule is None or schedule.validates_at_start):
             theirs, seconds = validate(generation, val_dataloader, *args, step=step, **given)
             metrics, timings = {**metrics, **theirs}, {**timings, **seconds}

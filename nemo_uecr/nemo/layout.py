@@ -233,8 +233,7 @@ def model_faults(model: Model) -> Iterator[str]:
         )
     if value_at(policy, "dtensor_cfg.enabled"):
         yield f"{key}.dtensor_cfg.enabled: got true beside megatron_cfg.enabled; NeMo-RL takes one of the two"
-    if value_at(policy, "sequence_packing.enabled") and value_at(policy, "dynamic_batching.enabled"):
-        yield f"{key}.dynamic_batching.enabled: got true beside sequence_packing.enabled; NeMo-RL takes one of the two"
+    yield from _packing_faults(model)
     longest = model.packed(int(policy["max_total_sequence_length"]))
     for kind in ("train", "logprob") if key == "policy" else ("logprob",):
         for section in ("sequence_packing", "dynamic_batching"):
@@ -243,8 +242,25 @@ def model_faults(model: Model) -> Iterator[str]:
     rows, scored = policy["train_micro_batch_size"], policy["logprob_batch_size"]
     if parallel.tensor >= recipe.EQUAL_FROM and rows != scored and not os.environ.get(IGNORED_CHECK):
         yield (
-            f"{key}.logprob_batch_size: got {scored}; with {parallel.tensor} tensor ranks NeMo-RL expects "
-            f"train_micro_batch_size={rows}, else log-probabilities differ; {IGNORED_CHECK}=1 takes them as they are"
+            f"{key}.logprob_batch_size: got {scored}; with {parallel.tensor} tensor ranks it must equal "
+            f"train_micro_batch_size, else log-probabilities differ: set {key}.logprob_batch_size={rows}"
+        )
+
+
+def _packing_faults(model: Model) -> Iterator[str]:
+    key, parallel = model.key, model.parallel
+    packs, gathers = (value_at(model.policy, f"{each}.enabled") for each in ("sequence_packing", "dynamic_batching"))
+    if packs and gathers:
+        yield f"{key}.dynamic_batching.enabled: got true beside sequence_packing.enabled; NeMo-RL takes one of the two"
+    if parallel.context > 1 and not packs:
+        yield (
+            f"{key}.megatron_cfg.context_parallel_size: got {parallel.context}; NeMo-RL cuts packed sequences alone: "
+            f"set {key}.sequence_packing.enabled=true"
+        )
+    if parallel.pipeline > 1 and gathers:
+        yield (
+            f"{key}.megatron_cfg.pipeline_model_parallel_size: got {parallel.pipeline}, with which NeMo-RL gathers no "
+            f"rows by length: set {key}.dynamic_batching.enabled=false"
         )
 
 
@@ -254,7 +270,12 @@ def _batch_faults(student: Model) -> Iterator[str]:
     packed = any(value_at(student.policy, f"{each}.enabled") for each in ("sequence_packing", "dynamic_batching"))
     if size % ranks or (not packed and size // ranks % rows):
         what = f"{ranks} data-parallel ranks of the student" + ("" if packed else f" in micro-batches of {rows}")
-        yield f"policy.train_global_batch_size: got {size}; {what} cannot share it equally"
+        fitting = [own for own in range(student.gpus, 0, -1) if own % student.parallel.ranks == 0]
+        most = next((own for own in fitting if size % (own // student.parallel.ranks) == 0), None)
+        yield (
+            f"policy.train_global_batch_size: got {size}; {what} cannot share it equally"
+            + (f" ({most} of its {student.gpus} GPUs could)" if most not in (None, student.gpus) else "")
+        )
 
 
 def _generation_faults(job: Job) -> Iterator[str]:

@@ -16,6 +16,8 @@ from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.worker_scoring import ModelParallel, ScoreRequest, score_tokens
 
 MEBI, GIB = 2**20, 2**30
+#: The recipe's key of vLLM's share of a GPU.
+VLLM_SHARE = "policy.generation.vllm_cfg.gpu_memory_utilization"
 #: Bytes at whose multiples each parameter of a host copy begins.
 ALIGNMENT = 64
 
@@ -86,11 +88,11 @@ class WorkerMethods:
         room = free + torch.cuda.memory_allocated()
         if room < share * total:
             least = math.floor(100 * room / total) / 100
-            does, remedy = "is about to wake and take", f"take rollout.gpu_memory={least:g} or"
+            does, remedy = "is about to wake and take", f"take {VLLM_SHARE}={least:g} or"
             if not waking:  # NeMo-RL goes on where vLLM's sleep fails, and a teacher would run out of memory
                 does, remedy = "was put to sleep and should have given back", "look for an error in vLLM's log, or"
             raise GpuMemoryError(
-                f"vLLM {does} {share * total / GIB:.1f} GiB (rollout.gpu_memory={share:g} of {total / GIB:.1f}), but "
+                f"vLLM {does} {share * total / GIB:.1f} GiB ({VLLM_SHARE}={share:g} of {total / GIB:.1f}), but "
                 f"the GPU has {room / GIB:.1f} GiB for it; {remedy} end what else runs on this GPU"
             )
 

@@ -39,19 +39,19 @@ def hidden_marks(tokenizer: Any) -> str:
     return (
         f"{marks[0]!r} is a special token, and NeMo-RL removes those before it asks for a reward: the built-in "
         "verifier cannot tell a thought from the answer, and pays for boxes in thoughts; take a reward of your own "
-        "(reward=FILE.py:FUNCTION) or backend: local"
+        "(uecr.reward=FILE.py:FUNCTION), or the local back end"
     )
 
 
-def conversion(role: str, name: str, *, hashed: bool) -> str:
+def conversion(role: str, name: str, overrides: Mapping[str, Any], *, hashed: bool) -> str:
     """NeMo-RL's conversion of a model has ended, and was made of the weights that the folder holds now.
 
-    NeMo-RL finds its conversions by the model's name and takes any that has begun; without a tracker file Megatron
-    would load none of its weights. Size and time of a folder's weight files stand beside each conversion that a run of
-    ours begins, and their sha256 where ``hashed``, which reads them all; one of another hand is adopted where it is
-    newer than the weights.
+    NeMo-RL finds its conversions by the model's name and ``hf_config_overrides``, and takes any that has begun; without
+    a tracker file Megatron would load none of its weights. Size and time of a folder's weight files stand beside each
+    conversion that a run of ours begins, and their sha256 where ``hashed``, which reads them all; one of another hand
+    is adopted where it is newer than the weights.
     """
-    folder, converted = Path(name), upstream.conversion_folder(name)
+    folder, converted = Path(name), upstream.conversion_folder(name, overrides)
     begun, last = (converted / "iter_0000000").exists(), converted / "iter_0000000" / "run_config.yaml"
     if begun and not (last.is_file() and any(converted.glob("latest_*"))):
         raise DataError(

@@ -56,6 +56,11 @@ def plugged_in(origins: Mapping[str, str] | None = None) -> Iterator[None]:
     runs: list[Run] = []
     with contextlib.ExitStack() as until_the_end:
         native = upstream.native("setup")
+        if early := upstream.importers(native):
+            raise NotPluggedInError(
+                f"{early[0]} has imported NeMo-RL's setup before the block, and would train plain GRPO; import it "
+                "within"
+            )
 
         def setup(*args: Any, **given: Any) -> Any:
             arguments = inspect.signature(native).bind(*args, **given).arguments
@@ -63,7 +68,11 @@ def plugged_in(origins: Mapping[str, str] | None = None) -> Iterator[None]:
             return runs[-1].set_up(native, arguments, until_the_end)
 
         until_the_end.enter_context(upstream.substituted({"setup": setup}))
-        yield
+        try:
+            yield
+        except SystemExit as end:  # a script may end in sys.exit(main())
+            if end.code:
+                raise
     if not runs:
         raise NotPluggedInError(
             "NeMo-RL's setup was not called through the plug-in: the script trained plain GRPO, or nothing. It had "
@@ -187,7 +196,7 @@ def checked(values: Mapping[str, Any]) -> tuple[UecrSection, list[recipe.Adjustm
     job = job_of(values, section)
     if faults := layout_faults(job):
         raise ConfigError("; ".join(faults))
-    for line in (*map(str, job.changes), *recipe.ignored(values)):
+    for line in (*map(str, job.changes), *recipe.notes(values), *recipe.missing_files(values)):
         log.info("%s", line)
     return section, [*job.changes]
 
@@ -216,8 +225,13 @@ def check_models(values: Mapping[str, Any], settings: Settings) -> None:
         check_same_tokenizer(ours, loaded_without_code(AutoTokenizer, section.model_name), columns)
     converted = {} if value_at(values, "checkpointing.pretrained_checkpoint") else {"policy": settings.model_name}
     converted |= {key: each.model_name for key, each in sections.items() if each.megatron_checkpoint is None}
+    if value_at(values, "policy.megatron_cfg.force_reconvert_from_hf"):
+        return  # no conversion of before is used
+    hashed = bool(value_at(values, "uecr.hash_weights"))
     for key, name in converted.items():
-        conversion(key, name, hashed=bool(value_at(values, "uecr.hash_weights")))
+        teacher_section = sections.get(key)
+        overrides = (teacher_section.overlay if teacher_section else values["policy"]).get("hf_config_overrides")
+        conversion(key, name, overrides or {}, hashed=hashed)
 
 
 def settings_of(values: Mapping[str, Any], section: UecrSection) -> Settings:
@@ -257,8 +271,13 @@ class LearningLoader:
 
 def run_script(script: str | Path, arguments: Sequence[str]) -> None:
     """Run a launch script with UECR in it; a recipe that is refused is refused before the script begins."""
+    if not Path(script).is_file():
+        raise ConfigError(
+            f"{script}: no such file; expected a launch script of NeMo-RL's, such as examples/run_grpo.py"
+        )
     origins = check_before(arguments)
     sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))  # as `python SCRIPT` has it, for modules beside the script
     with plugged_in(origins):
         runpy.run_path(str(script), run_name="__main__")
 
@@ -283,7 +302,7 @@ def score_saved_batch(values: dict[str, Any], saved: SavedBatch, out: Path) -> s
     check_models(values, settings)
     upstream.check()
     teacher.score_saved_batch(settings, upstream.native("MasterConfig")(**values), gpus, saved, out)
-    return section.active_teachers["teacher"].model_name
+    return next(iter(section.active_teachers.values())).model_name
 
 
 def check_before(arguments: Sequence[str]) -> dict[str, str]:
@@ -299,6 +318,7 @@ def check_before(arguments: Sequence[str]) -> dict[str, str]:
     place = words.index("--config")
     loaded = load_recipe(words[place + 1], words[:place] + words[place + 2 :])
     section, changes = checked(loaded.values)
+    upstream.check()
     recipe.apply(loaded.values, changes)
     check_models(loaded.values, settings_of(loaded.values, section))
     return loaded.origins
@@ -306,7 +326,7 @@ def check_before(arguments: Sequence[str]) -> dict[str, str]:
 
 def main() -> int:
     """`python -m nemo_uecr.nemo.plug_in SCRIPT ARGUMENT ...`; the exit code is the command line's."""
-    if len(sys.argv) < 2:
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
         sys.stderr.write("usage: python -m nemo_uecr.nemo.plug_in SCRIPT --config RECIPE [key=value ...]\n")
         return USER_ERROR
     return reported(lambda: run_script(sys.argv[1], sys.argv[2:]))

@@ -30,6 +30,7 @@ from nemo_uecr.config.schema import (
     TolerancesConfig,
     VerifierReward,
     check_teachers,
+    nearest_name,
 )
 from nemo_uecr.core.methods import Method
 from nemo_uecr.errors import ConfigError
@@ -39,7 +40,7 @@ Form = Literal["recipe", "paper"]
 #: Our data set and our environment, by the names under which a recipe asks for them.
 DATASET, ENVIRONMENT = "nemo_uecr.nemo.task.ProblemsDataset", "nemo_uecr"
 #: Sections of a policy in which a teacher may have keys that the student's has not.
-OPEN_SECTIONS = re.compile(r"(hf_config_overrides|megatron_cfg\.(env_vars|fp8_cfg|peft))\.?")
+OPEN_SECTIONS = re.compile(r"(hf_config_overrides|megatron_cfg\.(env_vars|fp8_cfg))\.?")
 
 
 # -- the section -----------------------------------------------------------------------------------------------------
@@ -120,9 +121,14 @@ class UecrSection(Section):
         if "initial_logp" in self.method.reads:
             raise ValueError(
                 f"method.name: got {self.method.name!r}, which reads the initial student at temperature 1, but NeMo-RL "
-                "scores it at the rollout's temperature alone; take backend: local or another method"
+                "scores it at the rollout's temperature alone; take the local back end or another method"
             )
         return self
+
+
+#: A key of the section as rules that both back ends share name it, and a key that the user is asked to set.
+OWN_KEY = re.compile(r"(?<![\w./+])(?:uecr\.)?((?:method|routing|teachers?|evaluation|tolerances)\.\w)")
+ASKED_FOR = re.compile(r"\b(write|pass|choose) (uecr\.[\w.]+=)")
 
 
 class _Recipe(BaseModel):
@@ -138,8 +144,11 @@ def section_of(values: Mapping[str, Any], origins: Mapping[str, str] | None = No
         raise ConfigError("the recipe has no section uecr; add its method: '++uecr.method={name: uecr, ...}'")
     if missing := [f"uecr.{key}" for key, value in flattened(given).items() if value == MISSING]:
         raise ConfigError(f"missing {', '.join(missing)}; write {missing[0]}=VALUE")
-    tree = {"uecr": given}
-    return validated(_Recipe, tree, origins or {}, path or "the recipe", within="uecr.").uecr
+    try:
+        return validated(_Recipe, {"uecr": given}, origins or {}, path or "the recipe", within="uecr.").uecr
+    except ConfigError as error:
+        named = OWN_KEY.sub(r"uecr.\1", str(error))
+        raise ConfigError(ASKED_FOR.sub(r"\1 ++\2", named)) from error
 
 
 # -- the recipe's values ---------------------------------------------------------------------------------------------
@@ -169,6 +178,7 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "policy.draft.enabled": (OFF, "a draft model in the step has not been tried"),
     "policy.generation.vllm_cfg.kv_cache_dtype": (_is(None, "auto"), "it is calibrated while the student waits"),
     "policy.megatron_cfg.use_linear_ce_fusion_loss": (OFF, "scoring reads logits, which it never makes"),
+    "policy.megatron_cfg.use_fused_linear_logprobs": (OFF, "scoring reads logits, which it never makes"),
     "policy.quant_cfg": (_is(None), "a quantized student has not been tried"),
 }  # fmt: skip
 
@@ -197,7 +207,11 @@ ADJUSTED: dict[str, tuple[Callable[[Any], bool], object, str]] = {
 IGNORED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "grpo.use_leave_one_out_baseline": (bool, "the method's groups subtract the mean of all responses"),
     "grpo.normalize_rewards": (lambda value: value is False, "the method divides by the group's deviation"),
-}
+    "grpo.adv_estimator.use_leave_one_out_baseline": (bool, "the method's groups subtract the mean of all responses"),
+    "grpo.adv_estimator.normalize_rewards": (
+        lambda value: value is False, "the method divides by the group's deviation",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -226,25 +240,30 @@ def faults_of(values: Mapping[str, Any], section: UecrSection) -> list[str]:
     faults += list(_batch_faults(values))
     for name, teacher in section.active_teachers.items():
         faults += list(_overlay_faults(name, teacher, values["policy"]))
-    faults += list(_dedicated_faults(values, section))
+    faults += list(_dedicated_faults(values, section)) + list(_gym_faults(values, section))
     return faults + list(_own_parts_faults(values, section)) + list(_evaluation_faults(values, section))
 
 
-def media(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The keys of processors that read pictures, sound or film."""
+def data_sections(values: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The recipe's data sets by their keys; of several, which NeMo-RL's scripts make of one as well, all."""
     data = value_at(values, "data") or {}
-    named = {
-        "data.default": data.get("default"),
-        "data.train": data.get("train"),
-        "data.validation": data.get("validation"),
-    }
-    sections = [
+    named = {f"data.{name}": data.get(name) for name in ("default", "train", "validation")}
+    return [
         (key, each)
         for key, held in named.items()
         for each in (held if isinstance(held, list) else [held])
         if isinstance(each, Mapping)
     ]
-    found = [(f"{key}.processor", str(each.get("processor"))) for key, each in sections]
+
+
+def names_in_data(values: Mapping[str, Any], name: str) -> bool:
+    """Whether a data set of the recipe names our data set or our environment."""
+    return any(name in each.values() for _, each in data_sections(values))
+
+
+def media(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The keys of processors that read pictures, sound or film."""
+    found = [(f"{key}.processor", str(each.get("processor"))) for key, each in data_sections(values)]
     return [(key, name) for key, name in dict.fromkeys(found) if re.search(r"vlm|image|video|audio", name)]
 
 
@@ -290,14 +309,26 @@ def _batch_faults(values: Mapping[str, Any]) -> Iterator[str]:
 
 def _overlay_faults(name: str, teacher: TeacherSection, policy: Mapping[str, Any]) -> Iterator[str]:
     place = "uecr.teacher" if name == "teacher" else f"uecr.teachers.{name}"
+    resolved = teacher_policy(teacher, policy, columns=0)
     for key in flattened(teacher.model_extra or {}):
         above, _, last = key.rpartition(".")
         section = value_at(policy, above) if above else policy
         if isinstance(section, Mapping) and last not in section and not OPEN_SECTIONS.match(key):
-            yield f"{place}.{key}: no such key; a teacher's keys are those of the recipe's section policy"
+            nearest = nearest_name(key, [*TeacherSection.model_fields, *flattened(policy)])
+            yield (
+                f"{place}.{key}: no such key, the nearest is {place}.{nearest}; a teacher's keys are those of the "
+                "recipe's section policy"
+            )
+        elif (becomes := value_at(resolved, key)) != (given := value_at(teacher.overlay, key)):
+            yield f"{place}.{key}: got {given!r:.60}; a frozen scorer at temperature 1 has {becomes!r:.60}"
     length = teacher.overlay.get("max_total_sequence_length")
     if length is not None and length < (own := policy["max_total_sequence_length"]):
         yield f"{place}.max_total_sequence_length: got {length}; the student's sequences have up to {own} tokens"
+
+
+def _gym_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
+    if len(section.active_teachers) > 1 and value_at(values, "env.should_use_nemo_gym"):
+        yield "uecr.teachers: got several with NeMo-Gym, whose rows do not say which problem they belong to; take one"
 
 
 def _dedicated_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
@@ -312,6 +343,18 @@ def _evaluation_faults(values: Mapping[str, Any], section: UecrSection) -> Itera
     """NeMo-RL's loop validates at one period, and reads the metric of a checkpoint at each."""
     if section.evaluation is None or not section.evaluation.benchmarks:
         return
+    tokenizer = values["policy"]["tokenizer"]
+    if (name := tokenizer.get("name")) != (model := values["policy"]["model_name"]):
+        yield f"policy.tokenizer.name: got {name}; uecr.evaluation writes its prompts with that of {model}"
+    if tokenizer.get("chat_template", "default") != "default":
+        yield "policy.tokenizer.chat_template: given; uecr.evaluation writes its prompts with the model's own template"
+    thinking = None if section.data is None else section.data.enable_thinking
+    own = {} if thinking is None else {"enable_thinking": thinking}
+    if (given := dict(tokenizer.get("chat_template_kwargs") or {})) != own:
+        yield f"policy.tokenizer.chat_template_kwargs: got {given}; uecr.evaluation writes its prompts with {own}"
+    for key in ("grpo.val_start_at", "grpo.stop_at_validation_threshold"):
+        if given := value_at(values, key):
+            yield f"{key}: got {given}; uecr.evaluation runs beside the recipe's validation: remove one"
     every, period = section.evaluation.every, value_at(values, "grpo.val_period") or 0
     if period and every % period:
         yield f"uecr.evaluation.every: got {every}; expected a multiple of grpo.val_period={period}, or 0"
@@ -326,14 +369,21 @@ def _evaluation_faults(values: Mapping[str, Any], section: UecrSection) -> Itera
 
 def _own_parts_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
     """Our data set or environment without its section, and sections that nothing of the recipe reads."""
-    names = {str(value) for value in flattened(value_at(values, "data") or {}).values()}
-    uses_data, uses_rewards = DATASET in names, value_at(values, f"env.{ENVIRONMENT}") is not None
+    uses_data, uses_rewards = names_in_data(values, DATASET), names_in_data(values, ENVIRONMENT)
+    evaluates = section.evaluation is not None and section.evaluation.benchmarks
+    if section.data is not None and not uses_data and not evaluates:
+        yield f"uecr.data: given, but no data.train.dataset_name is {DATASET}: the recipe's own is trained on"
+    if uses_rewards and value_at(values, f"env.{ENVIRONMENT}") is None:
+        yield f"env.{ENVIRONMENT}: missing, but data names it as env_name; write env.{ENVIRONMENT}=${{uecr}}"
     if uses_data and section.data is None:
         yield f"uecr.data: missing, but data.train.dataset_name is {DATASET}; set uecr.data.train and its keys"
     if uses_rewards and section.reward is None:
-        yield f"uecr.reward: missing, but env.{ENVIRONMENT} asks for it; write uecr.reward=math or FILE.py:FUNCTION"
+        yield f"uecr.reward: missing, but data names env_name={ENVIRONMENT}; write uecr.reward=math or FILE.py:FUNCTION"
     if section.reward is not None and not uses_rewards:
-        yield f"uecr.reward: given, but there is no env.{ENVIRONMENT}; name it there and as env_name of the data"
+        yield (
+            f"uecr.reward: given, but no data has env_name={ENVIRONMENT}, so the rewards are the recipe's own; name it "
+            f"there, with env.{ENVIRONMENT}=${{uecr}}"
+        )
     if section.evaluation is not None and section.evaluation.benchmarks:
         if value_at(values, "policy.generation.vllm_cfg.async_engine"):
             yield "policy.generation.vllm_cfg.async_engine: got true; evaluation.benchmarks asks for false"
@@ -395,13 +445,35 @@ def adjusted(values: Mapping[str, Any], section: UecrSection) -> list[Adjustment
     return changes
 
 
-def ignored(values: Mapping[str, Any]) -> list[str]:
+#: Keys of files that NeMo-RL reads from the folder in which a run starts.
+FILES = "prompt_file", "system_prompt_file", "data_path"
+
+
+def missing_files(values: Mapping[str, Any]) -> list[str]:
+    """Files of the data sets that are not found from here: one sentence each. A hub's name is none."""
+    given = {
+        f"{key}.{name}": str(each[name]) for key, each in data_sections(values) for name in FILES if each.get(name)
+    }
+    return [
+        f"{key}: {name} is not found from this folder, and a run reads it from the one in which it starts"
+        for key, name in given.items()
+        if Path(name).suffix and not Path(name).expanduser().exists()
+    ]
+
+
+def notes(values: Mapping[str, Any]) -> list[str]:
     """What of the recipe a run of UECR does not read, or reads with a loss: one sentence each."""
     said = [
         f"{key}={value_at(values, key)} is not used: {why}"
         for key, (stands, why) in IGNORED.items()
         if stands(value_at(values, key))
     ]
+    if value_at(values, "uecr.data") and not names_in_data(values, DATASET):
+        said.append(
+            "uecr.data.train is not trained on: the recipe has data of its own; evaluations read the other keys"
+        )
+    if not value_at(values, "checkpointing.enabled"):
+        said.append("checkpointing.enabled=false: nothing is saved, so that the run cannot be continued")
     if value_at(values, "grpo.use_dynamic_sampling"):
         said.append(
             "grpo.use_dynamic_sampling drops groups of equal rewards before they are scored; "
@@ -545,7 +617,7 @@ def view(values: Mapping[str, Any], section: UecrSection, vocabulary: int) -> Se
         log_batches=section.log_batches,
         evaluation=section.evaluation if section.evaluation and section.evaluation.benchmarks else None,
         data=section.data,
-        own_rewards=section.reward is not None,
+        own_rewards=names_in_data(values, ENVIRONMENT),
         verified=any(isinstance(each, VerifierReward) for each in section.reward or ()),
         verifier_workers=section.verifier_workers,
     )

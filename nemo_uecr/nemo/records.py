@@ -20,7 +20,7 @@ from nemo_uecr.config.schema import CallReward
 from nemo_uecr.core import EPSILON, GAP_CLIP
 from nemo_uecr.errors import CheckpointError
 from nemo_uecr.files import file_sha256, read_object, replace_file
-from nemo_uecr.nemo.recipe import Settings, UecrSection
+from nemo_uecr.nemo.recipe import Settings, UecrSection, section_of
 from nemo_uecr.reproducible import installed
 from nemo_uecr.telemetry.sinks import EVALUATIONS, truncate_records
 
@@ -32,8 +32,9 @@ PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transf
 FIXED = re.compile(r"uecr\..*|policy\.(uecr\..*|model_name)|loss_fn\..*")
 #: Of those, what does not change what is trained.
 FREE = re.compile(
-    r"uecr\.(folder|save_batch_every|log_batches|timeout_s|chunk_tokens|verifier_workers|(tolerances|evaluation)(\..*)?"
-    r"|teachers?\.(.*\.)?offload_limit_mebi)"
+    r"uecr\.(folder|save_batch_every|log_batches|timeout_s|chunk_tokens|verifier_workers|hash_weights"
+    r"|(tolerances|evaluation)(\..*)?|teachers?\.(.*\.)?(offload_limit_mebi|dedicated_gpus|sequence_packing\..*"
+    r"|dynamic_batching\..*|logprob_batch_size|megatron_cfg\.(\w*parallel\w*|num_layers_in_\w+)))"
 )
 
 
@@ -111,8 +112,10 @@ def check_same_method(checkpoint: Path, values: Mapping[str, Any]) -> None:
             f"{checkpoint} was written by a run without a section uecr; expected one of this run. To start from its "
             "weights, name another checkpointing.checkpoint_dir and give them as checkpointing.pretrained_checkpoint"
         )
-    now = json.loads(json.dumps(values, default=str))
-    before, present = flattened(json.loads(json.dumps(saved, default=str))), flattened(now)
+    before, present = (
+        flattened(json.loads(json.dumps({**each, "uecr": section_of(each).model_dump(mode="json")}, default=str)))
+        for each in (saved, values)
+    )
     for key in sorted(before.keys() | present.keys()):
         if before.get(key) == present.get(key):
             continue

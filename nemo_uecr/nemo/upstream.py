@@ -7,6 +7,8 @@ fit; calls decide, not a version number. NeMo-RL is imported inside functions, s
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import os
 import sys
@@ -54,6 +56,12 @@ def check() -> str:
     version = str(load("nemo_rl.package_info").__version__)
     check_side("driver", version)
     return version
+
+
+def importers(function: Any) -> list[str]:
+    """Modules outside NeMo-RL that hold a function of it by any name."""
+    held = ((name, module) for name, module in [*sys.modules.items()] if name.partition(".")[0] != "nemo_rl")
+    return [name for name, module in held if any(value is function for value in [*vars(module).values()])]
 
 
 @contextlib.contextmanager
@@ -160,9 +168,12 @@ def conversions() -> Path:
     return Path(os.environ.get("NRL_MEGATRON_CHECKPOINT_DIR") or f"{above}/nemo_rl")
 
 
-def conversion_folder(model: str) -> Path:
-    """Where NeMo-RL keeps the Megatron weights that it makes of a model: by its folder's or hub name alone."""
+def conversion_folder(model: str, overrides: Mapping[str, Any]) -> Path:
+    """Where NeMo-RL keeps the Megatron weights that it makes of a model: by its name and ``hf_config_overrides``."""
     name = f"model_{model.replace('/', '_')}" if Path(model).exists() else model
+    if overrides:  # as its `_get_hf_config_overrides_hash`, which the workers' environment alone can import
+        text = json.dumps(dict(overrides), sort_keys=True, separators=(",", ":"))
+        name = f"{name}__hfovr_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     return Path(native("get_megatron_checkpoint_dir")()) / name
 
 
@@ -285,7 +296,7 @@ def wait(method: str, futures: Sequence[Any], names: Sequence[str], *, seconds: 
             silent = ", ".join(sorted(waiting.values()))
             raise WorkerError(
                 f"{method}: no answer within {seconds:g} s from {silent}; expected all workers of the group. One "
-                "hangs or waits for a partner: look at its log, or raise scoring.timeout_s"
+                "hangs or waits for a partner: look at its log, or raise uecr.timeout_s"
             )
         name = waiting.pop(done[0])
         try:

@@ -30,7 +30,7 @@ def disk(plan: Plan, folder: Path, checkpoints: int) -> str:
     """The run folder's disk has room for so many checkpoints."""
     free, each = shutil.disk_usage(existing(folder)).free, plan.checkpoint.size
     needed = f"{checkpoints} checkpoints of {each / GIB:.2f} GiB need {checkpoints * each / GIB:.1f}"
-    remedy = "free space, lower checkpoint.keep_last, or choose another run.folder"
+    remedy = f"free space, keep fewer checkpoints, or choose another place than {folder}"
     return required(free >= checkpoints * each, f"{free / GIB:.1f} GiB free, {needed}", remedy)
 
 

@@ -32,7 +32,7 @@ def whole_model(role: str, name: str) -> str | Caution:
     if not folder.is_dir():
         here = models.cached(name) is not None
         message = f"{name} is {'' if here else 'not '}in the hub's cache of this machine"
-        remedy = f"hf download {name} (compute nodes often have no network), or give {role}.model_name a folder"
+        remedy = f"hf download {name} (compute nodes often have no network), or name a folder with its files"
         return advised(here, message, remedy)
     if (base := adapter.base_of(folder)) is not None:
         return whole_model(role, base)

@@ -63,8 +63,8 @@ def enough(count: int, needed: int, where: str) -> str:
     """So many problems fill a step."""
     if count < needed:
         raise DataError(
-            f"{where}: {count} problems are left to train on; expected at least "
-            f"rollout.prompts_per_step={needed}, because no step would ever be filled"
+            f"{where}: {count} problems are left to train on; expected at least the {needed} prompts of a step, "
+            "because no step would ever be filled"
         )
     return f"{count} problems, {needed} in a step"
 

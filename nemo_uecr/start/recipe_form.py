@@ -110,11 +110,11 @@ def _mixture_faults(job: Job, model: Model) -> Iterator[str]:
 
 
 def described(job: Job) -> list[str]:
-    """What is changed in the recipe, what of it is not used, and how its models lie, one line each."""
+    """What is changed in the recipe, what of it is to be known, and how its models lie, one line each."""
     return [
         f"objective: {objective(job)}",
         *(f"adjusted: {change}" for change in job.changes),
-        *(f"not used: {line}" for line in rules.ignored(job.values)),
+        *(f"note: {line}" for line in (*rules.notes(job.values), *rules.missing_files(job.values))),
         *(f"{key}: {_placed(model)}" for key, model in job.models.items()),
         f"vLLM: {job.generation_gpus} GPUs, {job.engine_ranks} an engine"
         + ("" if job.shares_gpus else ", apart from the student's"),

@@ -22,8 +22,8 @@ json.dump(sorted({{name.partition(".")[0] for name in sys.modules}}), sys.stderr
 
 HELP = "from nemo_uecr.cli.main import entry_point; entry_point(['{}'])"
 LIGHT_MODULES = (
-    "config.load", "data.problems", "demo.cache", "stats", "core.methods", "plan.local", "plan.nemo", "report.page", "start.checks",
-    "telemetry.metric_table", "verifier.pool",
+    "config.load", "data.problems", "demo.cache", "stats", "core.methods", "plan.local", "plan.nemo", "report.page",
+    "start.checks", "telemetry.metric_table", "verifier.pool",
 )  # fmt: skip
 HELP_OF_EACH = f"""
 import contextlib

@@ -50,8 +50,8 @@ def test_there_and_back_is_bitwise(tied: bool, dtype: str, tmp_path: Path) -> No
 
 def test_a_run_takes_what_the_bridge_has_finished(megatron: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NeMo-RL converts with the same function of the bridge."""
-    monkeypatch.setattr(upstream, "conversion_folder", lambda name: megatron)
-    assert conversion("uecr.teacher", "owner/name").endswith("is used")
+    monkeypatch.setattr(upstream, "conversion_folder", lambda *_: megatron)
+    assert conversion("uecr.teacher", "owner/name", {}, hashed=False).endswith("is used")
 
 
 def test_a_lost_rope_base_is_found(

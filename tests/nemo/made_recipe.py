@@ -21,7 +21,8 @@ RECIPE: dict[str, Any] = {
         "ratio_clip_max": 0.28, "ratio_clip_c": None, "force_on_policy_ratio": False, "token_level_loss": True,
     },
     "policy": {
-        "model_name": "models/student", "tokenizer": {"name": "models/student"}, "hf_config_overrides": {},
+        "model_name": "models/student", "hf_config_overrides": {},
+        "tokenizer": {"name": "models/student", "chat_template_kwargs": {"enable_thinking": False}},
         "max_total_sequence_length": 512, "make_sequence_length_divisible_by": 1, "precision": "bfloat16",
         "train_global_batch_size": 16, "train_micro_batch_size": 1, "logprob_batch_size": 1,
         "sequence_packing": {"enabled": True, "train_mb_tokens": 512, "logprob_mb_tokens": 512},

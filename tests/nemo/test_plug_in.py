@@ -47,7 +47,7 @@ def written(folder: Path, **values: Any) -> Path:
 def conversions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where NeMo-RL keeps the weights that it makes; its own function is not at hand."""
     kept = tmp_path / "conversions"
-    monkeypatch.setattr("nemo_uecr.nemo.upstream.conversion_folder", lambda model: kept / Path(model).name)
+    monkeypatch.setattr("nemo_uecr.nemo.upstream.conversion_folder", lambda model, _: kept / Path(model).name)
     return kept
 
 
@@ -136,14 +136,22 @@ def test_a_checkpoint_is_continued_as_it_was(tmp_path: Path, caplog: pytest.LogC
     records.check_same_method(checkpoint, made())
     assert caplog.messages == []
     records.check_same_method(checkpoint, made(grpo__max_num_steps=60, uecr__save_batch_every=5))
-    assert sorted(caplog.messages) == ["grpo.max_num_steps: 30 when step_7 was written, 60 now"]
+    records.check_same_method(checkpoint, made(uecr__kl="recipe"))  # its default
+    elsewhere = {"uecr__hash_weights": True, "uecr__teacher__dedicated_gpus": 4}
+    records.check_same_method(checkpoint, made(uecr__teacher__megatron_cfg__tensor_model_parallel_size=2, **elsewhere))
+    assert caplog.messages == [
+        "grpo.max_num_steps: 30 when step_7 was written, 60 now",
+        "uecr.save_batch_every: 0 when step_7 was written, 5 now",
+        "uecr.hash_weights: False when step_7 was written, True now",
+        "uecr.teacher.dedicated_gpus: 0 when step_7 was written, 4 now",
+    ]
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"uecr__method__alpha": 2.0}, {"uecr__teacher__model_name": "other"}, {"uecr__kl": "paper"},
-        {"loss_fn__ratio_clip_max": 0.3}, {"policy__model_name": "other"},
+        {"loss_fn__ratio_clip_max": 0.3}, {"policy__model_name": "other"}, {"uecr__teacher__precision": "float32"},
     ],
 )  # fmt: skip
 def test_another_method_teacher_loss_or_model_does_not_continue_a_checkpoint(
@@ -244,7 +252,7 @@ def test_ours_runs_beside_theirs_and_theirs_names_the_accuracy(monkeypatch: pyte
 
     schedule, _ = scheduled(grpo__val_period=5)
     validate = beside_validation(theirs, ours, schedule, own_rewards=True)
-    assert validate("engine", "data", "tokenizer", step=0, logger=None)[0] == {"accuracy": 0.5, "aime24/avg@4": 0.5}
+    assert validate("engine", "data", "tokenizer", step=0, logger=None)[0] == {"aime24/avg@4": 0.5}
     assert drained == []
     assert validate("engine", "data", "tokenizer", step=5, logger=None)[0] == {"accuracy": 0.25, "reward": 1.0}
     metrics, timings = validate("engine", "data", "tokenizer", step=10, logger=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from nemo_uecr.config.load import value_at
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.nemo import recipe
+from nemo_uecr.nemo.layout import job_of, layout_faults
 from nemo_uecr.nemo.recipe import DATASET, faults_of, section_of, teacher_policy
 from tests.nemo.made_recipe import METHOD, made
 
@@ -51,7 +53,7 @@ def test_the_section_has_the_method_and_the_teacher() -> None:
         ({"uecr__teacher": None}, "uecr.teacher.model_name: got null, but method uecr reads a teacher"),
         ({"uecr__teacher__model_name": "???"}, "missing uecr.teacher.model_name; write uecr.teacher.model_name=VALUE"),
         ({"uecr__data": OTHER_PROBLEMS | {"subset": "???"}}, "missing uecr.data.subset; write uecr.data.subset=VALUE"),
-        ({"uecr__teachers": {"a": {"model_name": "x"}}}, "uecr.teacher and teachers.a: got both"),
+        ({"uecr__teachers": {"a": {"model_name": "x"}}}, "uecr.teacher and uecr.teachers.a: got both"),
         ({"uecr__timeout_s": "1h"}, 'uecr.timeout_s: got "1h"'),
         ({"uecr__evaluation": EVALUATION}, "uecr.evaluation.benchmarks: needs data"),
         ({"uecr__data": OTHER_PROBLEMS | {"difficulty_low": 5.0}}, "uecr.data.difficulty_key"),
@@ -185,10 +187,70 @@ def test_what_the_recipe_leaves_open_is_named() -> None:
 
 
 def test_our_data_set_and_environment_need_their_sections() -> None:
-    ours = {"data__train__dataset_name": DATASET, "env__nemo_uecr": {"num_workers": 8}}
+    asked = {"data__train__dataset_name": DATASET, "data__train__env_name": "nemo_uecr"}
+    ours = asked | {"env__nemo_uecr": {"num_workers": 8}}
     assert [fault.partition(":")[0] for fault in faults(**ours)] == ["uecr.data", "uecr.reward"]
     assert faults(**ours, uecr__data=OTHER_PROBLEMS, uecr__reward="math") == []
-    assert faults(uecr__reward="math")[0].startswith("uecr.reward: given, but")
+    assert faults(**asked, uecr__data=OTHER_PROBLEMS, uecr__reward="math")[0].startswith("env.nemo_uecr: missing")
+    unused = faults(uecr__data=OTHER_PROBLEMS, uecr__reward="math", env__nemo_uecr={"num_workers": 8})
+    assert [fault.partition(",")[0] for fault in unused] == ["uecr.data: given", "uecr.reward: given"]
+
+
+def test_an_evaluation_has_the_prompts_of_training() -> None:
+    given = {"uecr__data": OTHER_PROBLEMS, "uecr__evaluation": EVALUATION}
+    changes = {"name": "other", "chat_template": "{{ x }}", "chat_template_kwargs": None}
+    for key, value in ((f"tokenizer__{key}", value) for key, value in changes.items()):
+        (fault,) = faults(**given, **{f"policy__{key}": value})
+        assert fault.startswith(f"policy.{key.replace('__', '.')}: ")
+    (fault,) = faults(**given, grpo__val_start_at=100)
+    assert fault.startswith("grpo.val_start_at: got 100")
+    assert any(said.startswith("uecr.data.train is not trained on") for said in recipe.notes(made(**given)))
+
+
+def test_what_a_teacher_would_not_get_is_refused() -> None:
+    for key, value in (
+        ("megatron_cfg__peft", {"enabled": True}),
+        ("generation__temperature", 0.7),
+        ("tokenizer__name", "x"),
+    ):
+        (fault,) = faults(**{f"uecr__teacher__{key}": value})
+        assert re.search(r"got .*; a frozen scorer at temperature 1 has", fault)
+
+
+def layout_of(**values: Any) -> list[str]:
+    given = made(**values)
+    return layout_faults(job_of(given, section_of(given)))
+
+
+def test_what_is_to_be_known_of_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {"data__default__prompt_file": "prompts/cot.txt", "data__train__data_path": "rows.jsonl"}
+    given = made(**files, checkpointing__enabled=False, data__validation={"data_path": "org/name"})
+    assert any(said.startswith("checkpointing.enabled=false: nothing is saved") for said in recipe.notes(given))
+    assert [said.partition(":")[0] for said in recipe.missing_files(given)] == [
+        "data.default.prompt_file", "data.train.data_path",
+    ]  # fmt: skip
+    (tmp_path / "rows.jsonl").touch()
+    assert len(recipe.missing_files(given)) == 1
+
+
+def test_messages_name_keys_as_a_recipe_has_them() -> None:
+    for values, said in (
+        ({"uecr__method": {"name": "uecr", "alpha": 1.0, "rho": 0.5, "tau_delta": 1.0}}, "++uecr.method.tau_entropy="),
+        ({"uecr__teacher": None}, "choose ++uecr.method.name=grpo"),
+        ({"uecr__teacher": None, "uecr__teachers": {"a": {"model_name": "x"}, "b": {"model_name": "y"}}},
+         "write ++uecr.routing.key="),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            section_of(made(**values))
+
+
+def test_layouts_that_nemo_rl_would_refuse_later() -> None:
+    split = {"uecr__teacher__megatron_cfg__context_parallel_size": 2, "policy__sequence_packing__enabled": False}
+    assert "uecr.teacher.sequence_packing.enabled=true" in layout_of(**split)[0]
+    gathered = {"policy__dynamic_batching": {"enabled": True, "train_mb_tokens": 512, "logprob_mb_tokens": 512}}
+    split = {"uecr__teacher__megatron_cfg__pipeline_model_parallel_size": 2, "policy__sequence_packing__enabled": False}
+    assert "uecr.teacher.dynamic_batching.enabled=false" in layout_of(**split, **gathered)[0]
 
 
 def test_an_evaluation_fits_the_generator() -> None:
@@ -236,9 +298,9 @@ def test_adjustments_reach_models_as_well_as_mappings() -> None:
 
 
 def test_what_is_not_used_is_announced() -> None:
-    (said,) = recipe.ignored(made())
+    (said,) = recipe.notes(made())
     assert said.startswith("grpo.use_leave_one_out_baseline=True is not used")
-    assert len(recipe.ignored(made(grpo__use_dynamic_sampling=True, grpo__normalize_rewards=False))) == 3
+    assert len(recipe.notes(made(grpo__use_dynamic_sampling=True, grpo__normalize_rewards=False))) == 3
 
 
 # -- what the adapter gets -------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron_worker, "model_parallel", lambda: SimpleNamespace(tensor=second))
 
 
-@pytest.mark.parametrize(("filters", "expected"), [("paper", "only 0.7"), ("nemo_rl", "temperature and filter")])
+@pytest.mark.parametrize(("filters", "expected"), [("paper", "only 0.7"), ("recipe", "temperature and filter")])
 def test_training_keeps_the_temperature_and_drops_the_filter(
     filters: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +95,10 @@ def test_what_the_device_says_is_free_decides_whether_vllm_may_wake_and_has_slep
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (40 * GIB, 80 * GIB))
     worker.assert_room(share=0.6, waking=True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(39.5 * GIB), 80 * GIB))
-    with pytest.raises(GpuMemoryError, match=r"take 48.0 GiB .*has 47.5 GiB for it; take rollout.gpu_memory=0.59"):
+    with pytest.raises(
+        GpuMemoryError,
+        match=r"take 48.0 GiB .*has 47.5 GiB for it; take policy.generation.vllm_cfg.gpu_memory_utilization=0.59",
+    ):
         worker.assert_room(share=0.6, waking=True)
     with pytest.raises(GpuMemoryError, match=r"put to sleep .* given back 48.0 GiB .* vLLM's log, or end what else"):
         worker.assert_room(share=0.6, waking=False)

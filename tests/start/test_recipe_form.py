@@ -116,7 +116,7 @@ def test_a_check_says_what_is_adjusted_ignored_and_placed(tmp_path: Path, capsys
         "objective: loss = PG(A; clip 0.2/0.2) + 0.001 KL3(ref)",
         "adjusted: loss_fn.force_on_policy_ratio: True becomes False: ",
         "adjusted: policy.make_sequence_length_divisible_by: 1 becomes 2: ",
-        "not used: grpo.use_leave_one_out_baseline=True is not used: ",
+        "note: grpo.use_leave_one_out_baseline=True is not used: ",
         f"student: {tmp_path}/student on 8 GPUs, not split, 8 copies, scored 4096 tokens at once",
         f"teacher: {tmp_path}/teacher on 8 GPUs, tensor 2, 4 copies, scored 4096 tokens at once",
         "vLLM: 8 GPUs, 1 an engine",

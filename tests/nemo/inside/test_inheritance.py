@@ -10,6 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from nemo_uecr.config.load import read_chain
+from nemo_uecr.config.recipes import load_recipe
 
 CHAINS, FILES = 100, 4
 VALUES = (1, 2.5, "x", None)  # NeMo-RL refuses a list in the place of a mapping; here it replaces it
@@ -46,4 +47,6 @@ def test_chains_merge_alike(nemo_rl: str, tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         path = write_chain(folder, rng)
-        assert read_chain(path).values == OmegaConf.to_container(load(path), resolve=False)
+        native = OmegaConf.to_container(load(path), resolve=False)
+        assert read_chain(path).values == native
+        assert load_recipe(path, []).values == native

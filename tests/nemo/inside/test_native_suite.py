@@ -31,7 +31,7 @@ native = grpo._create_advantage_estimator
 @pytest.fixture(autouse=True)
 def substituted():
     with upstream.substitutions(
-        estimator=lambda: None, colocated_worker_groups=3, evaluation=None, stop=StopRequest()
+        estimator=lambda: None, more_worker_groups=1, stop=StopRequest(), timeouts=[]
     ):
         substitute = grpo._create_advantage_estimator
         grpo._create_advantage_estimator = lambda config: substitute(config) or native(config)

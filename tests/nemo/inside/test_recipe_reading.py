@@ -18,7 +18,7 @@ from nemo_uecr.config.overrides import parsed
 from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.nemo.layout import job_of, layout_faults
-from nemo_uecr.nemo.recipe import faults_of, section_of
+from nemo_uecr.nemo.recipe import adjusted, faults_of, notes, section_of
 from nemo_uecr.start.recipe_form import native_schema
 from tests.config.shipped import CONFIGS, GIVEN
 from tests.conftest import ROOT
@@ -30,7 +30,8 @@ EXAMPLES = Path(SOURCE or ".") / "examples"
 VARIABLES = {"HF_HOME": "/caches/hf", "PERSISTENT_CACHE": "/caches/all"}
 OVERRIDES = [
     "grpo.num_prompts_per_step=6", "++policy.megatron_cfg.tensor_model_parallel_size=2",
-    "+uecr.method={name: uecr, alpha: 1}", "~grpo.seed", "++policy.generation.stop_strings=['</s>','a, b']",
+    "+uecr.method={name: uecr, alpha: 1}", "~grpo.max_rollout_turns",
+    "++policy.generation.stop_strings=['</s>','a, b']",
     "++logger.log_dir=${checkpointing.checkpoint_dir}/x",
     "++data.train={dataset_name: mine, data_path: a/b.jsonl}", '++policy.tokenizer.chat_template="{{ x }}"',
     "++uecr.teacher.model_name=Qwen/Qwen3-8B", "++policy.max_total_sequence_length=1_024",
@@ -84,6 +85,8 @@ def test_nemo_rls_schema_accepts_the_shipped_recipes(name: str, nemo_rl: str) ->
     given = [] if name.startswith("grpo") else GIVEN["4b" if "4b" in name else "1p7b"]
     recipe = load_recipe(CONFIGS / f"{name}.yaml", given)
     assert _same(recipe.values, theirs(CONFIGS / f"{name}.yaml", given))
+    section = section_of(recipe.values)
+    assert (faults_of(recipe.values, section), adjusted(recipe.values, section), notes(recipe.values)) == ([], [], [])
     assert native_schema(recipe, nemo_rl) == f"NeMo-RL {nemo_rl}: its schema accepts the recipe"
     wrong = load_recipe(CONFIGS / f"{name}.yaml", [*given, "loss_fn.ratio_clip_min=low"])
     with pytest.raises(ConfigError, match=r"refuses loss_fn\.ratio_clip_min: .* \(got 'low'\)"):

@@ -13,13 +13,13 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from nemo_uecr.config.load import value_at
 from nemo_uecr.errors import CheckpointError, ConfigError
 from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.nemo import evaluation, plug_in, upstream
@@ -248,6 +248,7 @@ def own_recipe(folder: Path, **section: Any) -> Path:
         "defaults": str(RECIPES / EIGHT_B),
         "data": {"train": train, "validation": None},
         "env": {"nemo_uecr": "${uecr}"},
+        "policy": {"tokenizer": {"chat_template_kwargs": {"enable_thinking": False}}},
         "grpo": {"val_period": 0, "val_at_start": False},
         "uecr": {
             "data": {"train": str(folder / "own.jsonl"), **PROBLEMS},
@@ -442,17 +443,26 @@ def test_a_block_without_a_call_of_setup_ends_with_an_error(nemo_rl: str) -> Non
         raise LookupError
 
 
-def test_the_settings_are_those_of_nemo_rls_own_loader(nemo_rl: str, tmp_path: Path) -> None:
-    """What is checked before the script is what the script trains."""
-    config: Any = importlib.import_module("nemo_rl.utils.config")
-    from omegaconf import OmegaConf
+def test_a_script_is_run_as_python_runs_it(nemo_rl: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds modules beside it, and may end in sys.exit."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [*sys.argv])
+    (tmp_path / "beside_the_script.py").write_text("def main(): return CODE\nCODE = None")
+    (tmp_path / "script.py").write_text("import sys\nfrom beside_the_script import main\nsys.exit(main())")
+    with pytest.raises(NotPluggedInError, match="was not called through the plug-in"):
+        plug_in.run_script(tmp_path / "script.py", [])
+    monkeypatch.setattr(sys.modules["beside_the_script"], "CODE", 3)
+    with pytest.raises(SystemExit, match="3"):
+        plug_in.run_script(tmp_path / "script.py", [])
+    with pytest.raises(ConfigError, match=r"none\.py: no such file"):
+        plug_in.run_script(tmp_path / "none.py", [])
 
-    from nemo_uecr.config.recipes import load_recipe
 
-    arguments = [*shrunk(tmp_path), *local_problems(tmp_path)]
-    config.register_omegaconf_resolvers()
-    theirs = config.parse_hydra_overrides(config.load_config(str(RECIPES / EIGHT_B)), arguments)
-    ours = load_recipe(RECIPES / EIGHT_B, arguments).values
-    assert OmegaConf.to_container(theirs, resolve=True) == ours
-    assert value_at(ours, "uecr.teacher.model_name") == str(tmp_path / "student")
-    assert "nemo_uecr" in sys.modules
+def test_an_import_before_the_block_is_refused_before_anything_trains(
+    nemo_rl: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    early: Any = ModuleType("a_teams_script")
+    early.prepare = importlib.import_module("nemo_rl.algorithms.grpo").setup
+    monkeypatch.setitem(sys.modules, early.__name__, early)
+    with pytest.raises(NotPluggedInError, match="a_teams_script has imported NeMo-RL's setup"), plug_in.plugged_in():
+        raise AssertionError("the block began")
