@@ -210,7 +210,7 @@ def read_metadata(path: Path) -> Any:
 # Its architecture.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Qwen3(DecoderSizes):
     """The architecture in a config.json."""
 

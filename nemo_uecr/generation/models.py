@@ -51,6 +51,10 @@ SIZES = {
     "vocab_size": "vocabulary", "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads", "intermediate_size": "feed_forward", "tie_word_embeddings": "tied",
 }  # fmt: skip
+#: Keys of a config.json in which families of mixtures count the experts of a layer; a dense model has none of them.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+#: Mixtures of experts whose sizes are read, by `model_type`; inside NeMo-RL no other has been tried.
+MIXTURES = ("qwen3_moe",)
 #: A key that chooses code (attn_implementation, ...) with a name on the hub, or one for a part of the model.
 KERNEL = re.compile(r'"\w*_implementation": (?:\{[^}]*)?"[^"]*/[^"]*"')
 #: How a library written in Rust reports an error of the system.
@@ -72,7 +76,7 @@ HUB_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class DecoderSizes:
-    """The numbers that a dense decoder's tensors follow from."""
+    """The numbers that a decoder's tensors follow from."""
 
     vocabulary: int  # V, output columns
     hidden: int  # H
@@ -82,6 +86,10 @@ class DecoderSizes:
     head_dim: int
     feed_forward: int
     tied: bool  # whether the output layer is the embedding
+    # Of a mixture, all of whose layers have experts in the place of a feed-forward layer; 0 in a dense model.
+    experts: int = 0  # E, of a layer
+    experts_per_token: int = 0  # k
+    expert_width: int = 0  # feed-forward size of one expert
 
     @property
     def query(self) -> int:
@@ -99,10 +107,50 @@ def decoder_sizes(values: Mapping[str, Any], where: str) -> DecoderSizes:
     missing = [key for key in SIZES if values.get(key) is None]
     if missing:
         raise DataError(f"{where} does not state {missing[0]!r}; expected a whole config.json")
-    sizes = {field: values[key] for key, field in SIZES.items()}
+    sizes: dict[str, Any] = {field: values[key] for key, field in SIZES.items()}
     # What transformers assumes where none is stated.
     default = 128 if values.get("model_type") == "qwen3" else sizes["hidden"] // sizes["heads"]
-    return DecoderSizes(**sizes, head_dim=values.get("head_dim") or default)
+    return DecoderSizes(**sizes, **_expert_sizes(values, where), head_dim=values.get("head_dim") or default)
+
+
+def expert_count(values: Mapping[str, Any]) -> int:
+    """Experts of a layer by a config.json's values, or by those of its text model; 0 where it is dense."""
+    sections = (values, values.get("text_config") or {})
+    return next((int(section[key]) for section in sections for key in EXPERTS if section.get(key)), 0)
+
+
+def untried_mixture(values: Mapping[str, Any]) -> str:
+    """In words: a mixture of experts of a family that was never tried inside NeMo-RL; empty for every other model."""
+    if not expert_count(values) or values.get("model_type") in MIXTURES:
+        return ""
+    return (
+        f"a mixture of experts of model_type {values.get('model_type')!r}, which has not been tried inside NeMo-RL; "
+        f"expected a dense model or {', '.join(MIXTURES)}"
+    )
+
+
+def _expert_sizes(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The experts of a mixture whose layers are all alike; empty for a dense model."""
+    if values.get("model_type") not in MIXTURES:
+        return {}
+    found = {
+        "experts": expert_count(values),  # transformers 5 writes another of the keys than 4 and the hub
+        "experts_per_token": values.get("num_experts_per_tok"),
+        "expert_width": values.get("moe_intermediate_size"),
+    }
+    if missing := [name for name, value in found.items() if not value]:
+        raise DataError(f"{where} does not state its {missing[0]}; expected a whole config.json")
+    for key, usual in {"decoder_sparse_step": 1, "mlp_only_layers": []}.items():
+        if (given := values.get(key, usual)) != usual:
+            raise DataError(f"{where} has {key} {given!r}; expected {usual!r}, so that every layer has experts")
+    return {name: int(value) for name, value in found.items() if value}
+
+
+def config_values(name: str) -> Mapping[str, Any]:
+    """The config.json of a folder, or of a hub's model in this machine's cache; empty where neither is here."""
+    file = Path(name).expanduser() / "config.json"
+    place = file if file.is_file() else cached(name)
+    return {} if place is None else read_object(place)
 
 
 def check_objects(folder: Path) -> None:

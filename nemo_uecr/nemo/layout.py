@@ -29,11 +29,28 @@ class Parallel:
     sequence: bool  # whether the tensor ranks also share the activations between layers
     expert: int = 1  # ranks that share the experts of a layer
     expert_tensor: int = 1  # ranks that share each expert
+    first_layers: int | None = None  # of the first pipeline stage; None: as many as of the others
+    last_layers: int | None = None  # of the last one
 
     @property
     def ranks(self) -> int:
         """GPUs of one copy of the model."""
         return self.tensor * self.pipeline * self.context
+
+    @property
+    def expert_ranks(self) -> int:
+        """GPUs of one copy of all experts."""
+        return self.pipeline * self.expert * self.expert_tensor
+
+    def stages(self, layers: int) -> list[int] | None:
+        """How many of a model's layers each pipeline stage has; None where they cannot be shared."""
+        ends = [self.first_layers, self.last_layers]
+        inner = self.pipeline - sum(end is not None for end in ends)
+        rest = layers - sum(end or 0 for end in ends)
+        if rest < 0 or inner < 0 or (rest % inner if inner else rest):
+            return None
+        first, last = ([] if end is None else [end] for end in ends)
+        return [*first, *([rest // inner] * inner if inner else []), *last]
 
 
 def parallel_of(policy: Mapping[str, Any]) -> Parallel:
@@ -46,6 +63,8 @@ def parallel_of(policy: Mapping[str, Any]) -> Parallel:
         sequence=bool(megatron["sequence_parallel"]),
         expert=megatron.get("expert_model_parallel_size") or 1,
         expert_tensor=megatron.get("expert_tensor_parallel_size") or 1,
+        first_layers=megatron.get("num_layers_in_first_pipeline_stage") or None,
+        last_layers=megatron.get("num_layers_in_last_pipeline_stage") or None,
     )
 
 
@@ -220,17 +239,7 @@ def model_faults(model: Model) -> Iterator[str]:
     if model.gpus <= 0:
         yield f"{key}: no GPU is left for it; expected more cluster.num_nodes or cluster.gpus_per_node"
         return
-    if model.gpus % parallel.ranks:
-        yield (
-            f"{key}.megatron_cfg: tensor * pipeline * context = {parallel.ranks} does not divide its {model.gpus} GPUs"
-            "; change the layout or the GPUs"
-        )
-    experts = parallel.expert * parallel.expert_tensor * parallel.pipeline
-    if model.gpus % experts:
-        yield (
-            f"{key}.megatron_cfg.expert_model_parallel_size: got {parallel.expert}; with its pipeline and tensor ranks "
-            f"the experts need a divisor of {model.gpus} GPUs"
-        )
+    yield from _rank_faults(model)
     if value_at(policy, "dtensor_cfg.enabled"):
         yield f"{key}.dtensor_cfg.enabled: got true beside megatron_cfg.enabled; NeMo-RL takes one of the two"
     yield from _packing_faults(model)
@@ -261,6 +270,32 @@ def _packing_faults(model: Model) -> Iterator[str]:
         yield (
             f"{key}.megatron_cfg.pipeline_model_parallel_size: got {parallel.pipeline}, with which NeMo-RL gathers no "
             f"rows by length: set {key}.dynamic_batching.enabled=false"
+        )
+
+
+def _rank_faults(model: Model) -> Iterator[str]:
+    """A layout that its GPUs cannot be dealt to."""
+    key, parallel = model.key, model.parallel
+    if model.gpus % parallel.ranks:
+        yield (
+            f"{key}.megatron_cfg: tensor * pipeline * context = {parallel.ranks} does not divide its {model.gpus} GPUs"
+            "; change the layout or the GPUs"
+        )
+    if model.gpus % parallel.expert_ranks:
+        yield (
+            f"{key}.megatron_cfg.expert_model_parallel_size: got {parallel.expert}; pipeline * expert * expert tensor "
+            f"= {parallel.expert_ranks} does not divide its {model.gpus} GPUs"
+        )
+    if parallel.expert > 1:
+        yield from sequence_faults(model)
+
+
+def sequence_faults(model: Model) -> Iterator[str]:
+    """A mixture that trains on several tensor ranks without sequence parallelism, in which Megatron raises."""
+    if model.key == "policy" and model.parallel.tensor > 1 and not model.parallel.sequence:
+        yield (
+            f"policy.megatron_cfg.sequence_parallel: got false with tensor_model_parallel_size "
+            f"{model.parallel.tensor}; Megatron does not train a mixture of experts so: take true"
         )
 
 

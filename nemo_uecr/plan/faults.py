@@ -14,7 +14,7 @@ from dataclasses import replace
 from nemo_uecr.config.schema import Config
 from nemo_uecr.conversion.reading import PADDING
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.nemo.layout import Job, Model, layout_faults, model_faults
+from nemo_uecr.nemo.layout import Job, Model, layout_faults, model_faults, sequence_faults
 from nemo_uecr.plan.shapes import ModelShape
 
 VLLM_PADDING = 64  # vLLM pads a vocabulary to a multiple of this before it splits it
@@ -40,10 +40,16 @@ def job_faults(job: Job, shapes: Mapping[str, ModelShape | None]) -> list[str]:
     if student is None:
         return faults
     tensor = job.engine_ranks // job.at("policy.generation.vllm_cfg.pipeline_parallel_size")
-    if not vllm_can_cut(student, tensor):
+    whole = (job.at("policy.generation.vllm_cfg.expert_parallel_size") or 1) > 1
+    if not vllm_can_cut(student, tensor, whole_experts=whole):
+        columns = (
+            f"{student.expert_width} columns of an expert"
+            if student.experts
+            else (f"{student.feed_forward} feed-forward columns")
+        )
         faults.append(
             f"policy.generation.vllm_cfg.tensor_parallel_size: got {tensor}, expected a divisor of the student's "
-            f"{student.heads} query heads, {student.feed_forward} feed-forward columns and padded vocabulary that "
+            f"{student.heads} query heads, {columns} and padded vocabulary that "
             f"divides its {student.kv_heads} key and value heads or is a multiple of them"
         )
     return faults + vocabulary_faults(student, {job.models[key].key: shapes.get(key) for key in job.teachers})
@@ -52,19 +58,42 @@ def job_faults(job: Job, shapes: Mapping[str, ModelShape | None]) -> list[str]:
 def _split_faults(model: Model, shape: ModelShape) -> Iterator[str]:
     """A layout that cannot split a model of this shape."""
     megatron, parallel = f"{model.key}.megatron_cfg", model.parallel
-    common = math.gcd(shape.heads, shape.kv_heads, shape.feed_forward)
+    common = math.gcd(shape.heads, shape.kv_heads, 0 if shape.experts else shape.feed_forward)
     if common % parallel.tensor:
         yield (
             f"{megatron}.tensor_model_parallel_size: got {parallel.tensor}, expected a divisor of {common}, which "
-            "divides its heads and feed-forward columns"
+            f"divides its heads{'' if shape.experts else ' and feed-forward columns'}"
         )
-    ends = [model.policy["megatron_cfg"].get(f"num_layers_in_{place}_pipeline_stage") for place in ("first", "last")]
-    stages, layers = parallel.pipeline - sum(map(bool, ends)), shape.layers - sum(each or 0 for each in ends)
-    if layers < 0 or (layers % stages if stages > 0 else layers):
+    yield from _expert_faults(model, shape)
+    if parallel.stages(shape.layers) is None:
         yield (
             f"{megatron}.pipeline_model_parallel_size: got {parallel.pipeline}, expected a divisor of the model's "
             f"{shape.layers} layers"
         )
+
+
+def _expert_faults(model: Model, shape: ModelShape) -> Iterator[str]:
+    """Expert ranks of a model without experts, or that cannot share the experts that it has."""
+    megatron, parallel = f"{model.key}.megatron_cfg", model.parallel
+    if not shape.experts:
+        if parallel.expert > 1:
+            yield (
+                f"{megatron}.expert_model_parallel_size: got {parallel.expert}, but {model.name} is a dense model; "
+                "take 1"
+            )
+        return
+    if shape.experts % parallel.expert:
+        yield (
+            f"{megatron}.expert_model_parallel_size: got {parallel.expert}, expected a divisor of the {shape.experts} "
+            f"experts of a layer of {model.name}"
+        )
+    if shape.expert_width % parallel.expert_tensor:
+        yield (
+            f"{megatron}.expert_tensor_parallel_size: got {parallel.expert_tensor}, expected a divisor of the "
+            f"{shape.expert_width} columns of an expert of {model.name}"
+        )
+    if parallel.expert == 1:  # with more, `layout` has said it from the keys alone
+        yield from sequence_faults(model)
 
 
 def _position_faults(model: Model, shape: ModelShape) -> Iterator[str]:
@@ -76,11 +105,17 @@ def _position_faults(model: Model, shape: ModelShape) -> Iterator[str]:
         )
 
 
-def vllm_can_cut(shape: ModelShape, tensor: int) -> bool:
-    """Whether vLLM can split a model over that many ranks, some of which may hold the same key and value head."""
+def vllm_can_cut(shape: ModelShape, tensor: int, *, whole_experts: bool = False) -> bool:
+    """Whether vLLM can split a model over that many ranks, some of which may hold the same key and value head.
+
+    It cuts each expert, unless its ranks share ``whole_experts``.
+    """
     padded = -(-shape.vocabulary // VLLM_PADDING) * VLLM_PADDING
     few, many = sorted((tensor, shape.kv_heads))
-    return math.gcd(shape.heads, shape.feed_forward, padded) % tensor == 0 and many % few == 0
+    columns = shape.feed_forward
+    if shape.experts:
+        columns = 0 if whole_experts else shape.expert_width
+    return math.gcd(shape.heads, columns, padded) % tensor == 0 and many % few == 0
 
 
 def mismatches_of(

@@ -26,6 +26,7 @@ from nemo_uecr.plan.shapes import BF16, FP32, Sharded
 # Time and memory that no formula gives, measured by others; tests/plan/test_published.py has their runs. Issues and
 # pulls without a name are NeMo-RL's.
 DECODE_STEP = 0.002  # s of overhead per decoding step: vLLM's scheduler, launches, sampling
+NETWORK_SUM = 40e-6  # s of a decoding step's sum over tensor ranks of several nodes, two in each layer; assumed
 REFIT_S, REFIT_RATE = 3.0, 12e9  # s per refit, and bytes/s of all weights through every rank (NeMo-RL issue 959)
 STEP_S, STEP_SHARE = 3.0, 0.02  # s between phases, and a share of them: 3 to 14 s (issue 959), 4 of 67 (pull 1052)
 PROCESS_BYTES = 3 * GIB // 2  # per GPU process besides its tensors: CUDA context, libraries, NCCL; assumed
@@ -72,6 +73,7 @@ class Setting:
         self.vllm_bytes = BF16 * shapes.parameters(shape) // self.engine_ranks
         how = f"2 bytes per parameter over {self.engine_ranks} ranks"
         self.vllm_weights = Item("vLLM weights", self.vllm_bytes, how)
+        self.vllm_experts = BF16 * shapes.routed_parameters(shape) // self.engine_ranks  # those of its experts
         # vLLM's KV cache, and the keys and values of one token, on a rank of an engine.
         self.share = job.at("policy.generation.vllm_cfg.gpu_memory_utilization")
         self.cache_bytes = max(0, int(self.share * (device.memory or 0)) - self.vllm_bytes - VLLM_BYTES)
@@ -90,7 +92,8 @@ def nemo_plan(job: Job, device: Device, lengths: Lengths) -> Plan:
     seconds = STEP_S + STEP_SHARE * sum(phase.seconds for phase in phases)
     how = f"{STEP_S:g} s and {STEP_SHARE:.0%}: verification, the driver's data, metrics"
     phases.append(Phase("between phases", setting.where, tuple(setting.processes), seconds, how))
-    count, title = shapes.parameters(student.shape), f"{job.section.method.name}: student {job.student.name}"
+    count = shapes.parameters(student.shape)
+    title = f"{job.section.method.name}: student {job.student.name}"
     if teacher is not None:
         own = job.section.dedicated_gpus
         where = f"on {own} GPU{'s' if own > 1 else ''} of its own" if own else "on the same GPUs"
@@ -152,7 +155,17 @@ def rollout(setting: Setting) -> Phase:
     for _ in range(DEALS):
         dealer.shuffle(drawn)
         ends = [
-            engine_seconds(setting.device, dealt, at_once, prompt, weights=weights, cached=cached, flops=flops)
+            engine_seconds(
+                setting.device,
+                dealt,
+                at_once,
+                prompt,
+                weights=weights,
+                cached=cached,
+                flops=flops,
+                experts=(setting.vllm_experts, setting.student.shape),
+                more=_network_s(setting),
+            )
             for dealt in (drawn[one::engines] for one in range(engines))
         ]
         slowest += max(ends) / DEALS
@@ -177,18 +190,35 @@ def response_lengths(lengths: Lengths, longest: int, count: int) -> tuple[float,
 
 
 def engine_seconds(
-    device: Device, drawn: Sequence[float], at_once: int, prompt: int, *, weights: int, cached: int, flops: float
-) -> float:
-    """Seconds of a vLLM engine: each decoding step reads all weights, and the keys and values of the running responses.
+    device: Device, drawn: Sequence[float], at_once: int, prompt: int, *, weights: int, cached: int, flops: float,
+    experts: tuple[int, shapes.ModelShape] | None = None, more: float = 0.0,
+) -> float:  # fmt: skip
+    """Seconds of a vLLM engine: each decoding step reads the weights, and the keys and values of the running responses.
 
     ``drawn`` are the lengths of the responses in order, each after ``prompt`` tokens; ``at_once`` of them fit into
-    the KV cache. ``weights`` are the model's bytes, ``cached`` those of one token's keys and values.
+    the KV cache. ``weights`` are the model's bytes, ``cached`` those of one token's keys and values. Of a mixture,
+    ``experts`` are the bytes of all experts and its shape: a step reads those that the running responses choose. A step
+    takes ``more`` seconds besides.
     """
     ends = [0.0] * at_once  # a response takes the place that is free first
     for length in drawn:
         heapreplace(ends, ends[0] + length)
     context = sum(length * (prompt + length / 2) for length in drawn)
-    return device.decode_s(max(ends) * weights, cached * context, sum(drawn) * flops, 1) + max(ends) * DECODE_STEP
+    read = max(ends) * weights
+    if experts is not None and experts[1].experts:
+        routed, shape = experts
+        before, unread = 0.0, 0.0
+        for place, end in enumerate(sorted(ends)):  # until then, so many responses run
+            unread += (end - before) * (1.0 - shapes.chosen_share(shape, at_once - place))
+            before = end
+        read -= unread * routed
+    return device.decode_s(read, cached * context, sum(drawn) * flops, 1) + max(ends) * (DECODE_STEP + more)
+
+
+def _network_s(setting: Setting) -> float:
+    """Seconds of a decoding step in which the tensor ranks of an engine on several nodes sum over the network."""
+    tensor = setting.job.at("policy.generation.vllm_cfg.tensor_parallel_size")
+    return 2 * setting.student.shape.layers * NETWORK_SUM if setting.job.gpus_per_node % tensor else 0.0
 
 
 def scoring(setting: Setting) -> list[Phase]:
@@ -203,13 +233,14 @@ def scoring(setting: Setting) -> list[Phase]:
         tokens, flops, sizes = whole // teacher.parallel.context, _flops(setting, teacher), (setting.responses, whole)
         logits = teacher.scoring_logits_bytes(tokens, chunk, divided=False)
         held = Item("logits", logits, "bfloat16 over all tokens, one chunk again")
-        seconds, more = _in_parallel(setting, teacher, setting.device.forward_s(flops, teacher.gpus), 1, *sizes)
+        share = _forward_share(teacher)
+        seconds, more = _in_parallel(setting, teacher, setting.device.forward_s(flops, teacher.gpus, share), 1, *sizes)
         where, how, workers = "teacher GPUs", "the student's GPUs wait", [_workers(1)]
         if setting.beside is not None:  # a frozen model is not copied back
             seconds += teacher.weight_bytes / link
             where, workers = setting.where, [one for one in setting.processes if one.name != "teacher asleep"]
             how = f"{_gib(teacher.weight_bytes)} over the host link"
-        how = f"{_peta(flops)} on {teacher.gpus} GPUs at {contents.FORWARD_SHARE:.0%}{more}; {how}"
+        how = f"{_peta(flops)} on {teacher.gpus} GPUs at {share:.0%}{more}; {how}"
         items = (*workers, *_forward_items("teacher", teacher, tokens), held)
         phases.append(Phase("score teacher", where, items, seconds, how))
     whole = job.student.microbatch_tokens("logprob")
@@ -221,8 +252,9 @@ def scoring(setting: Setting) -> list[Phase]:
         logits = max(logits, student.reference_logits_bytes(tokens, chunk))
         how = "bfloat16 over all tokens, three float32 buffers of a chunk (reference)"
     items = (*setting.processes, *_forward_items("student", student, tokens), Item("logits", logits, how))
-    seconds, more = _in_parallel(setting, student, setting.device.forward_s(flops, student.gpus), 1, *sizes)
-    how = f"{_peta(flops)} at {contents.FORWARD_SHARE:.0%}{more}"
+    share = _forward_share(student)
+    seconds, more = _in_parallel(setting, student, setting.device.forward_s(flops, student.gpus, share), 1, *sizes)
+    how = f"{_peta(flops)} at {share:.0%}{more}"
     phases.append(Phase("score student", setting.where, items, seconds + weights / link, how))
     if reference:
         how = f"{_peta(flops)}; {_gib(2 * weights)} of weights swapped over the host link"
@@ -241,30 +273,41 @@ def train(setting: Setting) -> Phase:
         head = 2.0 * student.shape.vocabulary * student.shape.hidden
         flops += forward - head * setting.responses * setting.lengths.whole
     sizes = (job.minibatch, setting.trained_tokens)
-    compute, more = _in_parallel(setting, student, device.train_s(flops, student.gpus), 3 + again, *sizes)
+    share = contents.EXPERT_TRAIN_SHARE if student.shape.experts else contents.TRAIN_SHARE
+    compute, more = _in_parallel(setting, student, device.train_s(flops, student.gpus, share), 3 + again, *sizes)
     steps = setting.responses // job.minibatch
-    travelling = steps * (FP32 + BF16) * student.most_parameters * (student.sharing - 1) / student.sharing
+    travelling = steps * max(map(student.reduced_bytes, range(student.parallel.pipeline)))
     link = device.peer_link if job.nodes == 1 else device.network
     seconds = compute + travelling / link + setting.optimizer_bytes / device.host_link
-    how = f"{_peta(flops)} at {contents.TRAIN_SHARE:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}{more}"
+    how = f"{_peta(flops)} at {share:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}{more}"
     return Phase("train", setting.where, tuple(items), seconds, how)
 
 
 def _in_parallel(
     setting: Setting, model: Sharded, compute: float, passes: int, responses: int, microbatch: int
 ) -> tuple[float, str]:
-    """``compute`` seconds plus those of tensor-parallel sums and the pipeline bubble, and both in words.
+    """``compute`` seconds plus those of tensor-parallel sums, all-to-all and the pipeline bubble, and these in words.
 
-    A tensor rank sends `Sharded.summed_bytes` in each of the ``passes``; a pipeline takes (stages - 1) / micro-batches
-    longer than its work, with the micro-batches of a rank's share of ``responses``.
+    A rank sends `Sharded.summed_bytes` to its tensor ranks and `dispatched_bytes` to its expert ranks in each of the
+    ``passes``; a pipeline takes (stages - 1) / micro-batches longer than its work, with the micro-batches of a rank's
+    share of ``responses``.
     """
     parallel, length, device = model.parallel, setting.lengths.whole, setting.device
-    link = device.network if setting.job.gpus_per_node % parallel.tensor else device.peer_link
+    per_node = setting.job.gpus_per_node
+    link = device.network if per_node % parallel.tensor else device.peer_link
     tokens = setting.responses * length // model.sharing
     sums = passes * model.summed_bytes(tokens) / link
+    away = device.network if per_node % (parallel.expert * parallel.expert_tensor) else device.peer_link
+    copies = passes * model.dispatched_bytes(tokens) / away
     bubble = (parallel.pipeline - 1) / max(1.0, responses / model.data * length / microbatch)
-    words = f"; tensor sums {sums:.1f} s" * (sums > 0) + f"; pipeline bubble {bubble:.0%}" * (bubble > 0)
-    return (compute + sums) * (1 + bubble), words
+    words = f"; tensor sums {sums:.1f} s" * (sums > 0) + f"; all-to-all {copies:.1f} s" * (copies > 0)
+    words += f"; pipeline bubble {bubble:.0%}" * (bubble > 0)
+    return (compute + sums + copies) * (1 + bubble), words
+
+
+def _forward_share(model: Sharded) -> float:
+    """Share of FLOP/s that a scoring pass of the model reaches."""
+    return contents.EXPERT_FORWARD_SHARE if model.shape.experts else contents.FORWARD_SHARE
 
 
 def _flops(setting: Setting, model: Sharded) -> float:
@@ -292,8 +335,9 @@ def _train_items(setting: Setting, stage: int) -> list[Item]:
         *setting.processes,
         Item("student weights", BF16 * held, f"{held:,} parameters of stage {stage}, 2 bytes"),
         Item("gradients", FP32 * held, "float32 buffer, 4 bytes per parameter, on every data-parallel rank"),
-        Item("optimizer", optimizer, f"10 bytes per parameter over {student.sharing} ranks"),
+        Item("optimizer", optimizer, f"10 bytes per parameter over {_over(student)} ranks"),
         Item("activations", kept, how),
+        *_routes(student, tokens),
         *(_gathered(student, tokens) if last else []),
         working,
     ]
@@ -301,11 +345,21 @@ def _train_items(setting: Setting, stage: int) -> list[Item]:
 
 def _forward_items(role: str, model: Sharded, tokens: int) -> list[Item]:
     layer = Item("activations", model.forward_bytes(tokens), f"one layer, {tokens} tokens, no gradient")
-    return [_weights(role, model), layer, *_gathered(model, tokens)]
+    return [_weights(role, model), layer, *_routes(model, tokens), *_gathered(model, tokens)]
 
 
 def _weights(role: str, model: Sharded) -> Item:
     return Item(f"{role} weights", model.weight_bytes, f"{model.most_parameters:,} parameters, 2 bytes")
+
+
+def _over(model: Sharded) -> str:
+    """Ranks over which an optimizer is sharded, in words."""
+    return f"{model.sharing}, experts over {model.expert_sharing}," if model.shape.experts else f"{model.sharing}"
+
+
+def _routes(model: Sharded, tokens: int) -> list[Item]:
+    size, how = model.routes_bytes(tokens), f"what the dispatchers of {model.most_layers} layers keep, {tokens} tokens"
+    return [Item("routes to experts", size, how)] if size else []
 
 
 def _gathered(model: Sharded, tokens: int) -> list[Item]:
@@ -357,7 +411,8 @@ def _layout(setting: Setting) -> Iterator[contents.RankLine]:
     for rank in range(student.gpus):
         yield contents.RankLine(
             *divmod(rank, per_node),
-            f"{_shard(student, rank, setting.responses)}; optimizer 1/{student.sharing}",
+            f"{_shard(student, rank, setting.responses)}; optimizer 1/{student.sharing}"
+            + (f", of experts 1/{student.expert_sharing}" if student.shape.experts else ""),
             ABSENT if beside is None else _shard(beside, rank, setting.responses),
             engine(rank) if setting.job.shares_gpus else ABSENT,
         )
@@ -381,6 +436,7 @@ def _shard(model: Sharded, rank: int, responses: int) -> str:
         "output" if cut and stage == parallel.pipeline - 1 else "",
         f"tensor {tensor}/{parallel.tensor}" if parallel.tensor > 1 else "",
         f"context {context}/{parallel.context}" if parallel.context > 1 else "",
+        f"experts {model.expert_place(rank)}/{parallel.expert}" if parallel.expert > 1 else "",
         f"data {data}/{model.data}: {-(-responses // model.data)} responses",
     )
     return ", ".join(filter(None, parts))
@@ -402,6 +458,13 @@ def _facts(setting: Setting) -> Iterator[str]:
     )
     split = "megatron_cfg.tensor_model_parallel_size"
     policy = job.student.policy
+    for key, model in (("student", student), ("teacher", teacher)):
+        if model is not None and model.shape.experts:
+            yield (
+                f"{key}: a mixture of {model.shape.experts} experts in each layer, {model.shape.experts_per_token} of "
+                f"a token; {shapes.active_parameters(model.shape) / 1e9:.2f} of "
+                f"{shapes.parameters(model.shape) / 1e9:.2f} billion parameters work on each token"
+            )
     for key in ("megatron_cfg.peft.enabled", "megatron_cfg.fp8_cfg.enabled", "megatron_cfg.mtp_num_layers"):
         if given := value_at(policy, key):
             yield f"warning: policy.{key}={given} is not counted; the plan is of training all weights in bfloat16"
@@ -425,10 +488,20 @@ def _assumptions(setting: Setting) -> tuple[str, ...]:
         f"{device.host_link / 1e9:.0f} GB/s to host memory, {device.peer_link / 1e9:.0f} GB/s between GPUs, "
         f"{device.network / 1e9:.0f} GB/s between nodes",
         f"{contents.REACHED}, with {DECODE_STEP * 1e3:g} ms per decoding step besides",
+        *_of_mixtures(setting),
         f"besides tensors: {PROCESS_BYTES / GIB:.1f} GiB per worker process, "
         f"{VLLM_BYTES / GIB:.0f} GiB for vLLM's activations and graphs",
         "not counted: start-up, checkpoints, evaluation, fragmentation",
     )
+
+
+def _of_mixtures(setting: Setting) -> Iterator[str]:
+    if any(model is not None and model.shape.experts for model in (setting.student, setting.teacher)):
+        yield (
+            f"of a mixture {contents.EXPERT_FORWARD_SHARE:.0%} of FLOP/s while scoring and "
+            f"{contents.EXPERT_TRAIN_SHARE:.0%} while training; all its expert ranks get equally many tokens, and a "
+            "decoding step reads the experts that its responses would choose at random"
+        )
 
 
 def _memory_faults(setting: Setting, phases: Sequence[Phase]) -> Iterator[str]:

@@ -47,16 +47,31 @@ def split(shape: ModelShape, tensor: int = 1, pipeline: int = 1, data: int = 1, 
     return Sharded(shape, parallel, tensor * pipeline * data)
 
 
+def tiny_mixture(*, tensor: int = 1, pipeline: int = 1, expert: int = 1, gpus: int = 1, **changes: Any) -> Sharded:
+    """The tests' tiny mixture over its GPUs, sequence-parallel where there are tensor ranks."""
+    sizes = {"layers": 2, "tied": False, "experts": 4, "experts_per_token": 2, "expert_width": 24} | changes
+    parallel = Parallel(tensor=tensor, pipeline=pipeline, context=1, sequence=tensor > 1, expert=expert)
+    return Sharded(tiny_shape(**sizes), parallel, gpus)
+
+
 def real_model(shape: ModelShape) -> Any:
     """Transformers' own model of these sizes."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
-    config = Qwen3Config(
+    name, experts = "Qwen3", {}
+    if shape.experts:
+        name = "Qwen3Moe"
+        experts = {
+            "num_experts": shape.experts, "num_experts_per_tok": shape.experts_per_token, "norm_topk_prob": True,
+            "moe_intermediate_size": shape.expert_width,
+        }  # fmt: skip
+    config = getattr(transformers, f"{name}Config")(
         vocab_size=shape.vocabulary, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
         num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
         intermediate_size=shape.feed_forward, tie_word_embeddings=shape.tied, max_position_embeddings=shape.positions,
+        **experts,
     )  # fmt: skip
-    return Qwen3ForCausalLM(config).eval()
+    return getattr(transformers, f"{name}ForCausalLM")(config).eval()
 
 
 def save_model(folder: Path, *, shard: str = "1GB", **changes: Any) -> Path:

@@ -62,6 +62,62 @@ def test_a_layout_that_cannot_be(changes: list[str], fault: str) -> None:
     assert fault in "; ".join(job_faults(nemo(*changes), {"student": FOUR, "teacher": EIGHT}))
 
 
+MIXTURE = KNOWN["Qwen/Qwen3-30B-A3B"]
+EXPERT, TENSOR = "policy.megatron_cfg.expert_model_parallel_size", "policy.megatron_cfg.tensor_model_parallel_size"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ([f"{EXPERT}=6", "cluster.gpus_per_node=6"], f"{EXPERT}: got 6, expected a divisor of the 128 experts"),
+        (
+            [f"{EXPERT}=8", "policy.megatron_cfg.pipeline_model_parallel_size=2"],
+            f"{EXPERT}: got 8; pipeline * expert * expert tensor = 16 does not divide its 8 GPUs",
+        ),
+        ([f"{TENSOR}=2"], "policy.megatron_cfg.sequence_parallel: got false with tensor_model_parallel_size 2"),
+        (
+            [f"{TENSOR}=2", f"{EXPERT}=4"],
+            "policy.megatron_cfg.sequence_parallel: got false with tensor_model_parallel_size 2",
+        ),
+        (
+            ["policy.megatron_cfg.expert_tensor_parallel_size=5", "cluster.gpus_per_node=10"],
+            "policy.megatron_cfg.expert_tensor_parallel_size: got 5, expected a divisor of the 768 columns",
+        ),
+        (
+            ["++uecr.teacher.megatron_cfg.expert_model_parallel_size=8"],
+            "uecr.teacher.megatron_cfg.expert_model_parallel_size: got 8, but Qwen/Qwen3-8B is a dense model; take 1",
+        ),
+    ],
+)
+def test_a_layout_of_a_mixture_that_cannot_be(changes: list[str], fault: str) -> None:
+    assert fault in "; ".join(job_faults(nemo(*changes), {"student": MIXTURE, "teacher": EIGHT}))
+
+
+def test_a_teacher_s_tensor_ranks_need_no_sequence_parallelism() -> None:
+    """Megatron raises in training alone."""
+    ranks = [
+        "++uecr.teacher.megatron_cfg.tensor_model_parallel_size=2",
+        "++uecr.teacher.megatron_cfg.expert_model_parallel_size=8",
+    ]
+    assert job_faults(nemo(*ranks, f"{EXPERT}=4"), {"student": MIXTURE, "teacher": MIXTURE}) == []
+
+
+def test_a_dense_teacher_inherits_no_expert_ranks() -> None:
+    assert job_faults(nemo(f"{EXPERT}=8"), {"student": MIXTURE, "teacher": EIGHT}) == []
+
+
+def test_vllm_cuts_each_expert_or_shares_whole_ones() -> None:
+    """Eight ranks would have 1.5 columns each of these experts."""
+    narrow = {"student": replace(MIXTURE, expert_width=12), "teacher": EIGHT}
+    ranks = "policy.generation.vllm_cfg.tensor_parallel_size=8"
+    (fault,) = job_faults(nemo(ranks), narrow)
+    assert fault.startswith(
+        "policy.generation.vllm_cfg.tensor_parallel_size: got 8, expected a divisor of the student's"
+    )
+    assert "12 columns of an expert" in fault
+    assert job_faults(nemo(ranks, "policy.generation.vllm_cfg.expert_parallel_size=8"), narrow) == []
+
+
 def test_student_and_teacher_have_one_vocabulary() -> None:
     assert job_faults(nemo(), {"student": FOUR, "teacher": replace(EIGHT, vocabulary=152_064)}) == []  # padding
     (fault,) = job_faults(nemo(), {"student": FOUR, "teacher": replace(EIGHT, vocabulary=128_256)})

@@ -1,6 +1,6 @@
 """docs/plan.md: its commands, and the plan beside what others measured, on H100 where nothing else is said.
 
-Assumed of the steps: prompts of 130 tokens (110 for Qwen3-32B, by the tokens/s that the source states) and lengths with
+Assumed of the steps: prompts of 130 tokens (110 for Qwen3, by the tokens/s that the sources state) and lengths with
 sigma 0.9.
 """
 
@@ -38,10 +38,11 @@ class Step(NamedTuple):
     source: str
     model: str
     nodes: int
-    layout: tuple[int, int, int]  # tensor and pipeline ranks of the training, tensor ranks of vLLM
+    layout: tuple[int, ...]  # tensor and pipeline ranks of the training, tensor ranks of vLLM; context, expert ranks
     response: int  # mean tokens
     again: bool  # activation checkpointing
     seconds: dict[str, float]
+    batch: tuple[int, int] = (64, 4096)  # prompts of a step, 32 responses to each, and the longest sequence
 
 
 STEPS = [
@@ -57,6 +58,9 @@ STEPS = [
     Step("[0.5 summary]", "Llama-3.1-8B", 2, (1, 2, 1), 1019, True, {"whole": 92.8}),
     Step("[0.4 summary]", "Qwen/Qwen3-32B", 4, (4, 4, 4), 3206, False, {"whole": 393}),
     Step("[0.5 summary]", "Qwen/Qwen3-32B", 4, (4, 4, 4), 3251, False, {"whole": 376}),
+    Step("[0.7 summary]", "Qwen/Qwen3-30B-A3B", 4, (1, 1, 2, 1, 8), 3203, False, {"whole": 192}),
+    Step("[0.7 summary]", "Qwen/Qwen3-235B-A22B", 16, (2, 8, 16, 2, 16), 5698, True, {"whole": 395}, (16, 8192)),
+    Step("[0.7 summary]", "Qwen/Qwen3-235B-A22B", 32, (2, 8, 16, 2, 16), 5713, True, {"whole": 312}, (16, 8192)),
 ]  # fmt: skip
 BOUNDS = {"whole": (0.8, 1.25), "refit": (0.5, 2.0)}
 
@@ -74,19 +78,25 @@ def llama(folder: Path, name: str) -> str:
 
 def planned(step: Step, folder: Path) -> Plan:
     model = llama(folder, step.model) if step.model in MODELS else step.model
-    tensor, pipeline, rollout = step.layout
-    prompt = 110 if "32B" in step.model else 130
+    tensor, pipeline, rollout, context, expert = (*step.layout, 1, 1)[:5]
+    prompts, longest = step.batch
+    prompt = 110 if "Qwen3" in step.model else 130
     keys = {
         "uecr.method.name": "grpo", "uecr.teacher": "null", "policy.model_name": model,
         "cluster.num_nodes": step.nodes, "policy.megatron_cfg.tensor_model_parallel_size": tensor,
         "policy.megatron_cfg.pipeline_model_parallel_size": pipeline,
+        "policy.megatron_cfg.context_parallel_size": context,
+        "policy.megatron_cfg.expert_model_parallel_size": expert,
         "policy.megatron_cfg.sequence_parallel": tensor > 1,
         "policy.megatron_cfg.activation_checkpointing": step.again,
         "policy.generation.vllm_cfg.tensor_parallel_size": rollout,
-        "grpo.num_prompts_per_step": 64, "grpo.num_generations_per_prompt": 32, "policy.train_global_batch_size": 512,
-        "uecr.data.max_prompt_tokens": prompt, "policy.generation.max_new_tokens": 4096 - prompt,
-        "policy.max_total_sequence_length": 4096, "policy.train_micro_batch_size": 1,
+        "grpo.num_prompts_per_step": prompts, "grpo.num_generations_per_prompt": 32,
+        "policy.train_global_batch_size": 512,
+        "uecr.data.max_prompt_tokens": prompt, "policy.generation.max_new_tokens": longest - prompt,
+        "policy.max_total_sequence_length": longest, "policy.train_micro_batch_size": 1,
     }  # fmt: skip
+    if "235B" in step.model:  # 94 layers
+        keys |= {f"++policy.megatron_cfg.num_layers_in_{end}_pipeline_stage": 11 for end in ("first", "last")}
     return nemo_plan(nemo(*typed(keys)), H100, Lengths(prompt, step.response, 0.9))
 
 

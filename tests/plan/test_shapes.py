@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,17 @@ from typing import Any
 import pytest
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.plan.shapes import KNOWN, parameters, shape_of
-from tests.plan.subjects import real_model
+from nemo_uecr.plan.shapes import KNOWN, active_parameters, chosen_share, known, parameters, shape_of
+from tests.plan.subjects import real_model, tiny_shape
 
 TINY = {
     "vocab_size": 77, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2,
     "intermediate_size": 40,
 }  # fmt: skip
 WHOLE = TINY | {"model_type": "qwen3", "tie_word_embeddings": False}
+MIXTURE = WHOLE | {
+    "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+}  # fmt: skip
 
 
 def counted(make: Callable[[], Any]) -> int:
@@ -36,6 +40,7 @@ def counted(make: Callable[[], Any]) -> int:
         ("Qwen2", {}),
         ("Llama", {}),
         ("Llama", {"attention_bias": True}),
+        ("Qwen3Moe", {"head_dim": 8, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}),
     ],
 )
 def test_every_parameter_is_counted(name: str, more: dict[str, Any], tied: bool, tmp_path: Path) -> None:
@@ -70,11 +75,40 @@ def test_the_table_is_that_of_the_real_sizes(name: str) -> None:
     assert base.positions == 32_768
 
 
+def test_what_of_a_mixture_works_on_a_token() -> None:
+    """The names of the models say it: 3 of 30 and 22 of 235 billion."""
+    counts = {name: (parameters(KNOWN[name]), active_parameters(KNOWN[name])) for name in KNOWN if "A" in name}
+    assert counts == {
+        "Qwen/Qwen3-30B-A3B": (30_532_122_624, 3_353_032_704),
+        "Qwen/Qwen3-235B-A22B": (235_093_634_560, 22_190_763_520),
+    }
+    dense = KNOWN["Qwen/Qwen3-8B"]
+    assert parameters(dense) == active_parameters(dense)
+    later = known("Qwen/Qwen3-30B-A3B-Thinking-2507")
+    assert later is not None
+    assert later.positions == 262_144
+    assert known("Qwen/Qwen3-8B-Thinking-2507") is None
+
+
+def test_a_batch_chooses_the_share_of_experts_that_random_draws_do() -> None:
+    shape, draw = tiny_shape(experts=16, experts_per_token=4, expert_width=8), random.Random(0)
+    for tokens in (1, 3, 12):
+        drawn = [len({one for _ in range(tokens) for one in draw.sample(range(16), 4)}) for _ in range(4000)]
+        assert sum(drawn) / 4000 / 16 == pytest.approx(chosen_share(shape, tokens), abs=0.01)
+    assert chosen_share(tiny_shape(), 3) == 1.0
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba'"),
-        (WHOLE | {"num_experts": 128}, "num_experts; expected a dense model"),
+        (WHOLE | {"num_experts": 128}, "model_type 'qwen3' with 128 experts; expected one of"),
+        (MIXTURE | {"model_type": "gpt_oss"}, "model_type 'gpt_oss' with 4 experts"),
+        (
+            MIXTURE | {"decoder_sparse_step": 2},
+            "has decoder_sparse_step 2; expected 1, so that every layer has experts",
+        ),
+        (MIXTURE | {"moe_intermediate_size": None}, "does not state its expert_width"),
         (None, r"teacher.model_name: got '.*expected a folder with the model's config.json"),
     ],
 )
