@@ -46,7 +46,7 @@ def megatron_on_cpu() -> Iterator[None]:
         move = mock.patch.object(torch.nn.Module, "cuda", lambda module, device=None: module)
         # Megatron's writer starts a server process for its results, which would survive a kill of this one.
         queues = mock.patch.object(filesystem_async, "_get_write_results_queue", queue.Queue, create=True)
-        with cuda, move, _cpu_mode(), _random_states(), queues, _one_rank():
+        with cuda, move, _cpu_mode(), _random_states(), _experts(), queues, _one_rank():
             yield
 
 
@@ -142,6 +142,9 @@ class _Idle:
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments, **options: None
 
+    def record_event(self, *arguments: Any, **options: Any) -> _Idle:
+        return self  # whoever records it waits for it
+
 
 def _nothing(*arguments: Any, **options: Any) -> None: ...
 
@@ -190,6 +193,24 @@ def _random_states() -> contextlib.AbstractContextManager[Any]:
         _CUDA_RNG_STATE_TRACKER_INITIALIZED=True,
         initialize_rng_tracker=_nothing,
     )
+
+
+@contextlib.contextmanager
+def _experts() -> Iterator[None]:
+    """What a layer with experts asks of a GPU: counts that reach the host as numpy, where the all-to-all reads them.
+
+    megatron-core 0.16 leaves the name of a function of Transformer Engine undefined where that is missing.
+    """
+    from megatron.core.transformer.moe import moe_utils, token_dispatcher
+
+    def counts(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and hasattr(tensor, "numpy") else tensor
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(token_dispatcher, "maybe_move_tensor_to_cpu", counts))
+        if not hasattr(moe_utils, "te_general_gemm"):
+            stack.enter_context(mock.patch.object(moe_utils, "te_general_gemm", None, create=True))
+        yield
 
 
 @contextlib.contextmanager

@@ -178,12 +178,28 @@ def move_frozen_model(model: torch.nn.Module, device: str, host: Sequence[Tensor
         torch.cuda.empty_cache()
 
 
-def clear_forward_caches(model: torch.nn.Module) -> None:
-    """Forget what modules remember of their forwards: Megatron's rotary embedding keeps one table for each length.
+#: What token dispatchers of megatron-core keep of their last forward: of probabilities alone 8 bytes for each token,
+#: layer and expert, 1 GiB of Qwen3-30B-A3B after 18,432 tokens. The next forward makes all of them again.
+OF_A_DISPATCH = (
+    "probs", "routing_map", "tokens_per_expert", "reversed_local_input_permutation_mapping", "local_map", "local_probs",
+    "num_global_tokens_per_local_expert", "token_probs", "token_indices", "dispatched_probs", "dispatched_indices",
+    "dispatched_routing_map", "reversed_mapping_for_combine", "num_permuted_tokens",
+)  # fmt: skip
 
-    A cached method belongs to the class, so that its cache also holds the tables of other models in this process; they
-    are computed again when needed.
+
+def clear_forward_caches(model: torch.nn.Module) -> None:
+    """Forget what modules remember of their forwards.
+
+    Megatron's rotary embedding keeps one table for each length. A cached method belongs to the class, so that its cache
+    also holds the tables of other models in this process; they are computed again when needed. The token dispatcher of
+    a layer with experts keeps where each token went; it is no module, so that moving the model does not reach it.
     """
+    for module in model.modules():
+        dispatcher = getattr(module, "token_dispatcher", None)
+        for owner in (dispatcher, getattr(dispatcher, "_comm_manager", None)):
+            for name in OF_A_DISPATCH:
+                if isinstance(getattr(owner, name, None), Tensor):
+                    setattr(owner, name, None)
     for kind in {type(module) for module in model.modules()}:
         for name in dir(kind):
             clear = getattr(getattr(kind, name, None), "cache_clear", None)

@@ -206,7 +206,7 @@ def check_models(values: Mapping[str, Any], settings: Settings) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
     from nemo_uecr.generation.engines import end_ids, missing_end_token
-    from nemo_uecr.generation.models import check_same_tokenizer, only_here
+    from nemo_uecr.generation.models import check_same_tokenizer, config_values, only_here, untried_mixture
     from nemo_uecr.nemo.model_folders import conversion, hidden_marks, loaded_without_code
 
     sections = {
@@ -223,6 +223,10 @@ def check_models(values: Mapping[str, Any], settings: Settings) -> None:
         loaded_without_code(AutoConfig, section.model_name)
         columns = settings.vocabulary, columns_of(section.model_name)
         check_same_tokenizer(ours, loaded_without_code(AutoTokenizer, section.model_name), columns)
+    named = {"policy": settings.model_name, **{key: section.model_name for key, section in sections.items()}}
+    for key, name in named.items():  # a hub's config.json is in the cache by now
+        if fault := untried_mixture(config_values(name)):
+            raise ConfigError(f"{key}.model_name: got {name}, {fault}")
     converted = {} if value_at(values, "checkpointing.pretrained_checkpoint") else {"policy": settings.model_name}
     converted |= {key: each.model_name for key, each in sections.items() if each.megatron_checkpoint is None}
     if value_at(values, "policy.megatron_cfg.force_reconvert_from_hf"):

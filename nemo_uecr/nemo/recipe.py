@@ -182,9 +182,6 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "policy.quant_cfg": (_is(None), "a quantized student has not been tried"),
 }  # fmt: skip
 
-#: The key of a policy that splits a mixture of experts.
-EXPERTS = "megatron_cfg.expert_model_parallel_size"
-
 #: Keys of the reference KL that `kl: paper` does not know, with the values that are the paper's.
 OF_THE_KL: dict[str, Callable[[Any], bool]] = {
     "loss_fn.reference_policy_kl_type": _is(None, "k3"),
@@ -235,7 +232,6 @@ def faults_of(values: Mapping[str, Any], section: UecrSection) -> list[str]:
         f"{key}: got {processor!r}; pictures and sound are not supported yet" for key, processor in media(values)
     ]
     faults += [f"{key}: missing; write {key}=VALUE" for key, value in flattened(values).items() if value == MISSING]
-    faults += list(_expert_faults(values, section))
     faults += list(_loss_faults(values, section))
     faults += list(_batch_faults(values))
     for name, teacher in section.active_teachers.items():
@@ -265,23 +261,6 @@ def media(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The keys of processors that read pictures, sound or film."""
     found = [(f"{key}.processor", str(each.get("processor"))) for key, each in data_sections(values)]
     return [(key, name) for key, name in dict.fromkeys(found) if re.search(r"vlm|image|video|audio", name)]
-
-
-def _expert_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
-    """A mixture of experts beside a teacher that takes turns with the student on the same GPUs."""
-    shared = [name for name, teacher in section.active_teachers.items() if not teacher.dedicated_gpus]
-    if not shared:
-        return
-    keys = {f"policy.{EXPERTS}": value_at(values, f"policy.{EXPERTS}")}
-    for name in shared:
-        key = "uecr.teacher" if name == "teacher" else f"uecr.teachers.{name}"
-        keys[f"{key}.{EXPERTS}"] = value_at(section.active_teachers[name].overlay, EXPERTS)
-    for key, ranks in keys.items():
-        if ranks not in (None, 1):
-            yield (
-                f"{key}: got {ranks}; a mixture of experts keeps memory on the GPUs that the teacher shares with the "
-                "student; give it its own: uecr.teacher.dedicated_gpus"
-            )
 
 
 def _loss_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:

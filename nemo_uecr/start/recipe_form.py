@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from nemo_uecr.config.load import value_at
 from nemo_uecr.config.recipes import Recipe
 from nemo_uecr.data.manifest import chosen_problems
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.files import read_object
+from nemo_uecr.generation.models import MIXTURES, config_values, untried_mixture
 from nemo_uecr.nemo import recipe as rules
 from nemo_uecr.nemo.layout import Job, Model, job_of
 from nemo_uecr.plan.faults import job_faults, refuse
 from nemo_uecr.plan.nemo import nemo_plan
-from nemo_uecr.plan.shapes import ARCHITECTURES, EXPERTS, KNOWN, ModelShape, shape_of
+from nemo_uecr.plan.shapes import ARCHITECTURES, ModelShape, known, shape_of
 from nemo_uecr.start import problem_sets
 from nemo_uecr.start.facts import LENGTHS, NemoRun, NemoRunWithProblems, size_of
 from nemo_uecr.start.job import Resources
@@ -77,7 +76,7 @@ def layout(job: Job, *, with_models: bool) -> str:
     if not with_models:
         refuse(job_faults(job, {}))
         return "fits the GPUs"
-    refuse([fault for model in job.models.values() for fault in _mixture_faults(job, model)])
+    refuse(family_faults(job))
     shapes = {key: visible_shape(model) for key, model in job.models.items()}
     refuse(job_faults(job, shapes))
     return UNSEEN if None in shapes.values() else "fits the GPUs and the models"
@@ -85,24 +84,27 @@ def layout(job: Job, *, with_models: bool) -> str:
 
 def visible_shape(model: Model) -> ModelShape | None:
     """Sizes of a model that is here or in the table; None for another."""
-    values = _config_of(model)
-    if values.get("model_type") in ARCHITECTURES or (not values and model.name.removesuffix("-Base") in KNOWN):
+    values = config_values(model.name)
+    if values.get("model_type") in ARCHITECTURES or (not values and known(model.name) is not None):
         return shape_of(model.name, role=model.key)
     return None
 
 
-def _config_of(model: Model) -> Mapping[str, object]:
-    file = Path(model.name) / "config.json"
-    return read_object(file) if file.is_file() else {}
+def family_faults(job: Job) -> list[str]:
+    """Mixtures of experts of families that were not tried, and those whose family cannot be told here."""
+    return [fault for model in job.models.values() for fault in _family_faults(model)]
 
 
-def _mixture_faults(job: Job, model: Model) -> Iterator[str]:
-    """A mixture of experts that is here, which no key of the recipe tells, beside a teacher on the same GPUs."""
-    values = _config_of(model)
-    if job.teachers and not job.section.dedicated_gpus and any(values.get(key) for key in EXPERTS):
+def _family_faults(model: Model) -> Iterator[str]:
+    name, values = model.name, config_values(model.name)
+    if fault := untried_mixture(values):
+        yield f"{model.key}.model_name: got {name}, {fault}"
+    elsewhere = name.startswith(("/", ".", "~"))  # a folder of the cluster's, which its start will look into
+    if model.parallel.expert > 1 and not (values or elsewhere or known(name)):
         yield (
-            f"{model.key}.model_name: got {model.name}, a mixture of experts, which keeps memory on the GPUs that the "
-            "teacher shares with the student; give it its own: uecr.teacher.dedicated_gpus"
+            f"{model.key}.model_name: got {name!r:.60}, which is split over {model.parallel.expert} expert ranks; "
+            f"expected a mixture of experts that is known here, {', '.join(MIXTURES)}: its config.json tells, in a "
+            "folder of that name or by hf download NAME config.json"
         )
 
 

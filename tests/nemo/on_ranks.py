@@ -37,11 +37,11 @@ def padded_rows(data: Mapping[str, Tensor]) -> MicroBatch:
     return MicroBatch(data["input_ids"], data["input_lengths"], torch.arange(rows + 1) * width)
 
 
-def reference() -> dict[str, Tensor]:
+def reference(*, mixture: bool = False) -> dict[str, Tensor]:
     """Scores of the whole model by the definition."""
     data = batch()
     with torch.no_grad():
-        logits = tiny_qwen3.whole_model()(input_ids=data["input_ids"]).logits
+        logits = tiny_qwen3.whole_model(mixture=mixture)(input_ids=data["input_ids"]).logits
     request = ScoreRequest(TEMPERATURES, True, tiny_qwen3.VOCABULARY, 100)
     return score_columns(logits, padded_rows(data), request, ModelParallel(None, None))
 
@@ -61,9 +61,8 @@ class MegatronMicroBatches:
     def __call__(self, data: Mapping[str, Any], columns: Columns) -> list[dict[str, Tensor]]:
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
-        parts = [
-            {name: value[start : start + MICRO] for name, value in data.items()} for start in range(0, ROWS, MICRO)
-        ]
+        starts = range(0, len(data["input_ids"]), MICRO)
+        parts = [{name: value[start : start + MICRO] for name, value in data.items()} for start in starts]
 
         def step(iterator: Iterator[dict[str, Tensor]], model: Any) -> Any:
             micro = padded_rows(next(iterator))
@@ -83,12 +82,20 @@ class MegatronMicroBatches:
 
 
 def score_batch(model: Any, tensor: int, *, temperatures: Mapping[str, float]) -> Any:
-    """One scoring pass of a model that is cut over the ranks; None on all stages but the last."""
+    """One scoring pass of a model that is cut over the ranks, of a data rank's rows; None on stages before the last."""
     from megatron.core import parallel_state
 
     group = parallel_state.get_tensor_model_parallel_group() if tensor > 1 else None
     request = ScoreRequest(temperatures, True, tiny_qwen3.VOCABULARY, 5)
-    return score_tokens(MegatronMicroBatches(model), batch(), request, ModelParallel(group, None))
+    return score_tokens(MegatronMicroBatches(model), rows_of_this_rank(), request, ModelParallel(group, None))
+
+
+def rows_of_this_rank() -> dict[str, Tensor]:
+    """This data-parallel rank's part of the batch."""
+    from megatron.core import parallel_state
+
+    size, place = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+    return {name: value.chunk(size)[place] for name, value in batch().items()}
 
 
 def score_with_megatron(rank: int, *, tensor: int, pipeline: int, padded: int) -> Any:
@@ -96,6 +103,70 @@ def score_with_megatron(rank: int, *, tensor: int, pipeline: int, padded: int) -
     tiny_qwen3.start(tensor, pipeline)
     model = tiny_qwen3.parallel_model(tensor, pipeline, padded=padded)
     return score_batch(model, tensor, temperatures=TEMPERATURES)
+
+
+def mixture(rank: int, *, tensor: int, expert: int) -> dict[str, Any]:
+    """What the tiny mixture does on these ranks: one process, because its imports take longer than all of it.
+
+    The bytes around an offload, the scores and parameters of this rank, and, without tensor ranks, its weights after a
+    step.
+    """
+    tiny_qwen3.start(tensor, 1, expert)
+    found: dict[str, Any] = {"bytes": bytes_around_an_offload(tensor, (1024,), expert)}
+    model = tiny_qwen3.parallel_model(tensor, 1, sequence=tensor > 1, expert=expert)
+    found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    found["scores"] = score_batch(model, tensor, temperatures=TEMPERATURES)
+    return found | ({"trained": trained_mixture(expert)} if tensor == 1 else {})
+
+
+def trained_mixture(expert: int) -> dict[str, Tensor]:
+    """This rank's weights after a step of Megatron's distributed Adam over its rows, with the router frozen.
+
+    Experts have their number in the whole model, not on the rank.
+    """
+    import torch.distributed as dist
+    from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+    from megatron.core.pipeline_parallel import get_forward_backward_func
+
+    model = tiny_qwen3.parallel_model(1, 1, expert=expert).train()
+    for layer in model.decoder.layers:
+        layer.mlp.router.weight.requires_grad = False
+    options = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True)
+    wrapped = DistributedDataParallel(model.config, options, model)
+    settings = OptimizerConfig(
+        optimizer="adam", lr=1e-3, use_distributed_optimizer=True, params_dtype=torch.float32
+    )  # fmt: skip
+    optimizer = get_megatron_optimizer(settings, [wrapped])
+    model.config.finalize_model_grads_func = finalize_model_grads
+    wrapped.zero_grad_buffer()
+    optimizer.zero_grad()
+    ids = rows_of_this_rank()["input_ids"]
+
+    def step(iterator: Iterator[Tensor], module: Any) -> Any:
+        own = next(iterator)
+        mask = torch.triu(torch.ones(1, 1, WIDTH, WIDTH, dtype=torch.bool), 1)
+        logits = module(input_ids=own, position_ids=torch.arange(WIDTH).expand_as(own), attention_mask=mask)
+
+        def loss(logits: Tensor) -> Any:
+            value = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), own[:, 1:].flatten())
+            return value, {}
+
+        return logits, loss
+
+    get_forward_backward_func()(
+        forward_step_func=step, data_iterator=iter([ids]), model=[wrapped], num_microbatches=1, seq_length=WIDTH,
+        micro_batch_size=len(ids), decoder_seq_length=WIDTH, forward_only=False,
+    )  # fmt: skip
+    optimizer.step()
+    found, here = {}, tiny_qwen3.EXPERTS // expert
+    for name, parameter in model.named_parameters():
+        before, inside, after = name.partition(".local_experts.")
+        place, _, rest = after.partition(".")
+        if inside:
+            name = f"{before}{inside}{int(place) + here * (dist.get_rank() % expert)}.{rest}"
+        found[name] = parameter.detach().clone()
+    return found
 
 
 def score_wider_teacher(rank: int, *, columns: int) -> Any:
@@ -136,13 +207,20 @@ def context_logits() -> Tensor:
 
 
 def offload_after_forwards(rank: int, *, tensor: int, lengths: tuple[int, ...]) -> dict[str, int]:
+    """Bytes around the offload of a dense model."""
+    tiny_qwen3.start(tensor, 1)
+    return bytes_around_an_offload(tensor, lengths, expert=0)
+
+
+def bytes_around_an_offload(tensor: int, lengths: tuple[int, ...], expert: int) -> dict[str, int]:
     """Bytes of a tiny Qwen3 of Megatron's around its offload, sequence-parallel where there are tensor ranks.
+
+    With ``expert`` ranks, of the mixture.
 
     The CPU plays the GPU: what counts is every byte but those of the host copy.
     """
     from nemo_uecr.nemo.megatron_worker import WorkerMethods
 
-    tiny_qwen3.start(tensor, 1)
     worker: Any = SimpleNamespace(_host_copy=[])
 
     def on_gpu() -> int:
@@ -153,9 +231,9 @@ def offload_after_forwards(rank: int, *, tensor: int, lengths: tuple[int, ...]) 
             sizes[at] for at in {copy.untyped_storage().data_ptr() for copy in worker._host_copy}
         )
 
-    tiny_qwen3.whole_model()  # what transformers keeps of it is none of Megatron's
+    tiny_qwen3.whole_model(mixture=bool(expert))  # what transformers keeps of it is none of Megatron's
     before = on_gpu()
-    model = tiny_qwen3.parallel_model(tensor, 1, sequence=tensor > 1)
+    model = tiny_qwen3.parallel_model(tensor, 1, sequence=tensor > 1, expert=expert)
     loaded = on_gpu()
     for length in lengths:
         inputs = {"input_ids": torch.zeros(1, length, dtype=torch.long), "position_ids": torch.arange(length)[None]}

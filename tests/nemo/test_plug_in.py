@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -118,6 +119,22 @@ def test_a_conversion_that_did_not_end_is_refused_for_each_model(tmp_path: Path,
     start = {"checkpointing__pretrained_checkpoint": {"path": "x"}, "uecr__teacher__megatron_checkpoint": "mine"}
     own = recipe_of(tmp_path, **start)
     check_models(own, view(own, section_of(own), 98))
+
+
+def test_a_mixture_of_a_family_that_was_not_tried_is_refused(tmp_path: Path) -> None:
+    """Of the student or of a teacher; the families that were are taken."""
+    mixture = {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    for role, key in (("student", "policy"), ("teacher", "uecr.teacher")):
+        values = recipe_of(tmp_path)
+        file = tmp_path / role / "config.json"
+        for kind, refused in (("qwen3_moe", False), ("mixtral", True)):
+            file.write_text(json.dumps(SIZES | mixture | {"model_type": kind}))
+            with pytest.raises(ConfigError) if refused else contextlib.nullcontext() as caught:
+                check_models(values, view(values, section_of(values), 98))
+        assert str(caught.value).startswith(
+            f"{key}.model_name: got {tmp_path / role}, a mixture of experts of model_type"
+        )
+        file.write_text(json.dumps(SIZES))
 
 
 # -- records and resume ----------------------------------------------------------------------------------------------

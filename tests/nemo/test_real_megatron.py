@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from tests.nemo.on_ranks import (
     assert_same,
     batch,
     context_logits,
+    mixture,
     offload_after_forwards,
     padded_rows,
     reference,
@@ -22,8 +25,12 @@ from tests.nemo.on_ranks import (
     score_with_megatron,
     weights_after_an_update,
 )
-from tests.nemo.ranks import run_ranks
-from tests.nemo.tiny_qwen3 import VOCABULARY, whole_model
+from tests.nemo.ranks import MEGATRON, run_ranks
+from tests.nemo.tiny_qwen3 import EXPERTS, VOCABULARY, whole_model
+from tests.plan.subjects import tiny_mixture
+
+#: What the ranks of a mixture share.
+OF_A_MIXTURE = (*MEGATRON, "transformers.models.qwen3_moe.modeling_qwen3_moe")
 
 
 @pytest.mark.real
@@ -79,6 +86,62 @@ def test_a_teacher_of_megatron_leaves_nothing_behind(tensor: int, lengths: tuple
         assert found["loaded"] - found["before"] > 20_000, "the model itself"
         assert found["scored"] - found["loaded"] > 20_000, "what the forwards left"
         assert found["off"] - found["before"] < 1_000, "a few bytes of random state"
+
+
+@pytest.fixture(scope="module")
+def mixtures() -> dict[str, list[dict[str, Any]]]:
+    """What each rank does, by layout: alone, over two expert ranks, and over two that are tensor ranks as well."""
+    pytest.importorskip("megatron.core")
+    layouts = {"one": (1, 1), "ep2": (1, 2), "tp2 sp ep2": (2, 2)}
+    return {
+        name: run_ranks(max(given), mixture, imports=OF_A_MIXTURE, tensor=given[0], expert=given[1])
+        for name, given in layouts.items()
+    }
+
+
+@pytest.mark.real
+def test_scores_of_a_mixture_are_those_of_the_whole_model(mixtures: dict[str, Any]) -> None:
+    """Over expert ranks alone each rank has its own rows; over tensor ranks both have all of them."""
+    expected = reference(mixture=True)
+    for name, parts in (("one", 1), ("ep2", 2), ("tp2 sp ep2", 1)):
+        for place, found in enumerate(mixtures[name]):
+            rows = {column: value.chunk(parts)[place % parts] for column, value in expected.items()}
+            assert_same(found["scores"], rows, tolerance=2e-6)
+
+
+@pytest.mark.real
+def test_a_rank_of_a_mixture_holds_what_the_plan_counts(mixtures: dict[str, Any]) -> None:
+    for name, layout in {"one": (1, 1, 1), "ep2": (1, 2, 2), "tp2 sp ep2": (2, 2, 2)}.items():
+        tensor, expert, gpus = layout
+        model = tiny_mixture(tensor=tensor, expert=expert, gpus=gpus)
+        assert {found["parameters"] for found in mixtures[name]} == {model.parameters(0)}
+
+
+@pytest.mark.real
+def test_a_mixture_leaves_nothing_behind(mixtures: dict[str, Any]) -> None:
+    """Its token dispatchers, which are no modules, keep where each token of the last forward went."""
+    for found in (each["bytes"] for ranks in mixtures.values() for each in ranks):
+        assert found["loaded"] - found["before"] > 20_000, "the model itself"
+        assert found["scored"] - found["loaded"] > 20_000, "what the forward left"
+        assert found["off"] - found["before"] < 1_000
+
+
+@pytest.mark.real
+def test_a_step_over_expert_ranks_is_that_of_one_rank(mixtures: dict[str, Any]) -> None:
+    """With a router that is frozen, as it is by NeMo-RL's default; the experts move."""
+    (whole,), ranks = ([found["trained"] for found in mixtures[name]] for name in ("one", "ep2"))
+    assert {name for found in ranks for name in found} == set(whole)
+    for found in ranks:
+        assert len(found) < len(whole), "each rank has its own experts"
+        for name, value in found.items():
+            torch.testing.assert_close(value, whole[name], atol=1e-5, rtol=0)
+    before = whole_model(mixture=True).state_dict()
+    for layer in range(2):
+        router = whole[f"decoder.layers.{layer}.mlp.router.weight"]
+        assert torch.equal(router, before[f"model.layers.{layer}.mlp.gate.weight"])
+        for one in range(EXPERTS):
+            moved = whole[f"decoder.layers.{layer}.mlp.experts.local_experts.{one}.linear_fc2.weight"]
+            assert float((moved - before[f"model.layers.{layer}.mlp.experts.down_proj"][one]).abs().max()) > 1e-4
 
 
 @pytest.mark.real

@@ -119,15 +119,6 @@ def test_pictures_are_refused_wherever_their_processor_stands(place: str) -> Non
     assert faults(data__train=[{"processor": "math_hf_data_processor"}, {"processor": "vlm_hf_data_processor"}])
 
 
-def test_a_mixture_of_experts_needs_a_teacher_on_gpus_of_its_own() -> None:
-    mixture = {"policy__megatron_cfg__expert_model_parallel_size": 4}
-    (fault,) = faults(**mixture)
-    assert fault.startswith("policy.megatron_cfg.expert_model_parallel_size: got 4")
-    assert faults(**mixture, uecr__teacher__dedicated_gpus=4) == []
-    (fault,) = faults(uecr__teacher__megatron_cfg={"expert_model_parallel_size": 8})
-    assert fault.startswith("uecr.teacher.megatron_cfg.expert_model_parallel_size: got 8")
-
-
 def test_every_key_of_the_loss_reaches_both_surrogates() -> None:
     keys = {"loss_fn__use_importance_sampling_correction": True, "loss_fn__use_cispo": True, "loss_fn__ratio_clip_c": 3}
     assert (

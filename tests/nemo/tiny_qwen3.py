@@ -1,4 +1,4 @@
-"""A tiny Qwen3 twice: from transformers, whole, and from megatron-core, this rank's part of it."""
+"""A tiny Qwen3 twice: from transformers, whole, and from megatron-core, this rank's part of it; dense or a mixture."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from torch.overrides import TorchFunctionMode
 from nemo_uecr.conversion import on_cpu
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD, FEED, ROPE = 48, 32, 2, 4, 2, 16, 40, 1_000_000
+#: Of the mixture: experts of each layer, those of a token, and their width.
+EXPERTS, CHOSEN, EXPERT_FEED = 4, 2, 24
 
 
 def hf_config(*, tied: bool) -> dict[str, Any]:
@@ -26,24 +28,37 @@ def hf_config(*, tied: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def whole_model() -> Any:
+def mixture_config() -> dict[str, Any]:
+    """Those of a mixture, as the hub's config.json has them."""
+    return hf_config(tied=False) | {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": EXPERTS,
+        "num_experts_per_tok": CHOSEN, "moe_intermediate_size": EXPERT_FEED, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [],
+    }  # fmt: skip
+
+
+def whole_model(*, mixture: bool = False) -> Any:
     """The reference."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import transformers
 
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(Qwen3Config(**hf_config(tied=False), attn_implementation="eager")).float().eval()
+    name, values = ("Qwen3Moe", mixture_config()) if mixture else ("Qwen3", hf_config(tied=False))
+    config = getattr(transformers, f"{name}Config")(**values, attn_implementation="eager")
+    model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+        for key, parameter in model.named_parameters():  # a router that is flat would choose by rounding
+            parameter.add_(torch.randn_like(parameter) * (0.5 if key.endswith("mlp.gate.weight") else 0.1))
     return model
 
 
-def start(tensor: int, pipeline: int) -> None:
+def start(tensor: int, pipeline: int, expert: int = 1) -> None:
     """Megatron on CPU in this rank's process."""
     allow_cpu()
     from megatron.core import parallel_state, tensor_parallel
 
-    parallel_state.initialize_model_parallel(tensor, pipeline)
+    parallel_state.initialize_model_parallel(
+        tensor, pipeline, expert_model_parallel_size=expert, expert_tensor_parallel_size=1
+    )
     tensor_parallel.model_parallel_cuda_manual_seed(1)
 
 
@@ -80,6 +95,7 @@ def allow_cpu() -> None:
     KEPT.enter_context(on_cpu._cpu_mode())
     KEPT.enter_context(Moves())
     KEPT.enter_context(on_cpu._random_states())
+    KEPT.enter_context(on_cpu._experts())
     from megatron.core.transformer import torch_norm
 
     torch_norm.WrappedTorchNorm.__new__ = plain_norm
@@ -121,13 +137,24 @@ def make_model(
     sequence: bool = False,
     layers: int = LAYERS,
     dtype: torch.dtype = torch.float32,
+    expert: int = 0,
 ) -> Any:
-    """This rank's part, initialised by Megatron itself, without optimizer and without a data-parallel wrapper."""
+    """This rank's part, initialised by Megatron itself, without optimizer and without a data-parallel wrapper.
+
+    With ``expert`` ranks, of the mixture, whose router is what NeMo-RL makes of it.
+    """
     from megatron.core import parallel_state as state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    experts: dict[str, Any] = {}
+    if expert:
+        experts = {
+            "num_moe_experts": EXPERTS, "moe_router_topk": CHOSEN, "moe_ffn_hidden_size": EXPERT_FEED,
+            "expert_model_parallel_size": expert, "expert_tensor_parallel_size": 1, "moe_router_dtype": "fp64",
+            "moe_router_load_balancing_type": "none", "moe_grouped_gemm": False, "moe_permute_fusion": False,
+        }  # fmt: skip
     config = TransformerConfig(
         num_layers=layers, hidden_size=HIDDEN, num_attention_heads=HEADS, num_query_groups=KV_HEADS,
         kv_channels=HEAD, ffn_hidden_size=FEED, normalization="RMSNorm", layernorm_epsilon=1e-6,
@@ -139,9 +166,10 @@ def make_model(
         bias_activation_fusion=False, masked_softmax_fusion=False, bias_dropout_fusion=False,
         apply_rope_fusion=False, gradient_accumulation_fusion=False, persist_layer_norm=False,
         batch_p2p_comm=True, batch_p2p_sync=False, variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall", attention_softmax_in_fp32=True,
+        moe_token_dispatcher_type="alltoall", attention_softmax_in_fp32=True, **experts,
     )  # fmt: skip
-    spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+    count = {"num_experts": EXPERTS, "moe_grouped_gemm": False} if expert else {}
+    spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm", **count)
     spec.submodules.self_attention.submodules.core_attention = PackedAttention
     return GPTModel(
         config=config, transformer_layer_spec=spec, vocab_size=padded, max_sequence_length=128,
@@ -151,11 +179,14 @@ def make_model(
     )  # fmt: skip
 
 
-def parallel_model(tensor: int, pipeline: int, *, padded: int = VOCABULARY, sequence: bool = False) -> Any:
-    """This rank's part of the reference."""
+def parallel_model(
+    tensor: int, pipeline: int, *, padded: int = VOCABULARY, sequence: bool = False, expert: int = 0
+) -> Any:
+    """This rank's part of the reference; with ``expert`` ranks, of the mixture."""
     from megatron.core import parallel_state as state
 
-    model, whole = make_model(tensor, pipeline, padded=padded, sequence=sequence), whole_model().state_dict()
+    model = make_model(tensor, pipeline, padded=padded, sequence=sequence, expert=expert)
+    whole = whole_model(mixture=bool(expert)).state_dict()
     rank = state.get_tensor_model_parallel_rank()
     first = state.get_pipeline_model_parallel_rank() * (LAYERS // pipeline)
 
@@ -174,13 +205,24 @@ def parallel_model(tensor: int, pipeline: int, *, padded: int = VOCABULARY, sequ
         new, old = f"decoder.layers.{layer}.", f"model.layers.{first + layer}."
         q, k, v = (whole[f"{old}self_attn.{x}_proj.weight"] for x in "qkv")
         groups = (q.view(KV_HEADS, -1, HIDDEN), k.view(KV_HEADS, HEAD, HIDDEN), v.view(KV_HEADS, HEAD, HIDDEN))
-        gate, up = (part(whole[f"{old}mlp.{x}_proj.weight"], 0) for x in ("gate", "up"))
         found |= {
             f"{new}self_attention.linear_qkv.weight": part(torch.cat(groups, 1).reshape(-1, HIDDEN), 0),
             f"{new}self_attention.linear_proj.weight": part(whole[f"{old}self_attn.o_proj.weight"], 1),
+            **{f"{new}{name}.weight": whole[f"{old}{theirs}.weight"] for name, theirs in NORMS.items()},
+        }
+        if expert:
+            found[f"{new}mlp.router.weight"] = whole[f"{old}mlp.gate.weight"]
+            here = EXPERTS // expert
+            for place in range(here):  # transformers keeps all experts of a layer in two tensors
+                one = state.get_expert_model_parallel_rank() * here + place
+                at = f"{new}mlp.experts.local_experts.{place}."
+                found[f"{at}linear_fc1.weight"] = whole[f"{old}mlp.experts.gate_up_proj"][one]
+                found[f"{at}linear_fc2.weight"] = whole[f"{old}mlp.experts.down_proj"][one]
+            continue
+        gate, up = (part(whole[f"{old}mlp.{x}_proj.weight"], 0) for x in ("gate", "up"))
+        found |= {
             f"{new}mlp.linear_fc1.weight": torch.cat((gate, up)),
             f"{new}mlp.linear_fc2.weight": part(whole[f"{old}mlp.down_proj.weight"], 1),
-            **{f"{new}{name}.weight": whole[f"{old}{theirs}.weight"] for name, theirs in NORMS.items()},
         }
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -153,14 +153,37 @@ def test_models_that_are_not_here_are_left_to_the_start(tmp_path: Path) -> None:
         layout(accepted(load_recipe(BASE, [*given, deep])), with_models=True)
 
 
-def test_a_mixture_that_no_key_tells_is_found_in_its_folder(tmp_path: Path) -> None:
+def test_a_mixture_is_judged_by_its_folder(tmp_path: Path) -> None:
+    """One that was tried by its sizes, as a teacher on the student's GPUs; another family is refused by its name."""
     given = world(tmp_path)
-    values = SIZES | {"model_type": "qwen3_moe", "num_experts": 8}
-    (tmp_path / "teacher" / "config.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=r"^uecr\.teacher\.model_name: got .*, a mixture of experts"):
-        layout(accepted(load_recipe(BASE, given)), with_models=True)
-    apart = accepted(load_recipe(BASE, [*given, "uecr.teacher.dedicated_gpus=1"]))
-    assert layout(apart, with_models=True) == UNSEEN
+    values = SIZES | {
+        "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+    }  # fmt: skip
+    file = tmp_path / "teacher" / "config.json"
+    file.write_text(json.dumps(values))
+    ranks = "++uecr.teacher.megatron_cfg.expert_model_parallel_size"
+    for count in (1, 8):
+        job = accepted(load_recipe(BASE, [*given, f"{ranks}={count}"]))
+        assert layout(job, with_models=True) == "fits the GPUs and the models"
+    with pytest.raises(ConfigError, match="got 16; pipeline"):
+        layout(accepted(load_recipe(BASE, [*given, f"{ranks}=16"])), with_models=True)
+    for odd in ({"model_type": "gpt_oss"}, {"model_type": "x", "num_experts": 0, "text_config": {"num_experts": 4}}):
+        file.write_text(json.dumps(values | odd))
+        message = (
+            rf"^uecr\.teacher\.model_name: got .*teacher, a mixture of experts of model_type '{odd['model_type']}'"
+        )
+        with pytest.raises(ConfigError, match=message):
+            layout(accepted(load_recipe(BASE, given)), with_models=True)
+
+
+def test_a_mixture_that_is_not_here_is_known_by_its_name_or_refused(tmp_path: Path) -> None:
+    """Only a folder of the cluster's is left to the start of the run."""
+    given, ranks = world(tmp_path), "++uecr.teacher.megatron_cfg.expert_model_parallel_size=8"
+    for name in ("openai/gpt-oss-20b", "see the guide"):
+        with pytest.raises(ConfigError, match=rf"^uecr\.teacher\.model_name: got '{name}', which is split over 8"):
+            layout(accepted(load_recipe(BASE, [*given, ranks, f"uecr.teacher.model_name='{name}'"])), with_models=True)
+    elsewhere = accepted(load_recipe(BASE, [*given, ranks, "uecr.teacher.model_name=/models/mixture"]))
+    assert layout(elsewhere, with_models=True) == UNSEEN
 
 
 def test_scaled_positions_are_nemo_rls_matter(tmp_path: Path) -> None:

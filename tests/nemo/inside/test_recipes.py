@@ -99,6 +99,24 @@ def test_8b_with_an_adapter(tmp_path: Path, stand_ins: Seen, monkeypatch: pytest
     assert rewards_of(tmp_path) == [REWARDS] * STEPS
 
 
+def test_a_mixture_of_30b(tmp_path: Path, stand_ins: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its expert ranks are the student's alone; the teacher on the same GPUs has those that its section gives."""
+    arguments = [*shrunk(tmp_path), *local_problems(tmp_path)]
+    file = tmp_path / "student" / "config.json"
+    mixture = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    file.write_text(json.dumps(json.loads(file.read_text()) | mixture))
+    ranks = "expert_model_parallel_size"
+    given = ["cluster.num_nodes=1", f"++uecr.teacher.megatron_cfg.{ranks}=2"]
+    launch(monkeypatch, f"{LLM}performance/grpo-qwen3-30ba3b-4n8g.yaml", [*arguments, *given])
+    layout, (teacher,) = stand_ins.policy.cfg["megatron_cfg"], stand_ins.teachers
+    assert (layout[ranks], layout["freeze_moe_router"], teacher["megatron_cfg"][ranks]) == (8, True, 2)
+    assert teacher["stays"] is False
+    assert rewards_of(tmp_path) == [REWARDS] * STEPS
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_type": "mixtral"}))
+    with pytest.raises(ConfigError, match=r"^policy\.model_name: got .*, a mixture of experts of model_type 'mixtral'"):
+        launch(monkeypatch, f"{LLM}performance/grpo-qwen3-30ba3b-4n8g.yaml", [*arguments, *given])
+
+
 def test_7b_with_the_papers_kl_and_several_optimizer_steps(
     tmp_path: Path, stand_ins: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
