@@ -435,6 +435,12 @@ def _reader() -> Any:
         def __init__(self, *, is_real: bool) -> None:
             super().__init__(is_real=is_real, config=ConversionConfig(lowercase_symbols=False))
 
+        def convert_atom(self, atom: Any) -> Any:
+            # antlr 4.9.3, which hydra-core pins, and 4.11 have a grammar without this function, and no percentages then.
+            if not hasattr(atom, "FUNC_GAMMA"):
+                atom.FUNC_GAMMA = lambda: None
+            return super().convert_atom(atom)
+
         def convert_postfix_list(self, arr: list[Any], i: int = 0) -> Any:
             factor = self.convert_postfix(arr[i])
             if isinstance(factor, list):  # d/dx, which takes what follows
