@@ -11,7 +11,7 @@ from nemo_uecr.config.schema import UrlTeacherConfig
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object
 from nemo_uecr.generation import adapter, models
-from nemo_uecr.generation.engines import check_model, difference_of_ends, end_ids, missing_end_token
+from nemo_uecr.generation.engines import check_model, check_weights, difference_of_ends, end_ids, missing_end_token
 from nemo_uecr.nemo.model_folders import hidden_marks
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.start.seen import Caution, Refusal, advised
@@ -24,7 +24,10 @@ RELEASE = "take tokenizer_config.json or chat_template.jinja of the model's own 
 
 
 def whole_model(role: str, name: str) -> str | Caution:
-    """A folder has all of a model's weights and no code to be fetched, or the hub's cache has the name."""
+    """A folder has a model's weights, as its configuration says, and no code to be fetched; or the cache has the name.
+
+    The weights are compared by name and shape, as the load that follows would.
+    """
     folder = Path(name).expanduser()
     if name.startswith(SCHEME):
         return f"{name} is made once, then cached"
@@ -38,8 +41,8 @@ def whole_model(role: str, name: str) -> str | Caution:
         return whole_model(role, base)
     if "model_type" not in read_object(folder / "config.json"):
         raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
-    models.refuse_kernels(str(folder))
-    return f"{folder}, every weight file is complete"
+    check_weights(str(folder))
+    return f"{folder}, every weight is there and has its place"
 
 
 def model_without_code(role: str, name: str) -> str | Caution:

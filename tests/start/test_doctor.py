@@ -165,6 +165,10 @@ def test_damaged_model_folders_and_names_that_are_not_here(tmp_path: Path) -> No
     folder = save_model(tmp_path / "m", shard="10KB")
     shards = sorted(folder.glob("model-*.safetensors"))
     assert model(folder)[0] == "ok"
+    stated = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(stated | {"attention_bias": True}))
+    assert "weights (model.layers.0.self_attn.k_proj.bias, ...); expected all" in model(folder)[1]
+    (folder / "config.json").write_text(json.dumps(stated))
     shards[1].write_bytes(shards[1].read_bytes()[:-100])
     assert f"{shards[1].name}: truncated" in model(folder)[1]
     shards[1].unlink()
