@@ -215,9 +215,23 @@ def file_fault(path: Path, sha256: str) -> str | None:
     return None if file_sha256(path) == sha256 else "content changed"
 
 
+#: What Git leaves in place of a large file where its extension LFS is missing.
+POINTER = b"version https://git-lfs.github.com/spec/"
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuse a file that only says where Git LFS has the real one."""
+    with path.open("rb") as file:
+        if file.read(len(POINTER)) == POINTER:
+            raise DataError(
+                f"{path} is a pointer of Git LFS and not the file itself; run git lfs pull there, or download it"
+            )
+
+
 def read_object(path: Path, *, form: str | None = None) -> dict[str, Any]:
     """Read a file with one JSON object, of this `format`; DataError if it is missing, malformed or of another."""
     try:
+        refuse_pointer(path)
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); expected a JSON object") from None

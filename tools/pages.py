@@ -297,7 +297,8 @@ def _words(node: Mapping[str, Any]) -> str:
         if not isinstance(node.get("additionalProperties"), dict):
             return "a mapping of names to " + ("values" if "additionalProperties" in node else "sections")
         inner = node["additionalProperties"]
-        one = "list" if inner["type"] == "array" else WORDS[inner["type"]].removeprefix("a ")
+        kind = inner.get("type", "several")
+        one = {"array": "list", "several": "value"}.get(kind) or WORDS[kind].removeprefix("a ")
         return f"a mapping of names to {one}s"
     limits = [f"{sign} {node[name]:.10g}" for name, sign in SIGNS.items() if name in node]
     limits += ["that is not empty"] if node.get("minLength") == 1 else []

@@ -105,11 +105,11 @@ def teach_wrong(study: Study) -> None:
 def _prompt(model: Any, problem: Problem) -> tuple[int, ...]:
     import yaml
 
-    from nemo_uecr.generation.models import prompt_ids
+    from nemo_uecr.generation.prompts import ChatSettings, prompt_ids
 
     template = yaml.safe_load(CONFIG.read_text())["data"]["prompt_template"]
     turn = template.replace("{question}", problem.question)
-    return tuple(prompt_ids(model.tokenizer, turn, thinking=False))
+    return tuple(prompt_ids(model.tokenizer, turn, ChatSettings("{question}", None, False)))
 
 
 def _answers(model: Any, asked: Sequence[Problem], *, temperature: float) -> list[tuple[str, bool]]:

@@ -30,7 +30,7 @@ from nemo_uecr.data.batch_file import load_batch, saved_texts, scored_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.failure import Evidence
 from nemo_uecr.local.rollout import StepBatch, check_drawn, draw, samples_of
-from nemo_uecr.local.run import encoded_problems, load_models, placement_of, sampler_of
+from nemo_uecr.local.run import load_models, placement_of, readable_prompts, sampler_of
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
 from nemo_uecr.local.trainer import Models, Rollouts
@@ -119,7 +119,7 @@ def facts_of_config(config: Config, *, problems: int) -> Facts:
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     models = load_models(scoring, None)
-    prompts, _ = encoded_problems(scoring, models)
+    prompts, _ = readable_prompts(scoring, models)
     size, count = config.rollout.responses_per_prompt, min(problems, len(prompts))
     each = GROUPS * size
     rollout = scoring.rollout.model_copy(update={"prompts_per_step": count, "responses_per_prompt": each})

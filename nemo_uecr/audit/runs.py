@@ -21,7 +21,8 @@ from nemo_uecr.data.batch_file import load_batch, saved_texts
 from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
-from nemo_uecr.generation.models import fitting_prompts, load_tokenizer
+from nemo_uecr.generation.models import load_tokenizer
+from nemo_uecr.generation.prompts import fitting_prompts
 from nemo_uecr.paths import locate_path
 from nemo_uecr.steps.draws import step_indices
 from nemo_uecr.tables import shown

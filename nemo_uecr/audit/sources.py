@@ -20,8 +20,8 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import SETTINGS
 from nemo_uecr.evaluation.samples import SAMPLES, EvaluationSample, read_samples
 from nemo_uecr.files import read_object
-from nemo_uecr.generation.engines import ChatSettings, ModelTokens
-from nemo_uecr.generation.models import fitting_prompts
+from nemo_uecr.generation.engines import ModelTokens
+from nemo_uecr.generation.prompts import ChatSettings, prompt_of
 from nemo_uecr.generation.trained import check_trained
 from nemo_uecr.ranges import Range
 from nemo_uecr.verifier.pool import check_response
@@ -137,7 +137,7 @@ def _problem(text: Mapping[str, Any]) -> Problem:
 
 
 def _training_prompt(text: Mapping[str, Any], config: Config) -> Encode:
-    return lambda tokenizer: fitting_prompts(tokenizer, [_problem(text)], config.data)[0]
+    return lambda tokenizer: prompt_of(tokenizer, _problem(text), ChatSettings.of(config.data.model_dump()))
 
 
 # An evaluation

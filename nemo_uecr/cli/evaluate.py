@@ -15,7 +15,7 @@ from nemo_uecr.paths import SCHEME, locate_path, resolve_path
 from nemo_uecr.ranges import UpToOne, range_of
 
 if TYPE_CHECKING:
-    from nemo_uecr.generation.engines import ChatSettings
+    from nemo_uecr.generation.prompts import ChatSettings
 
 app = family("evaluate")
 
@@ -42,6 +42,8 @@ def evaluate(
     thinking: Annotated[bool | None, Parameter(negative="--no-thinking")] = None,
     prompt_template: str | None = None,
     system_prompt: str | None = None,
+    chat_template_kwargs: tuple[str, ...] = (),
+    prompt_date: str | None = None,
     dry_run: bool = False,
 ) -> None:
     r"""Measure avg@k of one or several models on benchmarks, keeping every sample.
@@ -71,6 +73,8 @@ def evaluate(
         thinking: Whether the chat template enables thinking.
         prompt_template: User turn with {question} in it.
         system_prompt: System turn; '' for none.
+        chat_template_kwargs: Handed to the chat template, as NAME=VALUE.
+        prompt_date: What the chat template takes for today, as 2026-11-29.
         dry_run: Check all arguments; write nothing.
     """
     import yaml
@@ -85,7 +89,8 @@ def evaluate(
     named = dict(map(label_of, models))
     if len(named) < len(models):
         raise DataError("two models have the same label; give each its own: LABEL=MODEL")
-    chat = _prompt(named.values(), prompt_template, system_prompt, thinking)
+    given = dict(map(_argument, chat_template_kwargs))
+    chat = _prompt(named.values(), prompt_template, system_prompt, thinking, given, prompt_date)
     decoding = engines.Decoding(temperature, top_p, top_k, max_tokens, stop)
     settings = runner.EvaluationSettings(samples, decoding, seed, chat, engine, dtype or _dtype(named.values()), batch)
     if dry_run:
@@ -145,15 +150,42 @@ def _dtype(models: Iterable[str]) -> str:
     return known.pop() if known else "bfloat16"
 
 
-def _prompt(models: Collection[str], template: str | None, system: str | None, thinking: bool | None) -> ChatSettings:
-    """The prompt of the models' runs or of the demo, else the default, changed by the options; printed too."""
-    from nemo_uecr.generation.engines import ChatSettings, training_of
+def _argument(text: str) -> tuple[str, Any]:
+    """Name and value, as YAML reads it, of an argument of the chat template."""
+    import yaml
 
+    name, sign, value = text.partition("=")
+    if not name or not sign:
+        raise DataError(f"--chat-template-kwargs {text}: expected NAME=VALUE, as in reasoning_effort=low")
+    return name, yaml.safe_load(value)
+
+
+def _prompt(
+    models: Collection[str],
+    template: str | None,
+    system: str | None,
+    thinking: bool | None,
+    more: dict[str, Any],
+    date: str | None,
+) -> ChatSettings:
+    """The prompt of the models' runs or of the demo, else the default, changed by the options; printed too."""
+    from nemo_uecr.config.schema import day_of
+    from nemo_uecr.generation.engines import training_of
+    from nemo_uecr.generation.prompts import ChatSettings
+
+    if date:
+        try:
+            day_of(date)
+        except ValueError as error:
+            raise DataError(str(error)) from error
     if template is not None and "{question}" not in template:
         raise DataError(f"--prompt-template: got {template!r}, expected {{question}} in the text")
-    given = {"template": template, "system": system, "thinking": thinking}
+    given = {
+        "template": template, "system": system, "thinking": thinking, "chat_template_kwargs": more or None,
+        "prompt_date": date,
+    }  # fmt: skip
     changes: dict[str, Any] = {k: None if value == "" else value for k, value in given.items() if value is not None}
-    known = {f"{model}'s run": ChatSettings.of_run(run) for model in models if (run := training_of(model))}
+    known = {f"{model}'s run": ChatSettings.of(run["data"]) for model in models if (run := training_of(model))}
     known |= {model: ChatSettings("{question}", None, False) for model in models if model.startswith(SCHEME)}
     known = known or {"default": ChatSettings(TEMPLATE, None, False)}
     (source, chat), *others = [(source, replace(chat, **changes)) for source, chat in known.items()]
@@ -162,7 +194,13 @@ def _prompt(models: Collection[str], template: str | None, system: str | None, t
             f"{source} had the prompt {chat}; {unlike[0]}: evaluate them separately, or give one --prompt-template, "
             "--system-prompt ('' for none) and --thinking or --no-thinking for all"
         )
-    origin = "as given" if len(changes) == len(given) else f"{source}, with what is given" if changes else source
+    origin = (
+        "as given"
+        if changes.keys() >= {"template", "system", "thinking"}
+        else f"{source}, with what is given"
+        if changes
+        else source
+    )
     say(f"prompt ({origin}): {chat}")
     return chat
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from datetime import date
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
@@ -407,11 +408,29 @@ class RoutingConfig(Section):
     default: TeacherName | None = None  # Teacher of problems that name none; null: refuse them.
 
 
+def day_of(text: str) -> str:
+    """A day as 2026-11-29."""
+    try:
+        return str(date.fromisoformat(text))
+    except ValueError as error:
+        raise ValueError(f"prompt_date: got {text!r}, expected a day, as 2026-11-29") from error
+
+
+def _no_own_key(given: dict[str, Any]) -> dict[str, Any]:
+    if "enable_thinking" in given:
+        raise ValueError("enable_thinking is a key of its own: data.enable_thinking")
+    return given
+
+
 class DataConfig(ProblemsConfig):
     """Training problems and how a prompt is made from one."""
 
     id_key: Text | None  # Field of the problem's id; the row number if null or absent.
     system_prompt: Text | None  # The system turn; null: none.
+    # Handed to the chat template beside `enable_thinking`, as {reasoning_effort: low}; it must read them.
+    chat_template_kwargs: Annotated[dict[Text, bool | int | float | str], AfterValidator(_no_own_key)] = {}
+    # What the chat template takes for today, as 2026-11-29; asked for where it prints the date.
+    prompt_date: Annotated[str, AfterValidator(day_of)] | None = None
 
 
 class RolloutConfig(SamplingConfig):

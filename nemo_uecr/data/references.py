@@ -22,6 +22,15 @@ OTHER_FORMS = {
 }
 #: Tests of code, which are no answers.
 TESTS = re.compile(r"\s*(?:assert\b|def |import |class |from \w+ import )")
+#: LaTeX whose backslashes were escaped once more, and characters as HTML has them: equal to themselves alone.
+ESCAPED = re.compile(
+    r"(?<!\\)\\\\(?:[dt]?frac|sqrt|text|pi|cdot|times|left|infty)(?![A-Za-z])|&(?:lt|gt|le|ge|amp|nbsp|#\d+);"
+)
+#: Marks of chats, and what some templates end with.
+RENDERED = re.compile(
+    r"<\|\w+\|>|<\uff5c[^<>]+\uff5c>|\[/?INST\]|<(?:start|end)_of_turn>"
+    r"|(?:^|\n)(?:### )?(?:Assistant|Response)\s*:\s*(?:<think>)?\s*$"
+)
 #: Words outside of LaTeX beyond which a reference is a worked solution, which no answer equals.
 MOST_WORDS = 12
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
@@ -41,8 +50,8 @@ def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = T
         first = unjudged[0]
         fault = (
             f"{name}: the verifier cannot judge {len(unjudged)} of {len(problems)} reference answers; the first is "
-            f"{first.answer[:80]!r} of problem {first.id!r}. Expected final answers alone, such as 7/2, not sentences "
-            "or worked solutions; name their field: data.answer_key"
+            f"{first.answer[:80]!r} of problem {first.id!r}. Expected final answers alone, such as 7/2: no sentences, "
+            "worked solutions, HTML or doubled backslashes; name their field: data.answer_key"
         )
         if refuse and 2 * len(unjudged) > len(problems):
             raise DataError(fault)
@@ -57,6 +66,12 @@ def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = T
                 "data.prompt_template, or write a reward",
                 name, len(asking), len(problems), form, _around(asks, asking[0]),
             )  # fmt: skip
+    if 2 * len(wrapped := [each for each in problems if RENDERED.search(each.question)]) > len(problems):
+        log.warning(
+            "%s: %d of %d questions look like prompts that are rendered already, as %r; a model's chat template wraps "
+            "them again: name the field of the bare question, data.question_key",
+            name, len(wrapped), len(problems), wrapped[0].question[-60:],
+        )  # fmt: skip
     if fault := _choice_fault(problems, template):
         if refuse:
             raise DataError(f"{name}: {fault}")
@@ -119,6 +134,7 @@ def _unjudged(problems: Sequence[Problem]) -> list[Problem]:
         if found.verdict is not Verdict.CORRECT
         or len(WORD.findall(answer)) > MOST_WORDS
         or ("\n" in answer and "\\begin" not in answer)
+        or ESCAPED.search(answer)
         or _is_data(answer)
     ]
 

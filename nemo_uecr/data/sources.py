@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 from nemo_uecr import door
 from nemo_uecr.errors import ConfigError, DataError
+from nemo_uecr.files import refuse_pointer
 from nemo_uecr.generation.models import has_hub_form, one_line, only_here
 
 log = logging.getLogger(__name__)
@@ -300,6 +301,7 @@ def read_rows(file: Path, *, columns: Collection[str] | None = None) -> Iterator
     """The place and content of each row, one at a time; of a table's file perhaps only some columns."""
     kind = file_kind(file) or ".jsonl"
     try:
+        refuse_pointer(file)
         yield from READERS[kind](file, columns)
     except (EOFError, zlib.error, lzma.LZMAError, OSError, UnicodeDecodeError, csv.Error) as error:
         what = "copy it again" if file_kind(file) else f"expected a file that ends in {', '.join(READERS)}; unpack it"

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from nemo_uecr.config.schema import Section
 from nemo_uecr.demo.task import LEVELS, build_tokenizer, read_questions, sample_unseen, worked_solution
 from nemo_uecr.files import new_folder
-from nemo_uecr.generation.models import prompt_ids, save_pretrained
+from nemo_uecr.generation.models import save_pretrained
+from nemo_uecr.generation.prompts import ChatSettings, prompt_ids
 from nemo_uecr.ranges import Count, Positive, ZeroToOne
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ WEIGHT_DECAY = 0.01
 MAX_GRADIENT_NORM = 1.0
 WARMUP_STEPS = 50
 STEPS_PER_LINE = 100
+#: How the demo asks.
+PLAIN = ChatSettings("{question}", None, thinking=False)
 #: File beside a model's weights: seconds of training, and the last loss.
 TEACHING = "teaching.json"
 
@@ -145,7 +148,7 @@ def demonstrations(
         while sum(map(len, ids)) < course.tokens_per_batch:
             problem = sample_unseen(rng, level, held_out)
             solution = worked_solution(problem, rng, skip_rate=course.skip_rate, error_rate=course.error_rate)
-            prompt = prompt_ids(tokenizer, problem.question, thinking=False)
+            prompt = prompt_ids(tokenizer, problem.question, PLAIN)
             written = [*tokenizer(solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
             ids.append(torch.tensor(prompt + written))
             response.append(torch.tensor([False] * len(prompt) + [True] * len(written)))

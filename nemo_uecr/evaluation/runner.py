@@ -25,6 +25,7 @@ from nemo_uecr.evaluation.samples import SAMPLES, EvaluationSample, Key
 from nemo_uecr.files import append_whole, file_sha256, locked, read_object, replace_file
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.adapter import base_of
+from nemo_uecr.generation.prompts import ChatSettings, prompts_sha256
 from nemo_uecr.reproducible import derive, installed
 from nemo_uecr.stopping import note_progress
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses, comparison_pool
@@ -45,7 +46,7 @@ class EvaluationSettings:
     samples: int  # k, responses per problem
     decoding: engines.Decoding
     seed: int  # from which each sample's seed is derived
-    chat: engines.ChatSettings
+    chat: ChatSettings
     engine: str  # "transformers" or "vllm"
     dtype: str  # "float32" or "bfloat16"
     batch: int  # responses generated at once, and the most that a kill loses
@@ -77,7 +78,9 @@ def evaluate(
     """
     engines.check_engine(settings.engine)
     with locked(folder, wait=5.0):  # the system takes a moment to release the lock of a killed evaluation
-        record = _record(label, model, settings, benchmarks)
+        tokens = engines.load_tokens(model)
+        encoded = {name: tokens.prompts(each.problems, settings.chat, name) for name, each in benchmarks.items()}
+        record = _record(label, model, settings, benchmarks, encoded)
         path = folder / SAMPLES
         samples.drop_torn_line(path)
         there = samples.read_samples(path) if path.exists() else []
@@ -86,10 +89,8 @@ def evaluate(
                 f"{folder} holds an evaluation with {key}={theirs!r}, this one has {ours!r}; choose another --out"
             )
         done = {sample.key for sample in there}
-        tokens = engines.load_tokens(model)
         if fault := engines.missing_end_token(tokens.tokenizer, tokens.end_ids, settings.decoding.stop):
             log.warning("%s: %s", label, fault)
-        encoded = {name: tokens.prompts(each.problems, settings.chat) for name, each in benchmarks.items()}
         every = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
         pending = [each for each in every if each.key not in done]
         log.info("%s: %d samples found, %d to generate", label, len(done), len(pending))
@@ -157,14 +158,19 @@ def judge_generations(
 
 
 def _record(
-    label: str, model: str, settings: EvaluationSettings, benchmarks: Mapping[str, LoadedBenchmark]
+    label: str,
+    model: str,
+    settings: EvaluationSettings,
+    benchmarks: Mapping[str, LoadedBenchmark],
+    encoded: Mapping[str, Sequence[tuple[Problem, tuple[int, ...]]]],
 ) -> dict[str, Any]:
+    prompts = {name: prompts_sha256(ids for _, ids in each) for name, each in encoded.items()}
     chosen = asdict(settings)
     del chosen["batch"]
     return {
         "format": FORMAT,
         "label": label,
-        "model": {"name": model, "sha256": model_digest(model)},
+        "model": {"name": model, "sha256": model_digest(model), "prompts_sha256": prompts},
         **chosen,
         "benchmarks": {
             name: {
@@ -194,7 +200,7 @@ def recorded_settings(folder: Path) -> dict[str, Any]:
         "samples": own["samples"],
         "decoding": {each.name: own[each.name] for each in fields(engines.Decoding)},
         "seed": own["seed"],
-        "chat": asdict(engines.ChatSettings.of_run(config)),
+        "chat": asdict(ChatSettings.of(config["data"])),
         "engine": config["rollout"]["engine"] if local else "vllm",
         "dtype": config["student"]["dtype"] if local else "bfloat16",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_uecr.errors import DataError, DependencyError
 from nemo_uecr.files import read_object
 from nemo_uecr.generation import adapter, models
+from nemo_uecr.generation.prompts import ChatSettings, apply_template, check_questions, check_template, prompt_of
 from nemo_uecr.verifier.extract import opens_thought
 
 if TYPE_CHECKING:
@@ -87,24 +88,6 @@ def context_of(config: Any) -> Context | None:
 # Prompts and responses as token ids
 
 
-@dataclass(frozen=True)
-class ChatSettings:
-    """How a problem becomes a prompt."""
-
-    template: str  # the user's turn; {question} is replaced
-    system: str | None
-    thinking: bool  # handed to the chat template
-
-    def __str__(self) -> str:
-        return f"{self.template!r}, system prompt {self.system!r}, thinking {self.thinking}"
-
-    @classmethod
-    def of_run(cls, config: Mapping[str, Any]) -> ChatSettings:
-        """Those of a run's configuration; one inside NeMo-RL has no system prompt."""
-        data = config["data"]
-        return cls(data["prompt_template"], data.get("system_prompt"), data["enable_thinking"])
-
-
 def training_of(model: str) -> dict[str, Any] | None:
     """The configuration of the run that trained a model; None where the model's folder has none."""
     path = Path(model) / STATE
@@ -120,12 +103,14 @@ class ModelTokens:
 
     def prompt(self, problem: Problem, chat: ChatSettings) -> tuple[int, ...]:
         """Token ids of the prompt; without a chat template those of the plain text."""
-        text = problem.turn(chat.template)
-        before = models.turns_before(chat.system, problem.context)
-        return tuple(models.prompt_ids(self.tokenizer, text, thinking=chat.thinking, before=before))
+        return tuple(prompt_of(self.tokenizer, problem, chat))
 
-    def prompts(self, problems: Sequence[Problem], chat: ChatSettings) -> list[tuple[Problem, tuple[int, ...]]]:
-        """Each problem with its prompt."""
+    def prompts(
+        self, problems: Sequence[Problem], chat: ChatSettings, name: str
+    ) -> list[tuple[Problem, tuple[int, ...]]]:
+        """Each problem of a source by that ``name`` with its prompt, which must be what was asked for."""
+        check_template(self.tokenizer, chat)
+        check_questions(self.tokenizer, problems, chat, name)
         return [(problem, self.prompt(problem, chat)) for problem in problems]
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -189,7 +174,7 @@ def missing_end_token(tokenizer: Any, ends: frozenset[int], stop: Sequence[str])
     answer = "It is seven."
     turns = [{"role": "user", "content": "What is 3 + 4?"}, {"role": "assistant", "content": answer}]
     try:
-        text = "" if tokenizer.chat_template is None else models.apply_template(tokenizer, turns)
+        text = "" if tokenizer.chat_template is None else apply_template(tokenizer, turns, {}, date=None)
     except DataError:  # it takes no answers, and need not
         return ""
     after = tokenizer(text.partition(answer)[2].lstrip(), add_special_tokens=False, verbose=False)["input_ids"]
@@ -258,8 +243,36 @@ def check_model(model: str) -> None:
             f"{model} has no {shards[0]}; expected safetensors, because reading pickled weights (*.bin) can run code: "
             "take a release of the model that has them"
         )
-    for shard in shards:
-        models.read_header(folder / shard)
+    stored = {dtype for shard in shards for dtype, _ in models.read_header(folder / shard).values()}
+    few = sorted(filter(models.FEW_BITS.match, stored))
+    if few and not quantized(folder):
+        raise DataError(
+            f"model {model!r} has weights of type {', '.join(few)}, but its config.json has no quantization_config, "
+            "and without their scales they are other numbers; take the config.json that belongs to them"
+        )
+
+
+def quantized(folder: Path) -> str:
+    """How the weights of a model's folder were quantised, by its config.json; empty where they were not."""
+    values = read_object(folder / "config.json")
+    found = values.get("quantization_config") or (values.get("text_config") or {}).get("quantization_config") or {}
+    return str(found.get("quant_method", "a method without a name")) if found else ""
+
+
+def check_trainable(model: str) -> None:
+    """Refuse a student whose checkpoints could not be read again: an adapter, or a model of quantised weights."""
+    if adapter.base_of(model) is not None:
+        raise DataError(
+            f"student.model_name {model!r} is an adapter; merge it into its base first: nemo-uecr export {model} "
+            "--merged FOLDER"
+        )
+    config = Path(model).expanduser() / "config.json"
+    place = config if config.is_file() else models.cached(model)
+    if place is not None and (method := quantized(place.parent)):
+        raise DataError(
+            f"student.model_name {model!r} has quantised weights ({method}); training needs plain ones: take the "
+            "model's release in bfloat16"
+        )
 
 
 def load_module(model: str, dtype: str, **options: Any) -> Any:

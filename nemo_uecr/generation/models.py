@@ -20,13 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.errors import DataError, ScoreError
-from nemo_uecr.files import read_object
+from nemo_uecr.files import read_object, refuse_pointer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemo_uecr.config.schema import DataConfig, RecipeDataConfig
-    from nemo_uecr.data.problems import Problem
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +44,8 @@ NOT_KEPT = re.compile(
     r"^\.|\.(safetensors|bin|pt|pth|ckpt|gguf|h5|msgpack|onnx|npz)$|\.index\.json$|^adapter_config\.json$"
     r"|^(state|manifest)\.json$"
 )
+#: How safetensors names types of few bits, whose numbers mean nothing without their scales.
+FEW_BITS = re.compile("F[468]_|[IU][48]$")
 #: Keys of a config.json that `DecoderSizes` come from.
 SIZES = {
     "vocab_size": "vocabulary", "hidden_size": "hidden", "num_hidden_layers": "layers", "num_attention_heads": "heads",
@@ -61,8 +61,6 @@ KERNEL = re.compile(r'"\w*_implementation": (?:\{[^}]*)?"[^"]*/[^"]*"')
 SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 #: The fault of a folder without tokenizer files.
 NO_TOKENIZER = "has no tokenizer that can be read; expected tokenizer.json next to its weights"
-#: A turn's text in place of one that a chat template drops or edits.
-PROBE = "Is this text kept?"
 #: Warnings about a call of ours, or about weights that are refused anyway.
 OUR_CALL = re.compile(r"LOAD REPORT|tie_word_embeddings=False|deprecated")
 #: The warnings of transformers that were passed on.
@@ -183,6 +181,7 @@ def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     from safetensors import SafetensorError, safe_open
 
     try:
+        refuse_pointer(path)
         with safe_open(str(path), framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
@@ -456,90 +455,3 @@ def only_here(name: str, repo_type: str = "model") -> bool:
         os.environ["HF_HUB_OFFLINE"], constants.HF_HUB_OFFLINE = "1", True
         return True
     return False
-
-
-# Prompts.
-
-
-def fitting_prompts(
-    tokenizer: Any, problems: Sequence[Problem], data: DataConfig | RecipeDataConfig, benchmark: str = ""
-) -> dict[int, list[int]]:
-    """Token ids, by place, of the problems' prompts that are not too long.
-
-    A ``benchmark`` with a prompt that is too long is refused.
-    """
-    system: str | None = getattr(data, "system_prompt", None)  # a run inside NeMo-RL has none
-    encoded = {}
-    for place, each in enumerate(problems):
-        text, before = each.turn(data.prompt_template), turns_before(system, each.context)
-        encoded[place] = prompt_ids(tokenizer, text, thinking=data.enable_thinking, before=before)
-    kept = {place: ids for place, ids in encoded.items() if len(ids) <= data.max_prompt_tokens}
-    if long := [place for place in encoded if place not in kept]:
-        fault = (
-            f"{benchmark and f'benchmark {benchmark}: '}{len(long)} of {len(problems)} prompts have more than "
-            f"data.max_prompt_tokens={data.max_prompt_tokens} tokens; the first is problem {problems[long[0]].id!r} "
-            f"with {len(encoded[long[0]])}"
-        )
-        if benchmark or data.long_prompts == "refuse" or not kept:
-            drop = ", or leave some out: data.long_prompts=drop" if kept else ""
-            raise DataError(f"{fault}. Raise the limit{'; a benchmark is never cut' if benchmark else drop}")
-        log.warning("%s; they are dropped", fault)
-    return kept
-
-
-def turns_before(system: str | None, context: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The turns before the question: ``context``, headed by the ``system`` prompt unless it has a system turn."""
-    own = system is None or (context and context[0]["role"] == "system")
-    return [*([] if own else [{"role": "system", "content": str(system)}]), *map(dict, context)]
-
-
-def prompt_ids(tokenizer: Any, question: str, *, thinking: bool, before: Sequence[Mapping[str, str]] = ()) -> list[int]:
-    """Token ids of a prompt, up to the start of the response; without a chat template those of the bare question.
-
-    ``before`` are the turns before the question.
-    """
-    if tokenizer.chat_template is not None:
-        text = rendered(tokenizer, question, thinking=thinking, before=before)
-        return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    if before:
-        raise DataError(
-            f"a {before[0]['role']} turn comes before the question, but the model's tokenizer has no chat template "
-            "that could place it; write it into the prompt template"
-        )
-    begun = bool(tokenizer.bos_token) and question.startswith(tokenizer.bos_token)  # by the prompt template
-    ids = list(tokenizer(question, add_special_tokens=not begun, verbose=False)["input_ids"])
-    # A tokenizer with `add_eos_token` would end the response before it begins.
-    ended = ids[-1:] == [tokenizer.eos_token_id] and not question.endswith(tokenizer.eos_token)
-    return ids[:-1] if ended else ids
-
-
-def rendered(tokenizer: Any, question: str, *, thinking: bool, before: Sequence[Mapping[str, str]] = ()) -> str:
-    """A prompt as text, by the model's own chat template, up to the start of the response.
-
-    A template that drops a turn is refused. It may edit one, as SmolLM3's takes `/no_think` out, and past answers.
-    """
-    turns = [*before, {"role": "user", "content": question}]
-    options = {"add_generation_prompt": True, "enable_thinking": thinking}
-    text = apply_template(tokenizer, turns, **options)
-    for place, turn in enumerate(turns):
-        if turn["role"] in ("system", "user") and turn["content"].strip() not in text:
-            tried = [*turns[:place], {**turn, "content": PROBE}, *turns[place + 1 :]]
-            if PROBE not in apply_template(tokenizer, tried, **options):
-                what = "leave the system prompt out" if turn["role"] == "system" else "take the model's own release"
-                raise DataError(
-                    f"the model's chat template drops the {turn['role']} turn {turn['content'][:60]!r}: {what}, or "
-                    "correct its chat_template.jinja"
-                )
-    return text
-
-
-def apply_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], **options: bool) -> str:
-    """The text that the model's chat template makes of turns."""
-    try:
-        return str(tokenizer.apply_chat_template(list(turns), tokenize=False, **options))
-    except Exception as error:  # a template is a program of the model's author and may raise anything
-        system = "; some templates accept no system turn: leave the system prompt out"
-        raise DataError(
-            f"the model's chat template refuses the prompt: {one_line(error)}"
-            f"{system if any(turn['role'] == 'system' for turn in turns) else ''}"
-        ) from error

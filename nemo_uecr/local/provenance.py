@@ -27,7 +27,10 @@ from nemo_uecr.data.problems import rows_sha256
 from nemo_uecr.data.sources import Role, find_source
 from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
 from nemo_uecr.files import describe_file, digest_of, file_fault, file_sha256, read_object, replace_file
+from nemo_uecr.generation.models import load_tokenizer
+from nemo_uecr.generation.prompts import prompts_sha256
 from nemo_uecr.generation.trained import MANIFEST, PROVENANCE, compare_manifest, model_files
+from nemo_uecr.local.sequences import Prompt, encoded_problems
 from nemo_uecr.paths import locate_path
 from nemo_uecr.reproducible import installed
 from nemo_uecr.steps.draws import run_provenance
@@ -127,6 +130,21 @@ def input_hashes(config: Config) -> dict[str, str]:
     return hashes | {f"{name}/rows": rows_sha256(find_source(given, "train")) for name, given in readers.items()}
 
 
+def prompt_hashes(training: Sequence[Prompt], benchmarks: Mapping[str, Sequence[Prompt]]) -> dict[str, str]:
+    """A digest of the prompts' token ids, `prompts of data.train` and `prompts of NAME` for each benchmark."""
+    every = {"data.train": training, **benchmarks}
+    return {f"prompts of {name}": prompts_sha256(each.token_ids for each in prompts) for name, prompts in every.items()}
+
+
+def _prompt_hashes_here(config: Config) -> dict[str, str]:
+    """The same as they would be now; none where tokenizer or problems are not on this machine."""
+    try:
+        tokenizer = load_tokenizer(locate_path(config.student.model_name), local_files_only=True)
+        return prompt_hashes(*encoded_problems(config, tokenizer, locate_path))
+    except DataError:
+        return {}
+
+
 def _source_files(name: str, given: str, role: Role) -> dict[str, Path]:
     """The one file of a source of problems under its name, or each of several; none where it is not on this machine."""
     try:
@@ -217,7 +235,7 @@ def verify_run(folder: Path) -> dict[str, list[str]]:
     now = _statement(config, package_source()[0])
     findings: Iterable[InputCheck] = chain(
         _compare_files(folder),
-        compare_inputs(record["sha256"], input_hashes(config)),
+        compare_inputs(record["sha256"], input_hashes(config) | _prompt_hashes_here(config)),
         _compare_values(flattened({name: record.get(name) for name in now}), flattened(now)),
     )
     by_kind: dict[str, list[str]] = {"same": [], "changed": [], "unknown": []}

@@ -21,7 +21,7 @@ from nemo_uecr.errors import ScoreError
 from nemo_uecr.files import replace_file
 from nemo_uecr.generation.decode import NOT_FINITE, decode
 from nemo_uecr.generation.engines import Decoding, ModelTokens
-from nemo_uecr.generation.models import turns_before
+from nemo_uecr.generation.prompts import turns_before
 from nemo_uecr.local.sequences import Prompt, Response, Sequences, TeacherInputs
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.steps.step_record import StepRecord, sample_ids

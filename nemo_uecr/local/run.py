@@ -14,12 +14,10 @@ import torch
 
 from nemo_uecr.config.load import flat_values
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.manifest import training_problems
-from nemo_uecr.data.problems import Problem, problems_of
-from nemo_uecr.errors import DataError, RunFolderError
-from nemo_uecr.generation.adapter import add_adapter, base_of, load_adapter
+from nemo_uecr.errors import RunFolderError
+from nemo_uecr.generation.adapter import add_adapter, load_adapter
 from nemo_uecr.generation.decode import check_cache
-from nemo_uecr.generation.engines import missing_end_token
+from nemo_uecr.generation.engines import check_trainable, missing_end_token
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.failure import FAILURE
 from nemo_uecr.local.memory import Placement, checkpointed_layers, is_offloaded, state_of
@@ -30,10 +28,11 @@ from nemo_uecr.local.provenance import (
     check_same_inputs,
     input_hashes,
     list_files,
+    prompt_hashes,
     write_run_files,
 )
 from nemo_uecr.local.rollout import Sampler, draw
-from nemo_uecr.local.sequences import Prompt, check_context, encode_prompts
+from nemo_uecr.local.sequences import Prompt, check_context, encoded_problems
 from nemo_uecr.local.teachers import PROBES, load_teachers
 from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.local.trainer import Models, Trainer
@@ -81,9 +80,10 @@ def train(
     position = _position(checkpoints, folder, resume=resume)
     saved = checkpoints.path(position.step) if position.step else None
     models = load_models(config, saved)
-    prompts, benchmarks = encoded_problems(config, models)
+    prompts, benchmarks = readable_prompts(config, models)
     rewards.check_columns(sorted({name for prompt in prompts for name in prompt.problem.columns}))
-    inputs = input_hashes(config)  # after loading: a model of the hub is then on this machine
+    # After loading: a model of the hub is then on this machine.
+    inputs = input_hashes(config) | prompt_hashes(prompts, benchmarks)
     check_same_inputs(folder, inputs)
     optimizer = build_optimizer(models.student, config)
     if saved is not None:
@@ -164,11 +164,7 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
 def _student(config: Config, checkpoint: Path | None, device: torch.device) -> TokenModel:
     asked, training = config.student, config.train
     initial = resolve_path(asked.model_name)
-    if base_of(initial) is not None:
-        raise DataError(
-            f"student.model_name {initial!r} is an adapter; merge it into its base first: nemo-uecr export {initial} "
-            "--merged FOLDER"
-        )
+    check_trainable(initial)
     weights = initial if checkpoint is None or asked.lora_rank else str(checkpoint)
     master = not asked.lora_rank and training.optimizer != "adamw8bit_sr"
     student = load_model(weights, role="student", dtype=asked.dtype, device=device, master_weights=master)
@@ -216,18 +212,9 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def encoded_problems(config: Config, models: Models) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
+def readable_prompts(config: Config, models: Models) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
     """Encoded training problems and those of each benchmark, which every model that is here can read."""
-    data = config.data
-
-    def prompts(problems: Sequence[Problem], benchmark: str = "") -> list[Prompt]:
-        return encode_prompts(problems, models.student.tokenizer, data, benchmark)
-
-    benchmarks = {
-        name: prompts(problems_of(data, resolve_path(path), f"evaluation.benchmarks.{name}"), name)
-        for name, path in config.evaluation.benchmarks.items()
-    }
-    training = prompts(training_problems(data, resolve_path(data.train)))
+    training, benchmarks = encoded_problems(config, models.student.tokenizer, resolve_path)
     check_context(training, models.student, "rollout.max_response_tokens", config.rollout.max_response_tokens)
     if models.teachers.by_name:
         models.teachers.check(training, config.rollout.max_response_tokens)

@@ -6,7 +6,7 @@ of one micro-batch in a flat list, b = responses of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nemo_uecr.config.schema import DataConfig
-from nemo_uecr.data.problems import Problem
+from nemo_uecr.config.schema import Config, DataConfig
+from nemo_uecr.data.manifest import training_problems
+from nemo_uecr.data.problems import Problem, problems_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.engines import Generation
-from nemo_uecr.generation.models import check_ids, fitting_prompts
+from nemo_uecr.generation.models import check_ids
+from nemo_uecr.generation.prompts import ChatSettings, check_template, fitting_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,6 +51,19 @@ def encode_prompts(
     """Encode every problem, training's or a benchmark's, through the chat template; without one as plain text."""
     encoded = fitting_prompts(tokenizer, problems, data, benchmark)
     return [Prompt(problems[place], tuple(ids)) for place, ids in encoded.items()]
+
+
+def encoded_problems(
+    config: Config, tokenizer: PreTrainedTokenizerBase, find: Callable[[str], str]
+) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
+    """Prompts of the training problems and of each benchmark; ``find`` makes a path of what a configuration names."""
+    data = config.data
+    check_template(tokenizer, ChatSettings.of(data.model_dump()))
+    benchmarks = {
+        name: encode_prompts(problems_of(data, find(path), f"evaluation.benchmarks.{name}"), tokenizer, data, name)
+        for name, path in config.evaluation.benchmarks.items()
+    }
+    return encode_prompts(training_problems(data, find(data.train)), tokenizer, data), benchmarks
 
 
 def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, response: int) -> None:

@@ -29,7 +29,8 @@ from nemo_uecr.config.schema import (
 from nemo_uecr.data.problems import check_routing, filled, teacher_name
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.generation.engines import difference_of_ends, load_tokens
-from nemo_uecr.generation.models import check_same_tokenizer, prompt_ids, turns_before
+from nemo_uecr.generation.models import check_same_tokenizer
+from nemo_uecr.generation.prompts import ChatSettings, prompt_ids
 from nemo_uecr.hosted_teacher.client import TeacherServer
 from nemo_uecr.local.memory import Placement
 from nemo_uecr.local.probes import OwnEnds, Probe
@@ -88,9 +89,8 @@ class SelfTeacher(ModelTeacher):
 
     def view(self, prompt: Prompt) -> Prompt:
         """The template filled with the problem's columns, rendered as the student's prompts are."""
-        text, data = filled(self.template, prompt.problem), self.data
-        before = turns_before(data.system_prompt, prompt.problem.context)
-        ids = prompt_ids(self.model.tokenizer, text, thinking=data.enable_thinking, before=before)
+        text, chat = filled(self.template, prompt.problem), ChatSettings.of(self.data.model_dump())
+        ids = prompt_ids(self.model.tokenizer, text, chat, prompt.problem.context)
         return replace(prompt, token_ids=tuple(ids))
 
     def provenance(self, step: int) -> dict[str, str]:

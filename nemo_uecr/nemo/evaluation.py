@@ -18,7 +18,7 @@ from nemo_uecr.data.problems import problems_of
 from nemo_uecr.evaluation.runner import judge_generations, pending_samples
 from nemo_uecr.evaluation.samples import write_samples
 from nemo_uecr.generation.engines import Decoding, Generation, Request, generate_with, load_tokens
-from nemo_uecr.generation.models import fitting_prompts
+from nemo_uecr.generation.prompts import fitting_prompts
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.recipe import Settings, set_at
 from nemo_uecr.telemetry.sinks import EVALUATIONS, append_record

@@ -29,7 +29,7 @@ from nemo_uecr.config.schema import RecipeDataConfig
 from nemo_uecr.data.manifest import chosen_problems
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.generation.engines import load_tokens
-from nemo_uecr.generation.models import fitting_prompts
+from nemo_uecr.generation.prompts import fitting_prompts
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.recipe import section_of
 from nemo_uecr.verifier.extract import opens_thought

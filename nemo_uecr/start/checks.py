@@ -173,6 +173,10 @@ CHECKS: tuple[Check, ...] = (
         keys=lambda run: run.models,
     ),
     row(
+        "trainable student", LocalRun, {DOCTOR}, lambda run, _: model_files.trainable(run.student),
+        keys=where(lambda run: not run.of_the_demo),
+    ),
+    row(
         "{} model", NemoRun, {DOCTOR}, lambda run, role: model_files.model_without_code(role, run.models[role]),
         keys=lambda run: run.models,
     ),
@@ -182,14 +186,12 @@ CHECKS: tuple[Check, ...] = (
     ),
     row(
         "chat template", LocalRun, {DOCTOR},
-        lambda run, _: model_files.chat_template(run.tokenizer, thinking=run.data.enable_thinking),
+        lambda run, _: model_files.chat_template(run.tokenizer, run.chat),
         after=("student tokenizer",),
     ),
     row(
         "chat template", NemoRunWithProblems, {DOCTOR},
-        lambda run, _: model_files.chat_template_in_nemo_rl(
-            run.tokenizer, thinking=run.data.enable_thinking, verified=run.verified
-        ),
+        lambda run, _: model_files.chat_template_in_nemo_rl(run.tokenizer, run.chat, verified=run.verified),
         after=("student tokenizer",),
     ),
     row(

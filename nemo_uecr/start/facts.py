@@ -29,6 +29,7 @@ from nemo_uecr.core.methods import Method
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation import adapter, models
+from nemo_uecr.generation.prompts import ChatSettings
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.plan import faults
 from nemo_uecr.plan.contents import ASSUMED, CPU, Device, Lengths, Plan
@@ -136,6 +137,11 @@ class RunWithProblems(Run):
     teacher_names: Sequence[str]  # that problems are routed to
     reward: Sequence[VerifierReward | CallReward]
     correct_at: float
+
+    @property
+    def chat(self) -> ChatSettings:
+        """How its problems become prompts."""
+        return ChatSettings.of(self.data.model_dump())
 
     @property
     def verified(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,15 @@ from nemo_uecr.config.schema import UrlTeacherConfig
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object
 from nemo_uecr.generation import adapter, models
-from nemo_uecr.generation.engines import check_model, check_weights, difference_of_ends, end_ids, missing_end_token
+from nemo_uecr.generation.engines import (
+    check_model,
+    check_trainable,
+    check_weights,
+    difference_of_ends,
+    end_ids,
+    missing_end_token,
+)
+from nemo_uecr.generation.prompts import ChatSettings, ClockError, check_template, rendered
 from nemo_uecr.nemo.model_folders import hidden_marks
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.start.seen import Caution, Refusal, advised
@@ -43,6 +52,12 @@ def whole_model(role: str, name: str) -> str | Caution:
         raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
     check_weights(str(folder))
     return f"{folder}, every weight is there and has its place"
+
+
+def trainable(name: str) -> str:
+    """A student is no adapter, and its weights are not quantised."""
+    check_trainable(str(Path(name).expanduser()))
+    return "no adapter, no quantised weights"
 
 
 def model_without_code(role: str, name: str) -> str | Caution:
@@ -78,23 +93,30 @@ def same_end_tokens(student: Any, student_name: str, name: str, *, settled: bool
     return advised(not unequal or settled, unequal or "the student's", remedy)
 
 
-def chat_template(tokenizer: Any, *, thinking: bool) -> str | Caution:
-    """The chat template keeps the user's text, and has the requested thinking mode."""
+def chat_template(tokenizer: Any, chat: ChatSettings) -> str | Caution:
+    """The chat template keeps the user's text, reads what it is given, and has the requested thinking mode."""
+    check_template(tokenizer, chat)
     if tokenizer.chat_template is None:  # the local back end takes plain prompts
         return Caution("the student's tokenizer has none", RELEASE)
-    modes = [models.rendered(tokenizer, QUESTION, thinking=mode) for mode in (False, True)]
-    mode = "thinking" if thinking else "non-thinking"
+    modes = [rendered(tokenizer, QUESTION, replace(chat, thinking=mode)) for mode in (False, True)]
+    mode = "thinking" if chat.thinking else "non-thinking"
     if modes[0] == modes[1]:
         message = f"it has no {mode} mode: enable_thinking changes nothing"
         return Caution(message, f"fine for a model that never thinks; else {RELEASE}")
-    return f"{mode} mode, a response begins after {modes[thinking][-24:]!r}"
+    return f"{mode} mode, a response begins after {modes[chat.thinking][-24:]!r}"
 
 
-def chat_template_in_nemo_rl(tokenizer: Any, *, thinking: bool, verified: bool) -> str | Caution:
+def chat_template_in_nemo_rl(tokenizer: Any, chat: ChatSettings, *, verified: bool) -> str | Caution:
     """The same where NeMo-RL applies it, which needs one and hides special tokens from a verifier."""
     if tokenizer.chat_template is None:
         raise Refusal("the student's tokenizer has none", RELEASE)
-    seen = chat_template(tokenizer, thinking=thinking)
+    try:
+        seen = chat_template(tokenizer, chat)
+    except ClockError:
+        return Caution(
+            "it writes today's date into the prompt, so that a run that goes on tomorrow has other prompts",
+            "fix it in policy.tokenizer.chat_template_kwargs, as date_string for Llama, or in a template of your own",
+        )
     return visible_marks(tokenizer, verified=verified) or seen
 
 

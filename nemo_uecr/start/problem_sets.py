@@ -18,7 +18,8 @@ from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.data.problems import Problem, check_routing, filled, problems_of, teacher_name
 from nemo_uecr.data.references import check_references
 from nemo_uecr.errors import DataError
-from nemo_uecr.generation.models import check_ids, fitting_prompts
+from nemo_uecr.generation.models import check_ids
+from nemo_uecr.generation.prompts import fitting_prompts
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.start.seen import Caution
 from nemo_uecr.verifier.pool import SHARED

@@ -36,6 +36,7 @@ _TYPED = {
 }  # fmt: skip
 _SIGNS = {sign: latex for signs, latex in _TYPED.items() for sign in signs}
 _SIGNS |= {chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}  # full-width forms
+_SIGNS |= {sign: str(unicodedata.decimal(sign)) for sign in map(chr, range(0x660, 0xABFA)) if sign.isdecimal()}  # ٣, ৩
 _SIGNS |= dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", "")  # invisible
 _SIGNS |= dict.fromkeys("\u00a0\u2007\u2009\u202f\u3000", " ")
 _SIGNS |= dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻₀₁₂₃₄₅₆₇₈₉", "0123456789n+-0123456789", strict=True))

@@ -436,7 +436,7 @@ def _reader() -> Any:
             super().__init__(is_real=is_real, config=ConversionConfig(lowercase_symbols=False))
 
         def convert_atom(self, atom: Any) -> Any:
-            # antlr 4.9.3, which hydra-core pins, and 4.11 have a grammar without this function, and no percentages then.
+            # The grammars for antlr 4.9.3, which hydra-core pins, and 4.11 lack it; percentages are asked for after it.
             if not hasattr(atom, "FUNC_GAMMA"):
                 atom.FUNC_GAMMA = lambda: None
             return super().convert_atom(atom)

@@ -218,7 +218,8 @@ def test_two_students_of_one_step_are_refused(source: RolloutSource) -> None:
 def test_an_evaluation_folder(tmp_path: Path) -> None:
     from nemo_uecr.data.benchmarks import load_benchmarks
     from nemo_uecr.evaluation.runner import EvaluationSettings, evaluate
-    from nemo_uecr.generation.engines import ChatSettings, Decoding
+    from nemo_uecr.generation.engines import Decoding
+    from nemo_uecr.generation.prompts import ChatSettings
 
     own = assets()
     settings = EvaluationSettings(

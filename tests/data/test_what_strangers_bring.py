@@ -247,3 +247,50 @@ def test_prompts_that_ask_for_another_form(
     caplog.clear()
     check_references("set", load(jsonl(tmp_path / "plain.jsonl", ROWS)), template=f"{{question}} {asks}")
     assert bool(caplog.text) == (form is not None)
+
+
+@pytest.mark.parametrize("name", ["set.parquet", "set.jsonl", "set.json", "set.arrow", "set.csv", "set.jsonl.gz"])
+def test_pointers_of_git_lfs(name: str, tmp_path: Path) -> None:
+    """What a clone without Git LFS leaves; it is no damaged file."""
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(DataError, match=rf"{name} is a pointer of Git LFS and not the file itself"):
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize("answer", [r"\\frac{1}{2}", r"3\\sqrt{2}", "x &lt; 3", "5 &amp; 6", "&#8722;4"])
+def test_answers_that_were_escaped_once_more(answer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They equal themselves, and no answer that a model writes."""
+    rows = [{"question": f"{n} + 1?", "answer": answer} for n in range(2)]
+    with pytest.raises(DataError, match="cannot judge 2 of 2 .*no sentences, worked solutions, HTML or doubled"):
+        check_references("set", load(jsonl(tmp_path / "set.jsonl", rows)))
+    check_references("set", load(jsonl(tmp_path / "set.jsonl", [*rows[:1], *ROWS])))
+    assert "cannot judge 1 of 5 reference answers" in caplog.text
+
+
+@pytest.mark.parametrize("answer", [r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", r"\begin{pmatrix}1\\\frac23\end{pmatrix}"])
+def test_rows_of_a_matrix_are_no_doubled_backslashes(answer: str, tmp_path: Path) -> None:
+    check_references("set", load(jsonl(tmp_path / "set.jsonl", [{"question": "M?", "answer": answer}])))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n",
+        "<s>[INST] 1 + 1? [/INST]",
+        "<start_of_turn>user\n1 + 1?<end_of_turn>",
+        "<\uff5cUser\uff5c>1 + 1?<\uff5cAssistant\uff5c>",
+        "A conversation between User and Assistant.\nUser: 1 + 1?\nAssistant: <think>",
+        "### Instruction:\n1 + 1?\n\n### Response:",
+    ],
+)
+def test_questions_that_are_rendered_prompts(question: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    check_references("set", load(jsonl(tmp_path / "set.jsonl", [{"question": question, "answer": "2"}])))
+    assert "1 of 1 questions look like prompts that are rendered already" in caplog.text
+
+
+def test_turns_whose_content_changes_its_type(tmp_path: Path) -> None:
+    """From row to row a text or a list of parts, which a table of one type cannot hold."""
+    user = {"role": "user", "content": "1 + 1?"}
+    parts = [{"role": "user", "content": [{"type": "text", "text": "1 + 1?"}]}]
+    found = load(jsonl(tmp_path / "set.jsonl", [{"prompt": [user], "answer": 2}, {"prompt": parts, "answer": "2"}]))
+    assert [each.question for each in found] == ["1 + 1?"] * 2

@@ -17,7 +17,8 @@ from nemo_uecr.errors import DependencyError, RunFolderError
 from nemo_uecr.evaluation.runner import EvaluationSettings, PendingSample, evaluate, judge_generations
 from nemo_uecr.evaluation.samples import SAMPLES
 from nemo_uecr.generation import engines
-from nemo_uecr.generation.engines import ChatSettings, Decoding, Generation, Request, load_tokens
+from nemo_uecr.generation.engines import Decoding, Generation, Request, load_tokens
+from nemo_uecr.generation.prompts import ChatSettings
 from nemo_uecr.reproducible import derive
 from nemo_uecr.stopping import JOB_PROGRESS
 from nemo_uecr.verifier.pool import SHARED

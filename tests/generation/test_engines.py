@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation import engines
-from nemo_uecr.generation.engines import ChatSettings, Decoding, Request, TransformersEngine, load_tokens
+from nemo_uecr.generation.engines import Decoding, Request, TransformersEngine, load_tokens
+from nemo_uecr.generation.prompts import ChatSettings
 from tests.evaluation.tiny import save_model
 
 PROMPTS = ["What is 2 + 3?", "Name a prime above ten.", "x", "A longer question, with several words in it?"]

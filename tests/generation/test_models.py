@@ -23,11 +23,11 @@ from nemo_uecr.generation.models import (
     load_pretrained,
     load_tokenizer,
     only_here,
-    prompt_ids,
     read_header,
     save_pretrained,
     weight_names,
 )
+from nemo_uecr.generation.prompts import ChatSettings, prompt_ids
 from tests.evaluation.tiny import save_tokenizer
 from tests.local import tiny
 
@@ -178,6 +178,7 @@ def test_transformers_4_knows_the_class_of_a_saved_tokenizer(tmp_path: Path) -> 
     assert again("1 + 2<|im_end|>")["input_ids"] == tokenizer("1 + 2<|im_end|>")["input_ids"]
 
 
+CHAT = ChatSettings("{question}", None, thinking=False)
 ONLY_ANSWERS = "{% for m in messages if m['role'] != 'system' %}{{ m['content'] }}{% endfor %}"
 IN_PARTS = "{% for m in messages %}{% for part in m['content'] %}{{ part['text'] }}{% endfor %}{% endfor %}"
 EDITED = "{% for m in messages %}{{ m['content'].replace('/no_think', '') | trim }}{% endfor %}"
@@ -189,7 +190,7 @@ def test_a_template_that_drops_a_turn_is_refused_and_one_that_edits_it_is_not() 
     def prompt(template: str, system: str) -> str:
         tokenizer.chat_template = template
         before = [{"role": "system", "content": system}, {"role": "assistant", "content": "Yes."}]
-        return str(tokenizer.decode(prompt_ids(tokenizer, " 1 + 2 /no_think\n", thinking=False, before=before)))
+        return str(tokenizer.decode(prompt_ids(tokenizer, " 1 + 2 /no_think\n", CHAT, before)))
 
     with pytest.raises(DataError, match=r"drops the system turn 'Be brief\.': leave the system prompt out"):
         prompt(ONLY_ANSWERS, "Be brief.")
@@ -198,7 +199,7 @@ def test_a_template_that_drops_a_turn_is_refused_and_one_that_edits_it_is_not() 
     assert prompt(EDITED, "/no_think") == "Yes.1 + 2"
     tokenizer.chat_template = "{{ raise_exception('no') }}"
     with pytest.raises(DataError, match=r"refuses the prompt: [^;]*$"):  # nothing of a system turn, where there is none
-        prompt_ids(tokenizer, "1", thinking=False)
+        prompt_ids(tokenizer, "1", CHAT)
 
 
 def test_a_plain_prompt_begins_once_and_does_not_end() -> None:
@@ -213,7 +214,7 @@ def test_a_plain_prompt_begins_once_and_does_not_end() -> None:
     )
     plain = tokenizer("1+2", add_special_tokens=False)["input_ids"]
     for text, ids in (("1+2", [1, *plain]), ("<|im_start|>1+2", [1, *plain]), ("1+2<|im_end|>", [1, *plain, 2, 2])):
-        assert prompt_ids(tokenizer, text, thinking=False) == ids
+        assert prompt_ids(tokenizer, text, CHAT) == ids
 
 
 def test_a_kernel_of_the_hub_is_refused(tmp_path: Path) -> None:

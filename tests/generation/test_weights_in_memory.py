@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation import models
 from nemo_uecr.generation.adapter import CONFIG, WEIGHTS
-from nemo_uecr.generation.engines import check_model, check_weights, context_of, load_module
+from nemo_uecr.generation.engines import check_model, check_trainable, check_weights, context_of, load_module
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -102,6 +102,70 @@ def test_weights_and_configuration_that_disagree(make: Callable[[Path], None], t
     for refuse in (lambda: load_module(str(tmp_path / "m"), "float32"), lambda: check_weights(str(tmp_path / "m"))):
         with pytest.raises(DataError, match=WRONG[make]):
             refuse()
+
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 16], "fmt": "e4m3"}
+
+
+def as_a_run_begins(folder: str) -> None:
+    check_model(folder)
+    check_weights(folder)
+    models.load_tokenizer(folder, local_files_only=True)
+
+
+def in_eight_bits(folder: Path, config: Any = None, *, scales: str = "") -> Path:
+    """A model whose linear layers are stored as float8, each divided by its scale, which is beside it under a name."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "proj" in name]:
+            scale = tensors[name].abs().max() / 448
+            tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+            if scales:
+                tensors[name + scales] = scale.reshape(1, 1)
+
+    saved(folder, LlamaConfig(**SIZES))
+    weights(folder, change)
+    if config is not None:
+        stated(folder, quantization_config=config)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "scales", "fault"),
+    [
+        (None, "", r"weights of type F8_E4M3, but its config.json has no quantization_config"),
+        (None, "_scale", r"weights of type F8_E4M3, but its config.json has no quantization_config"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "_scale", "14 weights that .*weight_scale"),
+    ],
+    ids=["no scales", "no configuration", "a method that transformers does not know"],
+)
+def test_weights_of_few_bits_without_their_scales(config: Any, scales: str, fault: str, tmp_path: Path) -> None:
+    """The numbers that are stored would be taken for the weights: up to 448 in place of 0.7."""
+    folder = str(in_eight_bits(tmp_path / "m", config, scales=scales))
+    with pytest.raises(DataError, match=fault):
+        as_a_run_begins(folder)
+
+
+def test_a_teacher_of_few_bits_is_read_with_its_scales_and_no_student(tmp_path: Path) -> None:
+    """A student's checkpoint would have scales that its configuration does not know, and no run could go on."""
+    folder = in_eight_bits(tmp_path / "m", FP8, scales="_scale_inv")
+    check_model(str(folder))
+    check_weights(str(folder))
+    there = load_module(str(folder), "float32").model.layers[0].self_attn.q_proj.weight
+    torch.manual_seed(0)
+    meant = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).model.layers[0].self_attn.q_proj.weight
+    torch.testing.assert_close(there.float(), meant, atol=0.03, rtol=0.07)
+    with pytest.raises(DataError, match=r"quantised weights \(fp8\); training needs plain ones"):
+        check_trainable(str(folder))
+    check_trainable(str(saved(tmp_path / "plain", LlamaConfig(**SIZES))))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_pointers_of_git_lfs_are_called_so(name: str, tmp_path: Path) -> None:
+    saved(tmp_path, LlamaConfig(**SIZES))
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12\n")
+    with pytest.raises(DataError, match=rf"{name} is a pointer of Git LFS"):
+        as_a_run_begins(str(tmp_path))
 
 
 def test_an_embedding_that_is_saved_twice_is_still_the_output_layer(tmp_path: Path) -> None:

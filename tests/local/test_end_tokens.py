@@ -16,8 +16,9 @@ from nemo_uecr.conversion.export import export
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import UecrError
 from nemo_uecr.generation.adapter import CONFIG, add_adapter, load_causal_lm
-from nemo_uecr.generation.engines import ChatSettings, load_tokens
+from nemo_uecr.generation.engines import load_tokens
 from nemo_uecr.generation.models import GENERATION, load_tokenizer, save_pretrained
+from nemo_uecr.generation.prompts import ChatSettings
 from tests.local import tiny
 from tests.start import looking
 

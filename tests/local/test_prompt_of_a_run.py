@@ -16,6 +16,7 @@ from tests.local.tiny import assets, evaluation, every, records, run
 from tests.reliability.commands import refused
 
 CHAT = {"template": "Q {question}", "system": "Be brief.", "thinking": True}
+CHAT |= {"chat_template_kwargs": {}, "prompt_date": None}
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_the_command_line_goes_before_the_runs_prompt(
     prompted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert entry_point(words(tmp_path, f"a={prompted}", "--system-prompt", "", "--no-thinking")) == 0
-    assert chat_of(tmp_path / "a") == {"template": "Q {question}", "system": None, "thinking": False}
+    assert chat_of(tmp_path / "a") == CHAT | {"system": None, "thinking": False}
     assert entry_point(words(tmp_path, f"b={assets().student}", "--thinking")) == 0
     assert "prompt (default, with what is given): '{question}\\nPlease reason" in capsys.readouterr().out
     assert "'Q'" in refused(capsys, *words(tmp_path, f"c={prompted}", "--prompt-template", "Q"))
@@ -106,7 +107,7 @@ def test_a_run_folder_in_a_configurations_place_is_told_what_to_name(
 
 
 def test_the_demos_models_are_asked_as_the_demo_asks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert prompt_of(["demo:student", "demo:teacher"], None, None, None).template == "{question}"
+    assert prompt_of(["demo:student", "demo:teacher"], None, None, None, {}, None).template == "{question}"
     assert "prompt (demo:student): '{question}', system prompt None, thinking False" in capsys.readouterr().out
 
 

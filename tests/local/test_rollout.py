@@ -15,7 +15,8 @@ from nemo_uecr.data.benchmarks import load_benchmarks
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.evaluation import runner
 from nemo_uecr.evaluation.runner import EvaluationSettings
-from nemo_uecr.generation.engines import ChatSettings, ModelTokens
+from nemo_uecr.generation.engines import ModelTokens
+from nemo_uecr.generation.prompts import ChatSettings
 from nemo_uecr.local.rollout import Decoding, draw, samples_of
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.token_model import TokenModel

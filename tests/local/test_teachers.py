@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemo_uecr.errors import ConfigError, DataError
-from nemo_uecr.generation.models import prompt_ids
+from nemo_uecr.generation.prompts import ChatSettings, prompt_ids
 from nemo_uecr.local.rollout import ids_sha256
 from nemo_uecr.report.page import write_report
 from tests.data.made import write_jsonl
@@ -79,7 +79,7 @@ def test_the_current_student_reads_the_hint(tmp_path: Path) -> None:
     assert texts["teachers"] == {"teacher": {"weights": "step 0", "prompt_template": "{question}{hint}"}}
     model, tokenizer = tiny.load().module, tiny.tokenizer()
     for row, said in enumerate(texts["responses"]):
-        prompt = prompt_ids(tokenizer, said["question"] * 2, thinking=False)
+        prompt = prompt_ids(tokenizer, said["question"] * 2, ChatSettings("{question}", None, False))
         response = found["token_ids"][row][found["mask"][row]]
         assert said["teacher_prompt_sha256"] == ids_sha256(prompt)
         assert said["teacher_response_sha256"] == ids_sha256(response.tolist())

@@ -17,6 +17,7 @@ from nemo_uecr.cli.look import run_facts
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import UecrError
 from nemo_uecr.generation.models import load_tokenizer
+from nemo_uecr.generation.prompts import ChatSettings
 from nemo_uecr.nemo.layout import Job
 from nemo_uecr.plan.contents import GIB
 from nemo_uecr.start import machine, memory, model_files
@@ -246,7 +247,7 @@ def test_templates(template: str | None, statuses: list[str], fault: str, tmp_pa
         model_files.chat_template,
     ):
         try:
-            said = look(tokenizer, thinking=False)
+            said = look(tokenizer, ChatSettings("{question}", None, thinking=False))
             seen.append(("warn", said.message) if isinstance(said, Caution) else ("ok", said))
         except UecrError as error:
             seen.append(("fail", str(error)))

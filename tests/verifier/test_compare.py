@@ -43,7 +43,7 @@ def test_every_verdict_of_the_list(kind: str) -> None:
 
 
 def test_percentages_with_the_grammars_of_older_antlr(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those for 4.9.3, which hydra-core pins, and 4.11: an atom of theirs has no FUNC_GAMMA (tests/nemo runs on 4.9.3)."""
+    """4.9.3, which hydra-core pins, and 4.11: an atom of theirs has no FUNC_GAMMA. tests/nemo runs on the former."""
     from latex2sympy2_extended.antlr_parser import PSParser
 
     monkeypatch.delattr(PSParser.AtomContext, "FUNC_GAMMA")

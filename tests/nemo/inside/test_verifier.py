@@ -1,4 +1,4 @@
-"""The verifier beside what NeMo-RL installs: hydra-core pins antlr 4.9.3, whose grammar has no percentages of its own."""
+"""The verifier beside what NeMo-RL installs: hydra-core pins antlr 4.9.3, and with it an older grammar."""
 
 from __future__ import annotations
 
