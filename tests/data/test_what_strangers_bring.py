@@ -261,7 +261,7 @@ def test_pointers_of_git_lfs(name: str, tmp_path: Path) -> None:
 def test_answers_that_were_escaped_once_more(answer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They equal themselves, and no answer that a model writes."""
     rows = [{"question": f"{n} + 1?", "answer": answer} for n in range(2)]
-    with pytest.raises(DataError, match="cannot judge 2 of 2 .*no sentences, worked solutions, HTML or doubled"):
+    with pytest.raises(DataError, match=r"cannot judge 2 of 2 .*no sentences, worked solutions, HTML or doubled"):
         check_references("set", load(jsonl(tmp_path / "set.jsonl", rows)))
     check_references("set", load(jsonl(tmp_path / "set.jsonl", [*rows[:1], *ROWS])))
     assert "cannot judge 1 of 5 reference answers" in caplog.text
