@@ -7,7 +7,7 @@ Shape legend: N = observations, K = clusters (problems), S = bootstrap replicate
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
 from typing import Any, NamedTuple
@@ -56,11 +56,16 @@ def pass_at_k(rewards: Sequence[Sequence[float]], k: int) -> float:
     return sum(shares) / len(shares)
 
 
-def score_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]]) -> Interval:
+def score_interval(
+    benchmarks: Mapping[str, Sequence[Sequence[float]]], asked: Mapping[str, Sequence[Hashable]] | None = None
+) -> Interval:
     """Equal-weight average of avg@k over benchmarks, with a Wilson interval at the effective number of problems.
 
         n_eff = p (1 - p) / v,   v = sum_b s_b^2 / (M^2 n_b)
         s_b^2 = ((n_b - 1) var_b + 2 r (1 - r)) / n_b,   r = (n_b p_b + 1) / (n_b + 2)
+
+    Problems that ask the same are one cluster: (n_b - 1) var_b is then the sum over the K_b clusters of their squared
+    sums of deviations from p_b, and K_b stands for n_b in r and in the degrees of freedom.
 
     p is the average of the M benchmarks' p_b, var_b the sample variance of benchmark b's n_b problem means, because
     samples of one problem are not independent. Two pseudo-problems, one solved and one not, keep the interval from
@@ -69,21 +74,24 @@ def score_interval(benchmarks: Mapping[str, Sequence[Sequence[float]]]) -> Inter
 
     Args:
         benchmarks: rewards `[problems][k]`, 0 or 1, of each benchmark.
+        asked: what each problem asks; by default each another thing.
     """
     from scipy import stats
 
-    rows = [np.asarray(rewards, dtype=np.float64) for rewards in benchmarks.values()]
-    sets, problems = len(rows), sum(len(row) for row in rows)
-    average = float(np.mean([row.mean() for row in rows]))
+    rows = {name: np.asarray(rewards, dtype=np.float64) for name, rewards in benchmarks.items()}
+    sets, sizes = len(rows), []
+    average = float(np.mean([row.mean() for row in rows.values()]))
     variance = 0.0
-    for row in rows:
+    for name, row in rows.items():
         means, n = row.mean(axis=1), len(row)
-        guess = (n * means.mean() + 1) / (n + 2)
-        spread = float(np.square(means - means.mean()).sum())
-        variance += (spread + 2 * guess * (1 - guess)) / n**2 / sets**2
-    effective = sets**2 / sum(1 / len(row) for row in rows)  # the problems, where the sets are equal
+        cluster_N = clusters_of(asked[name] if asked else range(n))
+        sizes.append(count := int(cluster_N.max()) + 1)
+        guess = (count * means.mean() + 1) / (count + 2)
+        spread = float(np.square(cluster_totals(means - means.mean(), cluster_N, count)).sum())
+        variance += (spread / n**2 + 2 * guess * (1 - guess) / count**2) / sets**2
+    problems, effective = sum(sizes), sets**2 / sum(1 / size for size in sizes)  # both, where the sets are equal
     if 0 < average < 1:  # no more than as many as there are samples
-        effective = min(max(average * (1 - average) / variance, 1), sum(row.size for row in rows))
+        effective = min(max(average * (1 - average) / variance, 1), sum(row.size for row in rows.values()))
     t = float(stats.t.ppf(QUANTILES[1], max(problems - sets, 1)))
     centre = (average + t**2 / (2 * effective)) / (1 + t**2 / effective)
     half = t / (1 + t**2 / effective) * (average * (1 - average) / effective + (t / (2 * effective)) ** 2) ** 0.5
@@ -98,7 +106,7 @@ class Difference:
     """Second minus first with its 95 % interval, and the avg@k of both, as fractions of 1.
 
     ``p_value`` is two-sided, and at most 0.05 exactly when the interval excludes 0. ``better`` and ``worse`` count the
-    problems on which the second wins and loses.
+    problems on which the second wins and loses; those that ask the same are one.
     """
 
     first: float
@@ -117,7 +125,12 @@ class Difference:
         return self.better + self.worse < DIFFERENT
 
 
-def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, seed: int) -> Difference:
+def paired_comparison(
+    pairs: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    asked: Mapping[str, Sequence[Hashable]] | None = None,
+    *,
+    seed: int,
+) -> Difference:
     """Average difference over benchmarks with equal weight: a sign-change test and the interval that inverts it.
 
     d_p = second_p - first_p for problem p.   difference = mean over benchmarks of mean over their problems of d_p
@@ -131,11 +144,19 @@ def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]
 
     Args:
         pairs: problem means of both, by benchmark, in the same order of problems.
+        asked: what each problem asks; those that ask the same count as one, with the weight of all. By default each
+            asks another thing.
         seed: of the sign changes.
     """
-    gaps = [np.subtract(second, first, dtype=np.float64) for first, second in pairs.values()]
-    gap_N = np.concatenate(gaps)
-    weight_N = np.concatenate([np.full(len(gap), 1 / len(gap) / len(gaps)) for gap in gaps])
+    gaps, weights, means = [], [], []
+    for name, (first, second) in pairs.items():
+        gap_P = np.subtract(second, first, dtype=np.float64)
+        cluster_P = clusters_of(asked[name] if asked else range(len(gap_P)))
+        problems_N = np.bincount(cluster_P)
+        means.append(gap_P.mean())
+        gaps.append(cluster_totals(gap_P, cluster_P, len(problems_N)) / problems_N)
+        weights.append(problems_N / len(gap_P) / len(pairs))
+    gap_N, weight_N = np.concatenate(gaps), np.concatenate(weights)
     mean_S, same = changed_means(gap_N, weight_N, RESAMPLES, seed)
     p_value = two_sided(mean_S, same)
     better, worse = int((gap_N > 0).sum()), int((gap_N < 0).sum())
@@ -150,7 +171,7 @@ def paired_comparison(pairs: Mapping[str, tuple[Sequence[float], Sequence[float]
     return Difference(
         first=float(np.mean([np.mean(first) for first, _ in pairs.values()])),
         second=float(np.mean([np.mean(second) for _, second in pairs.values()])),
-        difference=float(np.mean([gap.mean() for gap in gaps])),
+        difference=float(np.mean(means)),
         low=low,
         high=high,
         p_value=p_value,
@@ -231,6 +252,12 @@ class ClusterBootstrap:
         """Mean of the values that ``among_N`` (bool) selects, each with equal weight."""
         chosen = value_N[among_N].astype(np.float64)
         return self.ratio(chosen, np.ones_like(chosen), cluster_N[among_N]) | {"of": len(chosen)}
+
+
+def clusters_of(asked: Sequence[Hashable]) -> Array:
+    """Numbers from 0 of observations, equal where what they ask is equal."""
+    numbers: dict[Hashable, int] = {}
+    return np.asarray([numbers.setdefault(each, len(numbers)) for each in asked])
 
 
 def percentile_interval(replicates_S: Array) -> dict[str, Array]:

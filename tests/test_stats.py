@@ -45,6 +45,27 @@ def test_no_interval_has_zero_width() -> None:
     assert score_interval({"a": [[0.0]], "b": [[0.0]] * 300}).high > 0.3
 
 
+def test_repeated_questions_are_one_observation() -> None:
+    """Twelve problems, 16 times each: the interval is that of twelve, and not of 192; verl 3065's benchmarks are so."""
+    rows = [[float(problem % 3 == 0), float(problem % 2)] for problem in range(12)]
+    once, apart = score_interval({"a": rows}), score_interval({"a": rows * 16})
+    together = score_interval({"a": rows * 16}, {"a": [*range(12)] * 16})
+    assert together == pytest.approx(once)
+    assert apart.high - apart.low < 0.5 * (once.high - once.low)
+    assert score_interval({"a": rows}, {"a": range(12)}) == once
+    # Of clusters of unequal size the deviations from the mean add up: one of 11 wrong and one right is half known.
+    uneven = score_interval({"a": [[0.0]] * 11 + [[1.0]]}, {"a": [0] * 11 + [1]})
+    assert uneven.high - uneven.low > 0.8
+
+
+def test_pairs_of_repeated_questions_are_one() -> None:
+    first, second = [0.0, 0.5, 0.25, 0.0, 1.0, 0.5, 0.0], [1.0, 0.25, 0.5, 1.0, 1.0, 0.75, 0.5]
+    once = paired_comparison({"a": (first, second)}, seed=1)
+    together = paired_comparison({"a": (first * 3, second * 3)}, {"a": [*range(7)] * 3}, seed=1)
+    assert together == once
+    assert paired_comparison({"a": (first * 3, second * 3)}, seed=1).p_value < once.p_value
+
+
 @pytest.mark.parametrize("mean", [0.02, 0.08, 0.5, 0.98])
 @pytest.mark.parametrize("concentration", [0.3, 3.0])
 def test_interval_covers_the_truth_as_often_as_it_says(mean: float, concentration: float) -> None:

@@ -19,7 +19,6 @@ from nemo_uecr.data.benchmarks import LoadedBenchmark, load_benchmarks
 from nemo_uecr.data.manifest import MANIFEST, REVIEW, ROW_SETS, TARGETS, Manifest, jsonl, read_manifest, row_digest
 from nemo_uecr.data.problems import (
     CARRIED,
-    PARTS,
     USUAL,
     Fields,
     Keys,
@@ -149,8 +148,7 @@ def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, scre
             if (finding := screen.find(text)) is not None:
                 shown = {name: value for name, value in asdict(finding).items() if name != "certain"}
                 detail = {"findings": [shown], "question": record["question"], "answer": record["answer"]}
-            parts = "".join(str(record[part]) for part in PARTS if part in record)
-            key = hashlib.blake2b((text.key + parts).encode(), digest_size=16).digest()
+            key = hashlib.blake2b(problem.asked.encode(), digest_size=16).digest()
             if finding is not None and finding.certain:
                 reason = f"screen_{finding.method}"
             elif (first := first_of.setdefault(key, number)) != number:

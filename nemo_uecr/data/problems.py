@@ -69,9 +69,12 @@ class Problem:
 
     @property
     def asked(self) -> str:
-        """What is asked, with all that belongs to the question: equal for rows that repeat it."""
+        """What is asked, with all that belongs to the question: equal for rows that repeat it, whatever the layout."""
+        from nemo_uecr.data.screening import question_key
+
+        before = [(turn["role"], question_key(turn["content"])) for turn in self.context]
         parts = {part: self.columns[part] for part in PARTS if self.columns.get(part)}
-        return json.dumps([self.context, self.question, parts], sort_keys=True, default=str)
+        return json.dumps([before, question_key(self.question), parts], sort_keys=True, default=str)
 
     def turn(self, template: str) -> str:
         r"""The user's turn: the template with {question}, and its `PARTS`; no other name, as in ``\boxed{answer}``."""

@@ -64,11 +64,16 @@ def _letters(text: str) -> str:
     return kept.translate(_SIGNS).translate(_LOOK_ALIKES)
 
 
+def question_key(text: str) -> str:
+    """Letters, digits and operators of the normalised text, without any space: equal keys are the same problem."""
+    return _NOISE.sub("", normalised(text))
+
+
 @dataclass(frozen=True)
 class Text:
     """A text as it is compared."""
 
-    key: str  # letters, digits and operators of the normalised text, without any space: equal keys are the same problem
+    key: str  # as `question_key`
     words: tuple[str, ...]  # words and numbers of the normalised text, in order; signs and layout are left out
     #: Letters and digits of the raw text, commands included: blanks inside words or commands do not count.
     tight: str

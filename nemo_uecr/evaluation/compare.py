@@ -10,7 +10,13 @@ from typing import Any
 
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import recorded_settings, setting_differences
-from nemo_uecr.evaluation.samples import SAMPLES, check_complete, read_samples, rewards_by_benchmark
+from nemo_uecr.evaluation.samples import (
+    SAMPLES,
+    check_complete,
+    questions_by_benchmark,
+    read_samples,
+    rewards_by_benchmark,
+)
 from nemo_uecr.stats import DIFFERENT, RESAMPLES, Difference, holm, paired_comparison
 
 
@@ -49,8 +55,9 @@ def differences_of(first: Path, second: Path, *, seed: int) -> dict[str, Differe
         name: ([fmean(row) for row in rows.values()], [fmean(rewards[1][name][problem]) for problem in rows])
         for name, rows in rewards[0].items()
     }
-    each = {name: paired_comparison({name: pair}, seed=seed) for name, pair in pairs.items()}
-    return each | {"average": paired_comparison(pairs, seed=seed)}
+    asked = questions_by_benchmark(samples[0])
+    each = {name: paired_comparison({name: pair}, asked, seed=seed) for name, pair in pairs.items()}
+    return each | {"average": paired_comparison(pairs, asked, seed=seed)}
 
 
 def _samples(place: Path) -> tuple[Path, dict[str, Any]]:

@@ -152,6 +152,7 @@ def judge_generations(
             *each.key, question=each.problem.question, answer=each.problem.answer, response=text,
             extracted=outcome.extracted, verdict=outcome.verdict.value, tokens=len(generation.token_ids),
             truncated=generation.truncated, token_ids=list(generation.token_ids), context=each.problem.context,
+            asked=hashlib.sha256(each.problem.asked.encode()).hexdigest()[:16],
         )
         for each, generation, text, outcome in zip(chunk, generations, texts, checked, strict=True)
     ]  # fmt: skip

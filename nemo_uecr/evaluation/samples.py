@@ -40,6 +40,7 @@ class EvaluationSample:
     truncated: bool
     token_ids: list[int] | None = None  # as sampled
     context: tuple[dict[str, str], ...] = ()  # the turns before the question
+    asked: str = ""  # a digest of all that is asked, equal for problems that repeat it
 
     @property
     def key(self) -> Key:
@@ -84,6 +85,13 @@ def rewards_by_benchmark(samples: Iterable[EvaluationSample]) -> Rewards:
     return rewards
 
 
+def questions_by_benchmark(samples: Sequence[EvaluationSample]) -> dict[str, list[str]]:
+    """What each problem asks, in the order of `rewards_by_benchmark`: problems that repeat it are one observation."""
+    asked = {(each.benchmark, each.problem): each.asked or f"{each.context}{each.question}" for each in samples}
+    rewards = rewards_by_benchmark(samples)
+    return {name: [asked[name, problem] for problem in rows] for name, rows in rewards.items()}
+
+
 def check_complete(folder: Path, record: Mapping[str, Any], rewards: Rewards) -> None:
     """Refuse an unfinished evaluation: its figures would be those of the first problems."""
     k, planned = record["samples"], {name: entry["problems"] for name, entry in record["benchmarks"].items()}
@@ -98,12 +106,12 @@ def check_complete(folder: Path, record: Mapping[str, Any], rewards: Rewards) ->
 def summarise(samples: Sequence[EvaluationSample]) -> dict[str, Any]:
     """avg@k and pass@k per benchmark, and their equal-weight average; every problem has k samples."""
     rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
-    k = len(next(iter(rewards.values()))[0])
+    asked, k = questions_by_benchmark(samples), len(next(iter(rewards.values()))[0])
     sets = {
-        name: score_interval({name: rows})._asdict() | {"problems": len(rows), "pass": pass_at_k(rows, k)}
+        name: score_interval({name: rows}, asked)._asdict() | {"problems": len(rows), "pass": pass_at_k(rows, k)}
         for name, rows in rewards.items()
     }
-    return {"samples": k, "sets": sets, "average": score_interval(rewards)._asdict()}
+    return {"samples": k, "sets": sets, "average": score_interval(rewards, asked)._asdict()}
 
 
 def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[EvaluationSample]) -> dict[str, Any]:

@@ -162,6 +162,7 @@ def test_a_row_that_is_not_chosen_need_not_be_readable(tmp_path: Path) -> None:
     [
         ([ROWS[0], ROWS[0]], "6 rows are 4 questions"),
         ([ROWS[0] | {"answer": "7"}], "5 rows are 4 questions, .*; 1 of them with different answers"),
+        ([ROWS[0] | {"question": " 0 +  1 ?"}], "5 rows are 4 questions"),
         ([ROWS[0] | {"body": "Ann counts."}], ""),
         ([{"question": "0 + 1?", "answer": "1", "options": ["1", "2"]}], ""),
     ],

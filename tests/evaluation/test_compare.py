@@ -11,11 +11,13 @@ from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.compare import differences_of
 from nemo_uecr.evaluation.samples import EvaluationSample, sample_lines
 
+VERDICTS = ("wrong", "correct")
 
-def sample_file(path: Path, rows: list[list[int]], answer: str = "a") -> Path:
-    """Samples of the problems of one benchmark, x, by their rewards."""
+
+def sample_file(path: Path, rows: list[list[int]], answer: str = "a", asked: str = "") -> Path:
+    """Samples of the problems of one benchmark, x, by their rewards; all ask the same where it is given."""
     samples = [
-        EvaluationSample("x", f"p{row}", place, "q", answer, "r", None, "correct" if reward else "wrong", 3, False)
+        EvaluationSample("x", f"p{row}", place, asked or f"q{row}", answer, "r", None, VERDICTS[reward], 3, False)
         for row, values in enumerate(rows)
         for place, reward in enumerate(values)
     ]
@@ -61,3 +63,17 @@ def test_other_problems_or_numbers_of_samples_are_refused(tmp_path: Path, rows: 
     other.write_text(other.read_text().replace('"x"', '"y"'))
     with pytest.raises(DataError, match=r"benchmarks x, .* y;"):
         differences_of(first, other, seed=0)
+
+
+def test_problems_that_repeat_a_question_are_one(tmp_path: Path) -> None:
+    """Eight problems on which the second wins are evidence, and one question that is asked eight times is none."""
+    pairs = {
+        asked: [sample_file(tmp_path / f"{asked}{n}.jsonl", [[n]] * 8, asked=asked) for n in (0, 1)]
+        for asked in ("", "q")
+    }
+    apart, repeated = (differences_of(*files, seed=0)["x"] for files in pairs.values())
+    assert (apart.better, apart.problems, repeated.better, repeated.problems) == (8, 8, 1, 1)
+    assert apart.difference == repeated.difference == 1.0
+    assert apart.p_value < 0.01
+    assert repeated.p_value == 1.0
+    assert (repeated.low, repeated.high) == (-1.0, 1.0)

@@ -14,7 +14,7 @@ import pytest
 from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DependencyError, RunFolderError
-from nemo_uecr.evaluation.runner import EvaluationSettings, PendingSample, evaluate, judge_generations
+from nemo_uecr.evaluation.runner import EvaluationSettings, PendingSample, evaluate, judge_generations, pending_samples
 from nemo_uecr.evaluation.samples import SAMPLES
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.engines import Decoding, Generation, Request, load_tokens
@@ -109,6 +109,20 @@ def test_numbers_by_hand(run: Run) -> None:
         assert result["sets"][name]["verdicts"]["correct"] == sum(map(sum, rows))
     # x has three problems and y two; the average gives each benchmark one half.
     assert result["average"]["avg"] == pytest.approx((means["x"] + means["y"]) / 2)
+
+
+def test_what_a_sample_records_of_its_question_is_equal_for_repeats(model: Path, tmp_path: Path) -> None:
+    """Layout does not count; options do."""
+    rows = ["Find  X.", "find x", "Find X.", "Find x."]
+    options: list[dict[str, Any]] = [{}, {}, {"options": ["1", "2"]}, {"options": ["2", "1"]}]
+    lines = [{"question": q, "answer": "5"} | more for q, more in zip(rows, options, strict=True)]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    tokens, loaded = load_tokens(str(model)), load_benchmark(str(tmp_path / "r.jsonl"))
+    pending = pending_samples({"r": tokens.prompts(loaded.problems, SETTINGS.chat, "r")}, samples=1, seed=1)
+    answers = [Generation((*tokens.tokenizer(r"\boxed{5}")["input_ids"], 257), False)] * len(rows)
+    first, again, *others = (each.asked for each in judge_generations(pending, answers, tokens, SHARED))
+    assert first == again
+    assert len({first, *others}) == 3
 
 
 def test_a_thought_of_the_prompt_that_never_ends_has_no_answer(run: Run, model: Path) -> None:

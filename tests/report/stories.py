@@ -72,11 +72,11 @@ def _metrics(step: int, level: float, method: Method, dice: random.Random) -> di
 
 def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *, samples: int) -> None:
     """Replace a run's evaluations: step -> set -> share of correct samples of each problem."""
-    lines = []
+    lines, verdict = [], ("wrong", "correct")
     for step, sets in shares.items():
         rows = [
             EvaluationSample(
-                name, str(problem), k, "q", "a", "r", None, "correct" if k < share * samples else "wrong", 3, False
+                name, str(problem), k, f"q{problem}", "a", "r", None, verdict[k < share * samples], 3, False
             )
             for name, by_problem in sets.items()
             for problem, share in enumerate(by_problem)
