@@ -96,7 +96,7 @@ def shape_of_values(values: Mapping[str, Any], where: str) -> ModelShape:
         odd.append(f"with {count} experts")
     if kind not in ARCHITECTURES or odd:
         raise DataError(
-            f"{where} has model_type {kind!r} {' '.join(odd)}; expected one of {', '.join(ARCHITECTURES)} without "
+            f"{where} has model_type {' '.join([repr(kind), *odd])}, not one of {', '.join(ARCHITECTURES)} without "
             "biases in its feed-forward layers: only their parameters are counted"
         )
     bias, rope = bool(values.get("attention_bias")), rope_of(values)["rope_type"]

@@ -103,7 +103,7 @@ class Run(Machine):
         try:
             _ = self.shapes
         except DataError as error:
-            return Caution(f"memory and disk are not checked: {error}", "name a folder that is here")
+            return Caution(f"memory and disk are not checked: {error}", "the run needs no plan; watch its first step")
         return None
 
     @cached_property
