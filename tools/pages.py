@@ -28,6 +28,7 @@ from nemo_uecr.config.load import sections_of
 from nemo_uecr.config.schema import Config, RecipeDataConfig, Section
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.nemo.recipe import TeacherSection, UecrSection
+from nemo_uecr.plan.contents import Plan
 from nemo_uecr.tables import markdown_row
 from nemo_uecr.telemetry.metric_table import METRICS
 
@@ -210,7 +211,12 @@ def cluster() -> str:
         student = (*GIVEN, f"cluster.num_nodes={nodes}")
         return f"{found[1]} {_planned('uecr_qwen3_4b', *student, *(word for word in overrides if '=' in word)):,.0f} |"
 
+    def in_mixtures_row(found: re.Match[str]) -> str:
+        plan = _plan(found[2], GIVEN[-1])
+        return f"{found[1]} {plan.seconds:,.0f} | {plan.fullest.size / 2**30:.0f} GiB |"
+
     page = re.sub(r"^(\| (\d+) \| [^|]*\| ([^|]*) \| \d+ \|) [\d,]+ \|$", in_row, page, flags=re.M)
+    page = re.sub(r"^(\| `(uecr_\w+)\.yaml` \|.*\| \d+ \|) [\d,]+ \| \d+ GiB \|$", in_mixtures_row, page, flags=re.M)
     step = _planned("uecr_qwen3_4b", *GIVEN)
     hours = 160 * step / 3600
     attempts = math.ceil(hours / (4 - 1200 / 3600))  # the notice is lost in each
@@ -230,13 +236,18 @@ GIVEN = ("uecr.teacher.model_name=Qwen/Qwen3-8B", "uecr.data.subset=20000")
 
 def _planned(config: str, *overrides: str) -> float:
     """Seconds a step on H100, as the page's `plan` says."""
+    return _plan(config, *overrides).seconds
+
+
+def _plan(config: str, *overrides: str) -> Plan:
+    """The plan on H100 with the page's lengths."""
     from nemo_uecr.config.recipes import load_recipe
     from nemo_uecr.plan.contents import GPUS, Lengths
     from nemo_uecr.plan.nemo import nemo_plan
     from nemo_uecr.start.recipe_form import accepted
 
     job = accepted(load_recipe(ROOT / "examples" / "configs" / f"{config}.yaml", overrides))
-    return nemo_plan(job, GPUS["h100"], Lengths(prompt=200, response=5357, sigma=0.9)).seconds
+    return nemo_plan(job, GPUS["h100"], Lengths(prompt=200, response=5357, sigma=0.9))
 
 
 PAGES = {

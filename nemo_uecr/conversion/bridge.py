@@ -7,7 +7,7 @@ import functools
 import json
 import pickle
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +19,20 @@ if TYPE_CHECKING:
 
     from nemo_uecr.conversion.reading import Qwen3
 
-#: Tensors of a layer of the Hugging Face model.
+#: Tensors of a layer of the Hugging Face model, but its feed-forward layer.
 LAYER = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_norm",
-    "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "input_layernorm", "post_attention_layernorm",
+    "self_attn.k_norm", "input_layernorm", "post_attention_layernorm",
 )  # fmt: skip
+#: Matrices of a feed-forward layer, or of one expert.
+FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 #: Norms that are not fused into the next layer, as they are with Transformer Engine; the bridge knows only those.
 NORMS = {
     "decoder.layers.*.input_layernorm.weight": "model.layers.*.input_layernorm.weight",
     "decoder.layers.*.pre_mlp_layernorm.weight": "model.layers.*.post_attention_layernorm.weight",
 }
+#: The prefix of a norm that megatron-core's own layers save as a part of the next layer, and where they do.
+OF_EXPERTS = "pre_mlp_layernorm."
 
 
 class Bridge:
@@ -76,13 +80,12 @@ class Bridge:
 
     def _settings(self) -> dict[str, Any]:
         import torch
-        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec as layers
 
         fusions = ("gradient_accumulation", "masked_softmax", "bias_activation", "bias_dropout")
         return {
             **{f"{name}_fusion": False for name in fusions},
             "apply_rope_fusion": False, "cross_entropy_loss_fusion": False, "persist_layer_norm": False,
-            "transformer_layer_spec": lambda config: layers(qk_layernorm=True, normalization="RMSNorm"),
+            "transformer_layer_spec": lambda config: layer_spec(self._architecture),
             "use_cpu_initialization": True, "perform_initialization": False,
             "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False,
             "params_dtype": torch.float32, "pipeline_dtype": torch.float32, "bf16": False, "fp16": False,
@@ -90,6 +93,7 @@ class Bridge:
             # transformers 5 moved rope_theta to where the bridge does not look; it would take 10000.
             "rotary_base": self._architecture.rope_theta,
             "share_embeddings_and_output_weights": self._architecture.tied,
+            **(OF_A_MIXTURE if self._architecture.experts else {}),
         }  # fmt: skip
 
     def export(self, model: Any) -> Iterable[tuple[str, Tensor]]:
@@ -98,25 +102,62 @@ class Bridge:
         return tensors
 
 
+#: What a mixture has beside a dense model, on one rank and without Transformer Engine's kernels.
+OF_A_MIXTURE: dict[str, Any] = {
+    "expert_model_parallel_size": 1, "expert_tensor_parallel_size": 1, "moe_grouped_gemm": False,
+    "moe_permute_fusion": False, "moe_router_dtype": "fp64", "moe_router_load_balancing_type": "none",
+}  # fmt: skip
+
+
+def layer_spec(model: Qwen3) -> Any:
+    """megatron-core's own layer, with the names that a checkpoint of Transformer Engine's has."""
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    experts = {"num_experts": model.experts, "moe_grouped_gemm": False} if model.experts else {}
+    spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm", **experts)
+    if model.experts:
+        # Transformer Engine fuses the norm before a feed-forward layer with it, but not the one before experts:
+        # megatron-core's own layers would look for both under the name of a fused one.
+        spec.submodules.sharded_state_dict_keys_map.pop(OF_EXPERTS, None)
+    return spec
+
+
 @functools.cache
 def _name_the_norms() -> None:
-    """Add the norms of layers without Transformer Engine to the bridge, once per process."""
+    """Add the norms of layers without Transformer Engine to the bridge, once per process.
+
+    Of experts that are no grouped product version 0.3.1 does not find the number; on one expert rank it is their own.
+    """
     from megatron.bridge.models.conversion.mapping_registry import MegatronMappingRegistry
-    from megatron.bridge.models.conversion.param_mapping import AutoMapping
+    from megatron.bridge.models.conversion.param_mapping import AutoMapping, MegatronParamMapping
     from megatron.bridge.models.qwen.qwen3_bridge import Qwen3Bridge
+    from megatron.bridge.models.qwen.qwen3_moe_bridge import Qwen3MoEBridge
 
-    known = Qwen3Bridge.mapping_registry
+    gather: Any = MegatronParamMapping.gather_from_ep_ranks
 
-    def registry(bridge: Any) -> Any:
-        more = [AutoMapping(megatron_param=ours, hf_param=theirs) for ours, theirs in NORMS.items()]
-        return MegatronMappingRegistry(*known(bridge).mappings, *more)
+    def gathered(mapping: Any, weights: Any, module: Any, name: Any) -> Any:
+        return {str(name): weights} if mapping.ep_size == 1 else gather(mapping, weights, module, name)
 
-    Qwen3Bridge.mapping_registry = registry
+    MegatronParamMapping.gather_from_ep_ranks = gathered
+
+    def add_norms(kind: Any, names: Mapping[str, str]) -> None:
+        known = kind.mapping_registry
+
+        def registry(bridge: Any) -> Any:
+            more = [AutoMapping(megatron_param=ours, hf_param=theirs) for ours, theirs in names.items()]
+            return MegatronMappingRegistry(*known(bridge).mappings, *more)
+
+        kind.mapping_registry = registry
+
+    add_norms(Qwen3Bridge, NORMS)
+    add_norms(Qwen3MoEBridge, {name: theirs for name, theirs in NORMS.items() if OF_EXPERTS not in name})
 
 
 def hf_names(model: Qwen3) -> list[str]:
-    """Names of all tensors of the Hugging Face model, in its order."""
-    layers = [f"model.layers.{layer}.{name}.weight" for layer in range(model.layers) for name in LAYER]
+    """Names of all tensors of the Hugging Face model, in its order; of a mixture each expert's, as on the hub."""
+    experts = [f"mlp.experts.{expert}.{name}" for expert in range(model.experts) for name in FEED_FORWARD]
+    inner = ["mlp.gate", *experts] if model.experts else [f"mlp.{name}" for name in FEED_FORWARD]
+    layers = [f"model.layers.{layer}.{name}.weight" for layer in range(model.layers) for name in (*LAYER, *inner)]
     head = [] if model.tied else ["lm_head.weight"]
     return ["model.embed_tokens.weight", *layers, "model.norm.weight", *head]
 

@@ -9,6 +9,7 @@ proof, float32 on one rank, is the same everywhere.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -153,11 +154,11 @@ def _replacements() -> dict[str, Any]:
     """What stands in for functions of torch.cuda."""
     import torch
 
+    # Each has a function of its own: torch's compiler, which a router's decorator wakes, refuses one under two names.
+    idle = {name: functools.partial(_nothing) for name in ("set_device", "synchronize", "empty_cache")}
     return {
+        **idle,
         "current_device": lambda: torch.device("cpu"),
-        "set_device": _nothing,
-        "synchronize": _nothing,
-        "empty_cache": _nothing,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "is_available": lambda: False,
         "Stream": _Idle,

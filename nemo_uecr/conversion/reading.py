@@ -18,9 +18,9 @@ from typing import Any
 
 from nemo_uecr.errors import CheckpointError, DataError, first_line
 from nemo_uecr.files import read_object
-from nemo_uecr.generation.models import DecoderSizes, decoder_sizes
+from nemo_uecr.generation.models import DecoderSizes, decoder_sizes, expert_count
 
-ARCHITECTURE = "Qwen3ForCausalLM"
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 TRACKER = "latest_checkpointed_iteration.txt"
 STEP = re.compile(r"(tmp_|old_)?step_\d+")
 ITERATION = re.compile(r"iter_(\d+)")
@@ -228,8 +228,12 @@ def read_qwen3(folder: Path) -> Qwen3:
     """Read the architecture of a Hugging Face folder."""
     path = folder / "config.json"
     values = read_object(path)
-    if (architectures := values.get("architectures")) != [ARCHITECTURE]:
-        raise CheckpointError(f"{path}: architectures is {architectures!r:.80}; expected [{ARCHITECTURE!r}]")
+    if (architectures := values.get("architectures")) not in ([name] for name in ARCHITECTURES):
+        expected = " or ".join(f"[{name!r}]" for name in ARCHITECTURES)
+        raise CheckpointError(f"{path}: architectures is {architectures!r:.80}; expected {expected}")
+    if expert_count(values) and values.get("norm_topk_prob") is not True:  # Megatron's router always does
+        given = values.get("norm_topk_prob")
+        raise CheckpointError(f"{path}: norm_topk_prob is {given!r}; expected true, as every released Qwen3-MoE has it")
     rope = rope_of(values)
     if (kind := rope["rope_type"]) != "default":
         raise CheckpointError(f"{path}: rotary embeddings are scaled ({kind!s:.60}); expected plain ones")
@@ -257,7 +261,11 @@ def check_architecture(weights: Weights, model: Qwen3, described_by: Path) -> No
         "num_attention_heads": model.heads, "num_query_groups": model.kv_heads, "kv_channels": model.head_dim,
         "rotary_base": model.rope_theta, "layernorm_epsilon": model.norm_eps, "vocab_size": model.vocabulary,
         "share_embeddings_and_output_weights": model.tied, "vocabulary": model.vocabulary,
+        "num_moe_experts": model.experts or None, "moe_router_topk": model.experts_per_token,
+        "moe_ffn_hidden_size": model.expert_width,
     }  # fmt: skip
+    if not model.experts:  # Megatron states the others of a dense model, too
+        del expected["moe_router_topk"], expected["moe_ffn_hidden_size"]
     for name, value in expected.items():
         if stated.get(name) is not None and stated[name] != value:
             raise CheckpointError(

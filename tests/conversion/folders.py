@@ -8,16 +8,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from tests.nemo.tiny_qwen3 import VOCABULARY, hf_config
+from tests.nemo.tiny_qwen3 import VOCABULARY, hf_config, mixture_config
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 CHARACTERS = "\n !()+,.0123456789=?Aabdefhinorstuwxy{}\\"
 
 
-def model_folder(folder: Path, *, tied: bool, **changes: Any) -> Path:
+def model_folder(folder: Path, *, tied: bool, mixture: bool = False, **changes: Any) -> Path:
     """Configuration, generation configuration, tokenizer and chat template; no weights."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(hf_config(tied=tied) | changes))
+    config = mixture_config() if mixture else hf_config(tied=tied)
+    (folder / "config.json").write_text(json.dumps(config | changes))
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "eos_token_id": 1}))
     return tokenizer_folder(folder)
 

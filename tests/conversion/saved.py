@@ -15,8 +15,8 @@ from nemo_uecr.conversion.on_cpu import megatron_on_cpu
 from nemo_uecr.conversion.reading import read_qwen3
 from tests.conversion.real import tensors
 from tests.nemo.on_ranks import score_batch
-from tests.nemo.ranks import run_ranks
-from tests.nemo.tiny_qwen3 import VOCABULARY, make_model, start
+from tests.nemo.ranks import MEGATRON, run_ranks
+from tests.nemo.tiny_qwen3 import VOCABULARY, make_model, parallel_model, start
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,35 @@ def save_and_score(
         dist_checkpointing.save(state, folder)
         found.append(_logp(model, tensor))
     return found
+
+
+def save_mixture(rank: int, *, folder: str, expert: int) -> Tensor | None:
+    """The tiny mixture as ranks with Transformer Engine's layers save it, and its scores of this rank's rows."""
+    start(1, 1, expert)
+    from megatron.core import dist_checkpointing
+    from megatron.core.models.gpt import gpt_layer_specs
+
+    native = gpt_layer_specs.get_gpt_layer_local_spec
+
+    def named_as_theirs(**given: Any) -> Any:
+        spec = native(**given)
+        spec.submodules.sharded_state_dict_keys_map.pop("pre_mlp_layernorm.")
+        return spec
+
+    gpt_layer_specs.get_gpt_layer_local_spec = named_as_theirs
+    model = parallel_model(1, 1, expert=expert)
+    state = {"model": model.sharded_state_dict(), "iteration": 1, "checkpoint_version": 3.0}
+    dist_checkpointing.save(state, folder)
+    return _logp(model, 1)
+
+
+def saved_mixture(parent: Path, *, expert: int) -> Saved:
+    """A checkpoint of so many expert ranks, each of which scored its own rows."""
+    folder = parent / "iter_0000001"
+    folder.mkdir(parents=True)
+    imports = (*MEGATRON, "transformers.models.qwen3_moe.modeling_qwen3_moe")
+    found = run_ranks(expert, save_mixture, imports=imports, folder=str(folder), expert=expert)
+    return Saved(folder, torch.cat(found))
 
 
 def imported(model: Path, folder: Path) -> Path:

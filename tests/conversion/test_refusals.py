@@ -103,6 +103,24 @@ def test_another_architecture(change: dict[str, object], named: str, tmp_path: P
     assert named in refusal(weights, tmp_path / "out", other)
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"norm_topk_prob": False}, "norm_topk_prob is False; expected true"),
+        ({"num_experts": 8}, "num_moe_experts 4"),
+        ({"num_experts_per_tok": 1}, "moe_router_topk 2"),
+        ({"mlp_only_layers": [0]}, "mlp_only_layers [0]"),
+    ],
+)
+def test_another_mixture(change: dict[str, object], named: str, tmp_path: Path, weights: Path) -> None:
+    stated = {"num_moe_experts": 4, "moe_router_topk": 2}
+    (weights / "run_config.yaml").write_text(json.dumps({"model": stated}))
+    other = model_folder(tmp_path / "other", tied=False, mixture=True, **change)
+    assert named in refusal(weights, tmp_path / "out", other)
+    dense = model_folder(tmp_path / "dense", tied=False)
+    assert "num_moe_experts 4; the architecture has None" in refusal(weights, tmp_path / "out", dense)
+
+
 def test_the_rope_base_is_read_where_either_transformers_writes_it(tmp_path: Path) -> None:
     plain = {name: value for name, value in hf_config(tied=False).items() if name != "rope_theta"}
     config = tmp_path / "config.json"

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from nemo_uecr.conversion.reading import read_weights
 from tests.conversion.folders import TEMPLATE, model_folder, nemo_rl_step
 from tests.conversion.real import converted, marks, tensors, transformers_logp
-from tests.conversion.saved import Saved, checkpoints
-from tests.nemo.tiny_qwen3 import VOCABULARY
+from tests.conversion.saved import Saved, checkpoints, saved_mixture
+from tests.nemo.tiny_qwen3 import EXPERTS, VOCABULARY, whole_model
 from tests.reliability.commands import refused
 
 pytestmark = marks
@@ -36,6 +37,35 @@ def test_transformers_agrees_with_the_ranks(saved: dict[bool, Saved], tied: bool
     # The model is no uniform distribution, and its output layer is in the file exactly when it is its own.
     assert float((source.logp[:, 1] + torch.tensor(float(VOCABULARY)).log()).abs().max()) > 0.3
     assert ("lm_head.weight" in tensors(tmp_path / "out")) == (not tied)
+
+
+@pytest.mark.parametrize("expert", [1, 2])
+def test_a_mixture_is_the_one_that_its_expert_ranks_saved(
+    expert: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With names and layout of the hub's files, and the weights of the model that was saved, bit for bit."""
+    source = saved_mixture(tmp_path / "saved", expert=expert)
+    # The norm before experts has a name of its own where Transformer Engine saved it. A round trip alone would not
+    # see a conversion that looks for it under the name of a fused one.
+    names = read_weights(source.folder).shapes
+    assert "decoder.layers.pre_mlp_layernorm.weight" in names
+    assert not [name for name in names if "mlp" in name and "layer_norm" in name]
+    model = model_folder(tmp_path / "model", tied=False, mixture=True)
+    line = converted(source.folder, "--to", tmp_path / "out", "--hf", model, "--tolerance", 1e-5)
+    assert "the same model" in line
+    torch.testing.assert_close(transformers_logp(tmp_path / "out"), source.logp, atol=1e-5, rtol=0)
+    whole, files = whole_model(mixture=True).state_dict(), tensors(tmp_path / "out")
+    for layer in range(2):
+        at = f"model.layers.{layer}.mlp"
+        assert torch.equal(files[f"{at}.gate.weight"], whole[f"{at}.gate.weight"])
+        for one in range(EXPERTS):
+            gate, up = whole[f"{at}.experts.gate_up_proj"][one].chunk(2)
+            expected = {"gate_proj": gate, "up_proj": up, "down_proj": whole[f"{at}.experts.down_proj"][one]}
+            for name, value in expected.items():
+                assert torch.equal(files[f"{at}.experts.{one}.{name}.weight"], value)
+    other = model_folder(tmp_path / "other", tied=False, mixture=True, num_experts=8)
+    words = ("convert", source.folder, "--hf", other, "--to", tmp_path / "wrong")
+    assert "or it is another model" in refused(capsys, *words)
 
 
 def test_another_feed_forward_width(

@@ -14,7 +14,9 @@ import pytest
 
 from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.nemo import upstream
-from nemo_uecr.start.recipe_form import accepted
+from nemo_uecr.plan.contents import GPUS, Lengths
+from nemo_uecr.plan.nemo import nemo_plan
+from nemo_uecr.start.recipe_form import accepted, layout
 from tests.slurm.page import PAGE, ROOT, Shown, shown
 
 DRY_RUNS = [command for command in shown() if "--dry-run" in command.words]
@@ -83,6 +85,27 @@ def test_the_layouts_are_accepted_and_their_figures_right(row: list[str]) -> Non
     assert job.student.data_ranks == int(ranks)
     assert job.responses == 1008
     assert 1008 % int(ranks) == 0
+
+
+MIXTURES = re.findall(r"^\| `(\w+\.yaml)` \| (\d) \| (\w+) (\d) \| (\d+) \| ([\d,]+) \| (\d+) GiB \|$", PAGE, re.M)
+
+
+@pytest.mark.parametrize("row", MIXTURES, ids=lambda row: row[0])
+def test_the_recipes_of_mixtures_fit_as_planned(row: tuple[str, ...]) -> None:
+    name, nodes, role, experts, ranks, seconds, size = row
+    job = accepted(load_recipe(ROOT / "examples" / "configs" / name, ["uecr.data.subset=20000"]))
+    assert layout(job, with_models=True) == "fits the GPUs and the models"
+    assert job.changes == []
+    assert (job.nodes, job.student.data_ranks) == (int(nodes), int(ranks))
+    assert 1008 % job.student.data_ranks == 0
+    assert job.models[role].parallel.expert == int(experts)
+    plan = nemo_plan(job, GPUS["h100"], Lengths(prompt=200, response=5357, sigma=0.9))
+    assert plan.faults == ()
+    assert (f"{plan.seconds:,.0f}", f"{plan.fullest.size / 2**30:.0f}") == (seconds, size)
+
+
+def test_both_recipes_of_mixtures_are_on_the_page() -> None:
+    assert {row[0] for row in MIXTURES} == {path.name for path in (ROOT / "examples" / "configs").glob("*30b*.yaml")}
 
 
 @pytest.mark.real
