@@ -353,6 +353,10 @@ class StudentConfig(Section):
     # r: rank of an adapter B A on every linear layer, trained instead of the weights; 0: train the weights.
     lora_rank: Annotated[int, Range(0, 512)] = 0
     lora_alpha: Positive = 32.0  # The adapter is scaled by alpha / r.
+    # Whether the experts of a mixture get adapters, too, r for each: of Qwen3-30B-A3B 1.3 billion parameters at r = 32.
+    lora_experts: bool = False
+    # Whether a mixture's routers stay as they are, without an adapter, as by NeMo-RL's key of that name.
+    freeze_moe_router: bool = True
 
 
 class TeacherConfig(Section):
@@ -361,8 +365,9 @@ class TeacherConfig(Section):
     model_name: Text | None  # Hugging Face model: a local folder or a hub name; null where the method reads no teacher.
     dtype: Dtype | None = None  # Number format of weights and activations; null: the student's.
     # Number format of its linear layers, quantized when loaded (int8: torchao, nf4: bitsandbytes); embedding and output
-    # layer keep `dtype`. A method that normalises R^T within a group would divide by the rounding noise: it needs a
-    # `method.std_floor` above the measured `method.scoring_noise`. Other methods do not amplify the noise.
+    # layer keep `dtype`, and so do a mixture's experts under nf4: a run tells what share is rounded. A method that
+    # normalises R^T within a group would divide by the rounding noise: it needs a `method.std_floor` above the measured
+    # `method.scoring_noise`. Other methods do not amplify the noise.
     quantize: Quantize = "none"
     # Score of the token that ends a response, if this teacher ends with other tokens than the student: that of the
     # `sampled` token, the sum over its `own` end tokens, or the student's, which leaves the token out of the gap
@@ -558,6 +563,11 @@ class Config(Section):
         if self.train.optimizer == "adamw8bit_sr" and (self.student.dtype != "bfloat16" or self.student.lora_rank):
             raise ValueError(
                 "train.optimizer: adamw8bit_sr trains bfloat16 weights; set student.dtype=bfloat16, student.lora_rank=0"
+            )
+        if self.student.lora_experts and (not self.student.lora_rank or self.rollout.engine == "vllm"):
+            raise ValueError(
+                "student.lora_experts: got true; it needs student.lora_rank above 0 and rollout.engine=transformers, "
+                "since adapters on experts have not been tried in vLLM"
             )
         if self.checkpoint.keep_best and not self.evaluation.benchmarks:
             raise ValueError(

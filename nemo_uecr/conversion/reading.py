@@ -228,7 +228,7 @@ def read_qwen3(folder: Path) -> Qwen3:
     """Read the architecture of a Hugging Face folder."""
     path = folder / "config.json"
     values = read_object(path)
-    if (architectures := values.get("architectures")) not in ([name] for name in ARCHITECTURES):
+    if (architectures := values.get("architectures")) not in [[name] for name in ARCHITECTURES]:
         expected = " or ".join(f"[{name!r}]" for name in ARCHITECTURES)
         raise CheckpointError(f"{path}: architectures is {architectures!r:.80}; expected {expected}")
     if expert_count(values) and values.get("norm_topk_prob") is not True:  # Megatron's router always does

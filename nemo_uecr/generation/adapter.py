@@ -1,5 +1,7 @@
 """LoRA adapters, by peft through transformers' own integration: W x + (alpha / r) B A x on every linear layer.
 
+A mixture's experts and routers are no linear layers for transformers, but tensors; each gets an adapter if it is asked.
+
 The base weights never change: with the adapter off the model *is* the base, bit for bit, and nothing is merged in
 place, because a merge in bfloat16 that is undone leaves other weights. A and B are float32, whatever the base.
 
@@ -45,16 +47,31 @@ def config_place(name: str) -> str:
     return name if base is None else base
 
 
-def add_adapter(module: Any, *, rank: int, alpha: float, seed: int) -> None:
+def add_adapter(
+    module: Any, *, rank: int, alpha: float, seed: int, experts: bool = False, routers: bool = False
+) -> None:
     """Give every linear layer of the text model but its output layer an adapter, A random and B zero.
 
-    Everything else is frozen. Towers for pictures or sound get none: text never reaches them.
+    Everything else is frozen. Towers for pictures or sound get none: text never reaches them. Of a mixture
+    ``experts`` and ``routers`` get one where they are named.
     """
     require_extra("lora")
     import torch
     from peft import LoraConfig
 
-    shape = {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    shape: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": "all-linear"}
+    if of_routers := router_layers(module):  # peft would take "all-linear" to mean experts and routers of some, too
+        shape["target_modules"] = linear_layers(module)
+        more = [f"{name}.weight" for name in of_routers] if routers else []
+        shape["target_parameters"] = [*(expert_tensors(module) if experts else []), *more]
+        log.info(
+            "the adapter is on %d linear layers of a mixture, %s its experts, %s its routers",
+            len(shape["target_modules"]), "on" if experts else "not on", "on" if routers else "not on",
+        )  # fmt: skip
+    elif experts:
+        raise DataError(
+            f"student.lora_experts: got true, but {type(module).__name__} is no mixture of experts; take false"
+        )
     if towers := outside_text(module):
         shape["exclude_modules"] = towers
         log.info("the adapter leaves %d linear layers outside the text model alone (%s, ...)", len(towers), towers[0])
@@ -80,6 +97,35 @@ def outside_text(module: Any) -> list[str]:
     inside = {id(layer) for layer in (*module.get_decoder().modules(), module.get_output_embeddings())}
     layers = module.named_modules()
     return [name for name, layer in layers if isinstance(layer, torch.nn.Linear) and id(layer) not in inside]
+
+
+def linear_layers(module: Any) -> list[str]:
+    """Names of the text model's linear layers but its output layer."""
+    import torch
+
+    outside, head = set(outside_text(module)), module.get_output_embeddings()
+    layers = module.named_modules()
+    return [
+        name
+        for name, layer in layers
+        if isinstance(layer, torch.nn.Linear) and layer is not head and name not in outside
+    ]
+
+
+def router_layers(module: Any) -> list[str]:
+    """Names of a mixture's routers, which transformers' classes are named for; none of a dense model."""
+    return [name for name, layer in module.named_modules() if "router" in type(layer).__name__.lower()]
+
+
+def expert_tensors(module: Any) -> list[str]:
+    """Names of the tensors in which transformers keeps all experts of a layer: those of three dimensions."""
+    return [name for name, parameter in module.named_parameters() if parameter.dim() == 3]
+
+
+def freeze_routers(module: Any) -> None:
+    """Keep a mixture's routers as they are."""
+    for name in router_layers(module):
+        module.get_submodule(name).requires_grad_(False)
 
 
 def load_adapter(module: Any, folder: Path) -> None:

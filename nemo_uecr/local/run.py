@@ -15,7 +15,7 @@ import torch
 from nemo_uecr.config.load import flat_values
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import RunFolderError
-from nemo_uecr.generation.adapter import add_adapter, load_adapter
+from nemo_uecr.generation.adapter import add_adapter, freeze_routers, load_adapter
 from nemo_uecr.generation.decode import check_cache
 from nemo_uecr.generation.engines import check_trainable, missing_end_token
 from nemo_uecr.local.checkpoint import Checkpoints, Position
@@ -170,9 +170,14 @@ def _student(config: Config, checkpoint: Path | None, device: torch.device) -> T
     student = load_model(weights, role="student", dtype=asked.dtype, device=device, master_weights=master)
     if asked.lora_rank:
         seed = derive(config.run.seed, "adapter", 0)
-        add_adapter(student.module, rank=asked.lora_rank, alpha=asked.lora_alpha, seed=seed)
+        add_adapter(
+            student.module, rank=asked.lora_rank, alpha=asked.lora_alpha, seed=seed, experts=asked.lora_experts,
+            routers=not asked.freeze_moe_router,
+        )  # fmt: skip
         if checkpoint is not None:
             load_adapter(student.module, checkpoint)
+    elif asked.freeze_moe_router:
+        freeze_routers(student.module)
     layers = checkpointed_layers(student.module) if training.activation_checkpointing else []
     return replace(student, recomputed=tuple(layers))
 

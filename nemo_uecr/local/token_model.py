@@ -6,6 +6,7 @@ Shape legend: b x t = one micro-batch, N = tokens, F = features before the outpu
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +20,15 @@ from nemo_uecr.config.schema import Quantize
 from nemo_uecr.errors import DataError, require_extra
 from nemo_uecr.generation.engines import Context, ModelTokens, check_model, context_of, load_module, load_tokens
 from nemo_uecr.generation.models import check_same_tokenizer
-from nemo_uecr.local.memory import quantize_layers
+from nemo_uecr.local.memory import plain_tensors, quantize_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+log = logging.getLogger(__name__)
+
+#: Share of a teacher's bytes below which a run tells how few of them its quantization reaches.
+MOSTLY = 0.9
 #: Largest difference at which the split forward still counts as the model's own (float32 rounding).
 SPLIT_TOLERANCE = 1e-4
 #: How much the features are enlarged to look for a cap on the logits.
@@ -149,8 +154,14 @@ def load_model(
     except DataError as error:
         raise DataError(f"{role}.model_name: {error}") from error
     splits = _splits(module)  # first: on a CPU some kernels repack rounded weights when they first compute with them
-    quantize_layers(module, quantize)
+    share = quantize_layers(module, quantize)
     module = module.to(device).eval()  # dropout would make the PPO ratio differ from 1 before any update
+    if quantize != "none" and share < MOSTLY:
+        size = sum(tensor.nbytes for tensor in plain_tensors(module.parameters())) / 2**30
+        log.warning(
+            "%s %s: %s rounds %.0f %% of the bytes of its weights, the others stay as they are; it takes %.2f GiB",
+            role, name, quantize, 100 * share, size,
+        )  # fmt: skip
     compute = torch.bfloat16 if low and master_weights else None
     return TokenModel(module, tokens, splits, compute, f"{role} {name}", role)
 

@@ -24,6 +24,17 @@ REACHED = (
     f"generating, {FORWARD_SHARE:.0%} of FLOP/s while scoring, {TRAIN_SHARE:.0%} while training"
 )
 
+
+def forward_share(*, mixture: bool) -> float:
+    """Share of FLOP/s that a scoring pass reaches."""
+    return EXPERT_FORWARD_SHARE if mixture else FORWARD_SHARE
+
+
+def train_share(*, mixture: bool) -> float:
+    """Share of FLOP/s that training reaches."""
+    return EXPERT_TRAIN_SHARE if mixture else TRAIN_SHARE
+
+
 LAYOUT_LINES = 16  # most lines printed of the layout
 
 

@@ -1,6 +1,7 @@
 """The plan of a run of the local back end: one process, one device, with `offload` to host memory.
 
-Shape legend: H = hidden size, F = feed-forward size.
+Shape legend: H = hidden size, F = feed-forward size; of a mixture of experts, E = experts of a layer, k = experts of a
+token, W = feed-forward size of an expert.
 """
 
 from __future__ import annotations
@@ -38,6 +39,16 @@ VLLM_ASLEEP = 8 * GIB // 10  # of a sleeping vLLM engine: 0.76 GiB on an H100, i
 SMALL_MOMENTS = 2.03  # bytes per parameter: two moments of 8 bits, and a scale for each 256
 
 
+def inner_width(shape: ModelShape) -> int:
+    """Values per token of each of the four tensors in a feed-forward layer: F.
+
+    Of a mixture k (W + H / 2): the copies that go to experts and their results stand beside four tensors of k experts.
+    """
+    if not shape.experts:
+        return shape.feed_forward
+    return shape.experts_per_token * (shape.expert_width + shape.hidden // 2)
+
+
 def kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
     """What one unfused transformers layer with query and key norms keeps for the backward pass.
 
@@ -47,9 +58,10 @@ def kept_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool) -> int:
     """
     heads, groups, width = shape.heads, shape.kv_heads, shape.query + shape.key_value
     if not bfloat16:
-        return FP32 * tokens * (6 * shape.hidden + 2 + 4 * width + 2 * heads + groups + 4 * shape.feed_forward)
-    values = 26 * shape.hidden + 8 + 10 * width + 8 * heads + 4 * groups + 8 * shape.feed_forward
-    matrices = shapes.layer_parameters(shape) - 2 * shape.hidden - 2 * shape.head_dim
+        return FP32 * tokens * (6 * shape.hidden + 2 + 4 * width + 2 * heads + groups + 4 * inner_width(shape))
+    values = 26 * shape.hidden + 8 + 10 * width + 8 * heads + 4 * groups + 8 * inner_width(shape)
+    experts = shape.experts * shapes.expert_parameters(shape)
+    matrices = shapes.layer_parameters(shape) + experts - 2 * shape.hidden - 2 * shape.head_dim
     return tokens * values + BF16 * matrices
 
 
@@ -61,9 +73,9 @@ def adapted_bytes(shape: ModelShape, tokens: int, rank: int, *, bfloat16: bool) 
     width, matrices = shape.query + shape.key_value, _matrices(shape)
     always = 2 * shape.hidden + 2 + width + 2 * shape.heads + shape.kv_heads + rank * len(matrices)
     if not bfloat16:
-        return FP32 * tokens * (always + 2 * shape.hidden + 2 * width + 4 * shape.feed_forward)
+        return FP32 * tokens * (always + 2 * shape.hidden + 2 * width + 4 * inner_width(shape))
     inputs = sum(inputs for _, inputs in matrices)
-    return tokens * (FP32 * (always + inputs) + BF16 * (2 * width + 3 * shape.feed_forward))
+    return tokens * (FP32 * (always + inputs) + BF16 * (2 * width + 3 * inner_width(shape)))
 
 
 def logits_bytes(shape: ModelShape, tokens: int, *, bfloat16: bool, gpu: bool) -> int:
@@ -157,7 +169,12 @@ class _Run:
     @property
     def trained(self) -> int:
         """Parameters that the optimizer updates."""
-        return lora_parameters(self.student, self.lora_rank) if self.lora_rank else self.parameters
+        student = self.config.student
+        if self.lora_rank:
+            more = {"experts": student.lora_experts, "routers": not student.freeze_moe_router}
+            return lora_parameters(self.student, self.lora_rank, **more)
+        frozen = self.student.layers * self.student.hidden * self.student.experts if student.freeze_moe_router else 0
+        return self.parameters - frozen
 
     @property
     def bfloat16(self) -> bool:
@@ -376,28 +393,44 @@ def _time(seconds: float) -> str:
     return f"{seconds / size:,.1f} {unit}"
 
 
-def lora_parameters(shape: ModelShape, rank: int) -> int:
-    """Parameters of an adapter on every linear layer: r (inputs + outputs) per layer."""
-    return rank * shape.layers * sum(outputs + inputs for outputs, inputs in _matrices(shape))
+def lora_parameters(shape: ModelShape, rank: int, *, experts: bool = False, routers: bool = False) -> int:
+    """Parameters of an adapter on every linear layer: r (inputs + outputs) per layer.
+
+    Of a mixture, with ``experts``, the same for the two matrices of each of them; with ``routers`` for those.
+    """
+    widths = sum(outputs + inputs for outputs, inputs in _matrices(shape))
+    if experts:
+        widths += shape.experts * (2 * shape.hidden + 3 * shape.expert_width)
+    if routers and shape.experts:
+        widths += shape.hidden + shape.experts
+    return rank * shape.layers * widths
 
 
 def _matrices(shape: ModelShape) -> list[tuple[int, int]]:
-    """(outputs, inputs) of every linear layer in a transformer layer."""
+    """(outputs, inputs) of every linear layer in a transformer layer; a mixture's experts are none."""
     hidden, feed_forward = shape.hidden, (shape.feed_forward, shape.hidden)
     attention = [(shape.query, hidden), *2 * [(shape.key_value, hidden)], (hidden, shape.query)]
-    return [*attention, *2 * [feed_forward], feed_forward[::-1]]
+    return attention if shape.experts else [*attention, *2 * [feed_forward], feed_forward[::-1]]
+
+
+def _fused(shape: ModelShape) -> list[tuple[int, int]]:
+    """(rows, columns) of the two tensors in which transformers keeps all experts of a layer; none of a dense model."""
+    one = [(2 * shape.expert_width, shape.hidden), (shape.hidden, shape.expert_width)]
+    return [(shape.experts * rows, columns) for rows, columns in one] if shape.experts else []
 
 
 def pinned_bytes(shape: ModelShape, width: float) -> int:
     """Pinned host memory of the matrices, `width` bytes per value: torch rounds each up to a power of two."""
     tables = (1 if shape.tied else 2) * [(shape.vocabulary, shape.hidden)]
-    sizes = (int(width * outputs * inputs) for outputs, inputs in shape.layers * _matrices(shape) + tables)
+    routers = [(shape.experts, shape.hidden)] if shape.experts else []
+    layer = [*_matrices(shape), *_fused(shape), *routers]
+    sizes = (int(width * outputs * inputs) for outputs, inputs in shape.layers * layer + tables)
     return sum(1 << (size - 1).bit_length() for size in sizes)
 
 
 def quantized_bytes(shape: ModelShape, quantize: str, width: int) -> int:
     """A teacher with quantized linear layers: int8 adds 5 bytes per row, nf4 adds 4 bytes per 64 weights."""
-    matrices = shape.layers * _matrices(shape)
+    matrices = _rounded(shape, quantize)
     weights = sum(outputs * inputs for outputs, inputs in matrices)
     rounded = weights // 2 + weights // 16
     if quantize == "int8":
@@ -405,11 +438,17 @@ def quantized_bytes(shape: ModelShape, quantize: str, width: int) -> int:
     return rounded + width * (shapes.parameters(shape) - weights)
 
 
+def _rounded(shape: ModelShape, quantize: str) -> list[tuple[int, int]]:
+    """(rows, columns) of what is rounded: linear layers, and under int8 a mixture's experts."""
+    return shape.layers * [*_matrices(shape), *(_fused(shape) if quantize == "int8" else [])]
+
+
 def _teacher_weights(key: str, teacher: TeacherConfig, shape: ModelShape) -> Item:
     count, width = shapes.parameters(shape), BF16 if teacher.dtype == "bfloat16" else FP32
     size, how = width * count, f"{count:,} parameters, {teacher.dtype}"
     if teacher.quantize != "none":
-        size, how = quantized_bytes(shape, teacher.quantize, width), f"{how}; {teacher.quantize}"
+        share = sum(rows * columns for rows, columns in _rounded(shape, teacher.quantize)) / count
+        size, how = quantized_bytes(shape, teacher.quantize, width), f"{how}; {teacher.quantize} of {share:.0%}"
     return Item(f"{key} weights", size, how)
 
 
@@ -483,8 +522,9 @@ def _vllm(run: _Run, ends: list[float]) -> Phase:
     at_once = max(1, min(run.responses, run.vllm_cache // (run.cached_token * lengths.whole)))
     flops = shapes.forward_flops(run.student, 2 * lengths.prompt + lengths.response)
     seconds = engine_seconds(
-        run.device, ends, at_once, lengths.prompt, weights=run.vllm_weights, cached=run.cached_token, flops=flops
-    )
+        run.device, ends, at_once, lengths.prompt, weights=run.vllm_weights, cached=run.cached_token, flops=flops,
+        experts=(run.engine_width * shapes.routed_parameters(run.student), run.student),
+    )  # fmt: skip
     # A group's prompt is computed once: vLLM's prefix cache serves the other responses.
     prefill = run.config.rollout.prompts_per_step * lengths.prompt * shapes.forward_flops(run.student, lengths.prompt)
     seconds += run.device.forward_s(prefill, 1)
@@ -501,7 +541,8 @@ def _batches(run: _Run, ends: list[float]) -> Phase:
         copies = run.autocast_width * run.parameters
         items.append(Item("bfloat16 weights", copies, "kept by autocast from token to token"))
     waves = [max(ends[first : first + at_once]) for first in range(0, run.responses, at_once)]
-    weights = (run.autocast_width or run.weight_width) * run.parameters
+    unread = shapes.routed_parameters(shape) * (1.0 - shapes.chosen_share(shape, at_once))
+    weights = (run.autocast_width or run.weight_width) * (run.parameters - unread)
     cached = at_once * token * sum(length * (lengths.prompt + length / 2) for length in waves)
     flops = at_once * sum(waves) * shapes.forward_flops(shape, lengths.whole)
     work = run.device.decode_s(sum(waves) * weights, cached, flops, run.threads)
@@ -515,7 +556,7 @@ def _scored(run: _Run, scoring: _Scoring) -> Phase:
     """Scoring by one model; several teachers are assumed to share the responses equally, whatever the routing."""
     shape, member, parts = scoring.shape, scoring.member, scoring.parts
     tokens, flops = run.microbatch_tokens, run.forward(shape) / parts
-    widest = FP32 * tokens * (3 * shape.hidden + max(2 * shape.query + 2 * shape.key_value, 3 * shape.feed_forward))
+    widest = FP32 * tokens * (3 * shape.hidden + max(2 * shape.query + 2 * shape.key_value, 3 * inner_width(shape)))
     logits = 2 * min(CHUNK_BYTES["cuda" if run.gpu else "cpu"], FP32 * tokens * shape.vocabulary)
     logits += 0 if member in run.shapes else run.autocast_width * shape.vocabulary * shape.hidden
     items = (
@@ -525,7 +566,8 @@ def _scored(run: _Run, scoring: _Scoring) -> Phase:
         *run.asleep,
     )
     how = _tera(flops) + (f", 1/{parts} of the responses assumed" if parts > 1 else "")
-    return Phase(scoring.name, "the device", items, run.device.forward_s(flops, run.threads), how)
+    seconds = run.device.forward_s(flops, run.threads, contents.forward_share(mixture=bool(shape.experts)))
+    return Phase(scoring.name, "the device", items, seconds, how)
 
 
 def _update(run: _Run) -> Phase:
@@ -535,7 +577,7 @@ def _update(run: _Run) -> Phase:
     gradients = 0  # `kept_bytes` with its copies has room for them
     if run.lora_rank:
         layer = adapted_bytes(shape, tokens, run.lora_rank, bfloat16=low)
-        gradients = 2 * FP32 * tokens * shape.feed_forward
+        gradients = 2 * FP32 * tokens * inner_width(shape)
     kept, how_kept = shape.layers * layer, f"{shape.layers} layers, {tokens} tokens, all kept"
     # These follow one another, so the largest counts: the logits, a layer, and the sum of the output layer's gradients.
     work = [(logits_bytes(shape, tokens, bfloat16=low, gpu=run.gpu), "logits", "one chunk and its gradient")]
@@ -553,7 +595,8 @@ def _update(run: _Run) -> Phase:
         Item(name, size, how),
         *run.asleep,
     )
-    return Phase("update", "the device", items, run.device.train_s(flops, run.threads), _tera(flops))
+    seconds = run.device.train_s(flops, run.threads, contents.train_share(mixture=bool(shape.experts)))
+    return Phase("update", "the device", items, seconds, _tera(flops))
 
 
 def _tera(flops: float) -> str:

@@ -233,7 +233,7 @@ def scoring(setting: Setting) -> list[Phase]:
         tokens, flops, sizes = whole // teacher.parallel.context, _flops(setting, teacher), (setting.responses, whole)
         logits = teacher.scoring_logits_bytes(tokens, chunk, divided=False)
         held = Item("logits", logits, "bfloat16 over all tokens, one chunk again")
-        share = _forward_share(teacher)
+        share = contents.forward_share(mixture=bool(teacher.shape.experts))
         seconds, more = _in_parallel(setting, teacher, setting.device.forward_s(flops, teacher.gpus, share), 1, *sizes)
         where, how, workers = "teacher GPUs", "the student's GPUs wait", [_workers(1)]
         if setting.beside is not None:  # a frozen model is not copied back
@@ -252,7 +252,7 @@ def scoring(setting: Setting) -> list[Phase]:
         logits = max(logits, student.reference_logits_bytes(tokens, chunk))
         how = "bfloat16 over all tokens, three float32 buffers of a chunk (reference)"
     items = (*setting.processes, *_forward_items("student", student, tokens), Item("logits", logits, how))
-    share = _forward_share(student)
+    share = contents.forward_share(mixture=bool(student.shape.experts))
     seconds, more = _in_parallel(setting, student, setting.device.forward_s(flops, student.gpus, share), 1, *sizes)
     how = f"{_peta(flops)} at {share:.0%}{more}"
     phases.append(Phase("score student", setting.where, items, seconds + weights / link, how))
@@ -273,7 +273,7 @@ def train(setting: Setting) -> Phase:
         head = 2.0 * student.shape.vocabulary * student.shape.hidden
         flops += forward - head * setting.responses * setting.lengths.whole
     sizes = (job.minibatch, setting.trained_tokens)
-    share = contents.EXPERT_TRAIN_SHARE if student.shape.experts else contents.TRAIN_SHARE
+    share = contents.train_share(mixture=bool(student.shape.experts))
     compute, more = _in_parallel(setting, student, device.train_s(flops, student.gpus, share), 3 + again, *sizes)
     steps = setting.responses // job.minibatch
     travelling = steps * max(map(student.reduced_bytes, range(student.parallel.pipeline)))
@@ -303,11 +303,6 @@ def _in_parallel(
     words = f"; tensor sums {sums:.1f} s" * (sums > 0) + f"; all-to-all {copies:.1f} s" * (copies > 0)
     words += f"; pipeline bubble {bubble:.0%}" * (bubble > 0)
     return (compute + sums + copies) * (1 + bubble), words
-
-
-def _forward_share(model: Sharded) -> float:
-    """Share of FLOP/s that a scoring pass of the model reaches."""
-    return contents.EXPERT_FORWARD_SHARE if model.shape.experts else contents.FORWARD_SHARE
 
 
 def _flops(setting: Setting, model: Sharded) -> float:
