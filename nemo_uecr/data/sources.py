@@ -311,9 +311,10 @@ def read_rows(file: Path, *, columns: Collection[str] | None = None) -> Iterator
 def _csv_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[str, Row]]:
     text = io.StringIO(_content(file).decode("utf-8"), newline="")
     csv.field_size_limit(sys.maxsize)  # a long solution is no fault
-    for number, row in enumerate(csv.DictReader(text), start=1):
+    sign = "\t" if file_kind(file) == ".tsv" else ","
+    for number, row in enumerate(csv.DictReader(text, delimiter=sign), start=1):
         if None in row:
-            raise DataError(f"{file}: row {number} has more cells than the header; quote cells with commas")
+            raise DataError(f"{file}: row {number} has more cells than the header; quote cells that hold {sign!r}")
         yield f"{file}: row {number}", row
 
 
@@ -422,5 +423,5 @@ def _own_rows(source: Source, reader: Callable[[], Iterable[Row]]) -> Iterator[t
 #: Who reads which kind of file, in the order of preference where a split comes as several.
 READERS: dict[str, Callable[[Path, Collection[str] | None], Iterator[tuple[str, Row]]]] = {
     ".parquet": _table_rows, ".arrow": _table_rows, ".feather": _table_rows, ".jsonl": _json_rows,
-    ".json": _json_rows, ".csv": _csv_rows,
+    ".ndjson": _json_rows, ".json": _json_rows, ".csv": _csv_rows, ".tsv": _csv_rows,
 }  # fmt: skip

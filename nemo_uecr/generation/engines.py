@@ -301,6 +301,14 @@ def load_module(model: str, dtype: str, **options: Any) -> Any:
             f"({', '.join(unused[:3])}{', ...' if unused[3:] else ''}), so they would be dropped; take the config.json "
             "that belongs to these weights"
         )
+    base = Path(adapter.base_of(model) or model)
+    config = base / "config.json" if base.is_dir() else models.cached(str(base))
+    if config is not None and (left := models.left_out(module, config.parent)):
+        models.say_once(
+            model,
+            f"transformers leaves {len(left)} weights out that {type(module).__name__} has no use for ({left[0]}, "
+            "...), so that no checkpoint or export will have them",
+        )
     head, tied = module.get_output_embeddings(), module.config.get_text_config().tie_word_embeddings
     if (
         tied

@@ -63,7 +63,7 @@ SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 NO_TOKENIZER = "has no tokenizer that can be read; expected tokenizer.json next to its weights"
 #: Warnings about a call of ours, or about weights that are refused anyway.
 OUR_CALL = re.compile(r"LOAD REPORT|tie_word_embeddings=False|deprecated")
-#: The warnings of transformers that were passed on.
+#: What was said of models already.
 SAID: set[str] = set()
 #: Seconds in which the hub must answer one question before its models are looked for on this machine alone.
 HUB_SECONDS = 10.0
@@ -190,6 +190,15 @@ def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
         raise DataError(f"{path}: {fault} shard ({one_line(error)}); copy the model again") from error
 
 
+def left_out(module: Any, folder: Path) -> list[str]:
+    """Weights of a folder that transformers leaves out on purpose: towers for pictures, heads for several tokens."""
+    patterns = [*(module._keys_to_ignore_on_load_unexpected or ())]
+    names = [name for file in weight_names(folder) for name in read_header(folder / file)] if patterns else []
+    found = [name for name in names if any(re.search(pattern, name) for pattern in patterns)]
+    known = module.state_dict().keys() if found else ()
+    return sorted(name for name in found if name not in known and "inv_freq" not in name)  # of older Llamas, computed
+
+
 # Loading and saving through transformers.
 
 
@@ -238,9 +247,15 @@ def library_warnings(name: str) -> Iterator[None]:
         theirs.handlers = handlers
         transformers_logging.set_verbosity_error()
     for text in dict.fromkeys(kept.texts):
-        if text not in SAID and not OUR_CALL.search(text):
-            SAID.add(text)
-            log.warning("model %s: transformers warns: %s", name, text)
+        if not OUR_CALL.search(text):
+            say_once(name, f"transformers warns: {text}")
+
+
+def say_once(name: str, text: str) -> None:
+    """Warn of a model, once per process."""
+    if text not in SAID:
+        SAID.add(text)
+        log.warning("model %s: %s", name, text)
 
 
 class _Kept(logging.Handler):

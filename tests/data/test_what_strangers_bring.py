@@ -105,6 +105,16 @@ def test_tables_of_arrow(name: str, write: Callable[[Path, Any], None], tmp_path
         load(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["set.ndjson", "set.tsv", "set.ndjson.gz"])
+def test_other_endings_of_the_same_texts(name: str, tmp_path: Path) -> None:
+    """Also inside a folder, where endings tell what is data."""
+    lines = [f"{row['question']}\t{row['answer']}" for row in ROWS] if "tsv" in name else [json.dumps(r) for r in ROWS]
+    text = "".join(f"{line}\n" for line in (["question\tanswer", *lines] if "tsv" in name else lines)).encode()
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    for place in (tmp_path / name, tmp_path):
+        assert [each.answer for each in load(place)] == ["1", "2", "3", "4"]
+
+
 def zstd(content: bytes) -> bytes:
     return bytes(pyarrow.compress(content, codec="zstd", asbytes=True))
 

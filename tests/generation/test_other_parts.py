@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma3Config, LlamaConfig, MambaConfig
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    Gemma3Config,
+    LlamaConfig,
+    MambaConfig,
+)
 
 from nemo_uecr.errors import DataError
+from nemo_uecr.generation import models
 from nemo_uecr.generation.adapter import add_adapter
 from nemo_uecr.generation.engines import load_module, load_tokens
 from nemo_uecr.generation.models import save_pretrained
-from tests.generation.test_weights_in_memory import SIZES
+from tests.generation.test_weights_in_memory import SIZES, saved
 from tests.local import tiny
 
 
@@ -46,6 +56,63 @@ def test_adapters_leave_the_tower_for_pictures_alone() -> None:
     trained = [name for name, each in module.named_parameters() if each.requires_grad]
     assert len(trained) == 2 * 7 * SIZES["num_hidden_layers"]
     assert not [name for name in trained if "vision" in name or "projector" in name]
+
+
+VISION = {
+    "hidden_size": 16, "intermediate_size": 32, "depth": 1, "num_hidden_layers": 1, "num_heads": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "global_head_dim": 8, "patch_size": 4,
+    "out_hidden_size": 16, "num_position_embeddings": 16,
+}  # fmt: skip
+TEXT: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "gemma4": {
+        "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "hidden_size_per_layer_input": 4,
+        "vocab_size_per_layer_input": 32, "num_kv_shared_layers": 0, "global_head_dim": 8,
+    },
+}  # fmt: skip
+
+
+def save_with_a_tower(kind: str, folder: Path) -> Path:
+    """A model for pictures and text as it is published: all its parts in one folder."""
+    text = {**SIZES, **TEXT[kind], "tie_word_embeddings": True}
+    audio = {"audio_config": None} if kind == "gemma4" else {}
+    config = AutoConfig.for_model(kind, text_config=text, vision_config=VISION, tie_word_embeddings=True, **audio)
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", TEXT)
+def test_families_with_towers(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    module = load_module(str(save_with_a_tower(kind, tmp_path)), "float32")
+    add_adapter(module, rank=2, alpha=4.0, seed=0)
+    trained = [name for name, each in module.named_parameters() if each.requires_grad]
+    assert trained
+    assert not [name for name in trained if "visual" in name or "vision" in name]
+
+
+def test_parts_that_transformers_leaves_out_are_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Qwen3.5 it loads the text alone, and a checkpoint is a model for text; Gemma 4 stays whole."""
+    monkeypatch.setattr(models, "SAID", set())
+    qwen = save_with_a_tower("qwen3_5", tmp_path / "qwen")
+    tensors = load_file(qwen / models.SINGLE)
+    save_file(tensors | {"mtp.fc.weight": torch.zeros(16, 32)}, qwen / models.SINGLE, metadata={"format": "pt"})
+    pictures = sum(name.startswith("model.visual") for name in tensors)
+    for _ in range(2):
+        load_module(str(qwen), "float32")
+    (said,) = (text for text in caplog.messages if "transformers leaves" in text)
+    assert (
+        f"transformers leaves {1 + pictures} weights out that Qwen3_5ForCausalLM has no use for (model.visual." in said
+    )
+    caplog.clear()
+    load_module(str(save_with_a_tower("gemma4", tmp_path / "gemma")), "float32")
+    load_module(str(saved(tmp_path / "llama", LlamaConfig(**SIZES))), "float32")
+    assert not [text for text in caplog.messages if "transformers leaves" in text]
 
 
 def test_layers_that_peft_cannot_adapt_give_one_line() -> None:

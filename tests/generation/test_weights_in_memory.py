@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nemo_uecr.errors import DataError
@@ -257,3 +257,36 @@ def test_scores_do_not_depend_on_the_longest_row(kind: str, tmp_path: Path) -> N
     torch.testing.assert_close(beside(limit), beside(16), atol=1e-5, rtol=0)
     if kind in ("dynamic", "longrope"):  # the reason for the limit
         assert (beside(4 * limit) - beside(16)).abs().max() > 1e-4
+
+
+#: Layers that mix tokens in other ways, and kinds of RoPE for each kind of layer; with the limit of independent rows.
+MIXED: dict[str, tuple[dict[str, Any], int]] = {
+    "qwen3_5_text": (
+        {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+         "layer_types": ["linear_attention", "full_attention"]}, 64,
+    ),
+    "lfm2": ({"layer_types": ["conv", "full_attention"]}, 64),
+    "minimax_m2": ({"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 8}, 64),
+    "gemma3_text": (
+        {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "rope_parameters": {
+            "full_attention": {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4,
+                               "long_factor": [3.0] * 4, "original_max_position_embeddings": 32},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}, 32,
+    ),
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", MIXED)
+def test_rows_of_other_layers_do_not_depend_on_the_longest_one(kind: str, tmp_path: Path) -> None:
+    settings, limit = MIXED[kind]
+    config = AutoConfig.for_model(kind, **{**SIZES, **settings})
+    module = load_module(str(saved(tmp_path, config)), "float32").eval()
+    context = context_of(module.config)
+    assert context is not None
+    assert context.tokens == limit
+    ids = torch.arange(limit).remainder(31).unsqueeze(0)
+    alone, beside = (
+        module(input_ids=ids[:, :longest].repeat(2, 1), use_cache=False).logits[0, :16] for longest in (16, limit)
+    )
+    torch.testing.assert_close(beside, alone, atol=1e-5, rtol=0)
