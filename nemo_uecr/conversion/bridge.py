@@ -85,7 +85,7 @@ class Bridge:
         return {
             **{f"{name}_fusion": False for name in fusions},
             "apply_rope_fusion": False, "cross_entropy_loss_fusion": False, "persist_layer_norm": False,
-            "transformer_layer_spec": lambda config: layer_spec(self._architecture),
+            "transformer_layer_spec": lambda config: layer_spec(self._architecture.experts),
             "use_cpu_initialization": True, "perform_initialization": False,
             "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False,
             "params_dtype": torch.float32, "pipeline_dtype": torch.float32, "bf16": False, "fp16": False,
@@ -109,13 +109,13 @@ OF_A_MIXTURE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def layer_spec(model: Qwen3) -> Any:
-    """megatron-core's own layer, with the names that a checkpoint of Transformer Engine's has."""
+def layer_spec(experts: int) -> Any:
+    """megatron-core's own layer with so many experts, and the names that a checkpoint of Transformer Engine's has."""
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
-    experts = {"num_experts": model.experts, "moe_grouped_gemm": False} if model.experts else {}
-    spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm", **experts)
-    if model.experts:
+    more = {"num_experts": experts, "moe_grouped_gemm": False} if experts else {}
+    spec = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm", **more)
+    if experts:
         # Transformer Engine fuses the norm before a feed-forward layer with it, but not the one before experts:
         # megatron-core's own layers would look for both under the name of a fused one.
         spec.submodules.sharded_state_dict_keys_map.pop(OF_EXPERTS, None)

@@ -7,6 +7,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.nemo.inside.workers import world
 
 #: What every worker of a run must have of its driver's environment.
@@ -79,9 +81,9 @@ def cycle(worker: Any) -> None:
     worker.prepare_for_lp_inference()
 
 
-def student(folder: Path) -> dict[str, Any]:
+def student(folder: Path, *, mixture: bool) -> dict[str, Any]:
     """Converted and loaded, exported, scored, trained for two steps, offloaded and scored again."""
-    vocabulary = world.make_models(folder)
+    vocabulary = world.make_models(folder, mixture=mixture)
     config = world.run_config(folder, vocabulary)
     section, request = world.policy_section(config, teacher=False), world.request(config, teacher=False)
     worker = make_worker(section, teacher=False, reference=True)
@@ -102,6 +104,10 @@ def student(folder: Path) -> dict[str, Any]:
         result = worker.train(shard, loss, gbs=data.size, mbs=1)
         found["updates"].append({**result["all_mb_metrics"], "grad_norm": float(result["grad_norm"].reshape(-1)[0])})
     cycle(worker)
+    found["moved"] = {
+        name: not torch.equal(value, found["export"][name])
+        for name, value in worker._iter_params_with_optional_kv_scales()
+    }
     found["trained"] = scores(worker, data, section, request)
     cycle(worker)
     found["again"] = scores(worker, data, section, request)
@@ -109,11 +115,11 @@ def student(folder: Path) -> dict[str, Any]:
     return found | {"data": dict(data)}
 
 
-def teacher(folder: Path) -> dict[str, Any]:
+def teacher(folder: Path, *, mixture: bool) -> dict[str, Any]:
     """Frozen and offloaded, brought back and scored, twice."""
     from nemo_uecr.nemo.megatron_worker import is_wrapped
 
-    vocabulary = world.make_models(folder)
+    vocabulary = world.make_models(folder, mixture=mixture)
     config = world.run_config(folder, vocabulary)
     section, request = world.policy_section(config, teacher=True), world.request(config, teacher=True)
     worker = make_worker(section, teacher=True, reference=False)
@@ -130,12 +136,12 @@ def teacher(folder: Path) -> dict[str, Any]:
     return found
 
 
-def both(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def both(folder: Path, mixture: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """The teacher, then the student, in one process: imports take longer than either."""
     made = folder / "t", folder / "s"
     for each in made:
         each.mkdir()
-    return teacher(made[0]), student(made[1])
+    return teacher(made[0], mixture=mixture), student(made[1], mixture=mixture)
 
 
 def run(folder: Path, gpus: int, changes: list[str], vllm_python: str = "") -> dict[str, Any]:

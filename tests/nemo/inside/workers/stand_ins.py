@@ -22,7 +22,7 @@ import torch
 from nemo_uecr.conversion import on_cpu
 
 ENGINE = ("transformer_engine", "transformer_engine_torch")
-#: Imported by the bridge at its top, and never used in a training step of a dense model.
+#: Imported by the bridge at its top, and never used in a training step without Transformer Engine.
 UNUSED = ("triton", "modelopt", "megatron.energon")
 KEPT = contextlib.ExitStack()  # never left
 
@@ -144,6 +144,7 @@ def _bridge() -> None:
         KEPT.enter_context(on_cpu._random_states())  # again: NeMo-RL takes the state of its conversion down
 
     seed()
+    KEPT.enter_context(on_cpu._experts())
     initialize._set_random_seed = seed
     initialize.torch = _Seeming(torch)
     initialize.compile_helpers = lambda: None  # needs a Makefile that the wheel has not
@@ -157,18 +158,28 @@ def _layers() -> None:
     Their attention knows no packing; ours does. The bridge knows no names for their norms; our conversion adds them.
     """
     from megatron.bridge.models import gpt_provider
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
-    from nemo_uecr.conversion.bridge import _name_the_norms
+    from nemo_uecr.conversion.bridge import _name_the_norms, layer_spec
     from tests.nemo.tiny_qwen3 import PackedAttention
 
     def spec(config: Any, *args: Any, **kwargs: Any) -> Any:
-        found = get_gpt_layer_local_spec(qk_layernorm=True, normalization="RMSNorm")
+        found = layer_spec(config.num_moe_experts or 0)
         found.submodules.self_attention.submodules.core_attention = PackedAttention
         return found
 
     gpt_provider.transformer_engine_layer_spec = spec
     _name_the_norms()
+    from megatron.bridge.models.qwen.qwen3_moe_bridge import Qwen3MoEBridge
+
+    provided = Qwen3MoEBridge.provider_bridge
+
+    def unfused(bridge: Any, pretrained: Any) -> Any:
+        """NeMo-RL's conversion takes the bridge's own settings, which ask for Transformer Engine's fusions."""
+        found = provided(bridge, pretrained)
+        found.moe_grouped_gemm = found.moe_permute_fusion = False
+        return found
+
+    Qwen3MoEBridge.provider_bridge = unfused
 
 
 def gpu_name(rank: int) -> str:
@@ -187,7 +198,8 @@ def _nvml() -> None:
 def without_fusions(policy: dict[str, Any]) -> None:
     """Switch off, in NeMo-RL's section, what needs Transformer Engine, Triton or a package for GPUs."""
     megatron = policy["megatron_cfg"]
-    megatron |= {"apply_rope_fusion": False, "bias_activation_fusion": False, "moe_permute_fusion": False}
+    megatron |= {"apply_rope_fusion": False, "bias_activation_fusion": False}
+    megatron |= {"moe_permute_fusion": False, "moe_grouped_gemm": False}
     megatron["optimizer"]["use_precision_aware_optimizer"] = False
     if "checkpoint" in megatron:  # of the main branch; it asks for nvidia-resiliency-ext
         megatron["checkpoint"]["async_save"] = False

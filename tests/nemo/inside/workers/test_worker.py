@@ -17,14 +17,14 @@ pytestmark = needs_megatron
 SECONDS = 900  # 30 on two free cores
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("worker")
+@pytest.fixture(scope="module", params=["dense", "mixture"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp(request.param)
 
 
 @pytest.fixture(scope="module")
 def made(folder: Path) -> Any:
-    return isolated(parts.both, folder, folder=folder, seconds=SECONDS)
+    return isolated(parts.both, folder, folder.name.startswith("mixture"), folder=folder, seconds=SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,14 @@ def test_the_students_optimizer_trains_every_token_from_a_ratio_of_one(student: 
         assert 0 < update["grad_norm"] < float("inf")
     worst = [first_ratio_error(update) for update in (first, second)]
     assert worst[0] < 0.02 < worst[1]
+
+
+def test_a_step_moves_all_weights_but_the_router_s(student: Any, folder: Path) -> None:
+    """NeMo-RL freezes it by its default, and a refit exports each expert."""
+    routers = {name: moved for name, moved in student["moved"].items() if name.endswith("mlp.gate.weight")}
+    assert set(routers.values()) == ({False} if folder.name.startswith("mixture") else set())
+    others = [moved for name, moved in student["moved"].items() if name not in routers and "norm" not in name]
+    assert sum(others) > 0.9 * len(others)
 
 
 def test_weights_survive_their_way_to_the_host_and_back(student: Any, teacher: Any) -> None:

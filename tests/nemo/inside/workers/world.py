@@ -26,21 +26,34 @@ VOCABULARY = 98
 LENGTHS = (24, 12, 17, 5, 2, 24, 9, 3)
 
 
-def make_models(folder: Path) -> int:
-    """A student and a wider teacher, with the tests' tokenizer, and problems; returns the vocabulary."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def make_models(folder: Path, *, mixture: bool = False) -> int:
+    """A student and a wider teacher, with the tests' tokenizer, and problems; returns the vocabulary.
+
+    With ``mixture`` both have experts in the place of feed-forward layers.
+    """
+    import transformers
 
     from tests.nemo.inside.launched import make_tokenizer
 
     for seed, (name, (hidden, feed)) in enumerate(WIDTHS.items()):
         vocabulary = make_tokenizer(folder / name)
         torch.manual_seed(seed)
-        config = Qwen3Config(
+        kind, experts = "Qwen3", {}
+        if mixture:
+            kind = "Qwen3Moe"
+            experts = {
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": feed,
+                "norm_topk_prob": True,
+            }
+        config = getattr(transformers, f"{kind}Config")(
             vocab_size=vocabulary, hidden_size=hidden, intermediate_size=feed, num_hidden_layers=2,
             num_attention_heads=4, num_key_value_heads=2, head_dim=32, tie_word_embeddings=name == "student",
             max_position_embeddings=512, rope_theta=1_000_000.0, bos_token_id=0, eos_token_id=1, dtype="bfloat16",
+            **experts,
         )  # fmt: skip
-        model = Qwen3ForCausalLM(config)
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
         with torch.no_grad():
             for weight in model.parameters():  # a random model is flat
                 weight.add_(torch.randn_like(weight) * 0.1)
@@ -236,6 +249,8 @@ def by_definition(folder: Path, data: Any, dtype: torch.dtype, device: str) -> d
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="eager")
+    if hasattr(model.config, "num_experts_per_tok"):
+        model.set_experts_implementation("eager")  # the grouped product knows no float64
     model = model.to(device).to(dtype)  # a conversion is faster there
     shape = data["input_ids"].shape
     found = {name: torch.zeros(shape, dtype=torch.float64) for name in ("rollout_logp", "logp", "entropy")}
