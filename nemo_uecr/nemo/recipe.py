@@ -174,7 +174,6 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "grpo.malformed_thinking_advantage": (_is(None), "it overwrites the method's advantages"),
     "loss_fn.disable_ppo_ratio": (OFF, "without a ratio nothing shows that scores and training agree"),
     "loss_fn.use_kl_in_reward": (OFF, "the reward would no longer be the task's"),
-    "policy.router_replay.enabled": (OFF, "scoring does not replay the experts that generation chose"),
     "policy.draft.enabled": (OFF, "a draft model in the step has not been tried"),
     "policy.generation.vllm_cfg.kv_cache_dtype": (_is(None, "auto"), "it is calibrated while the student waits"),
     "policy.megatron_cfg.use_linear_ce_fusion_loss": (OFF, "scoring reads logits, which it never makes"),

@@ -92,11 +92,14 @@ class RayTeacher:
 def score_by_teachers(
     teachers: Mapping[str, Any], names: Sequence[str], data: Any, request: Callable[[int], ScoreRequest]
 ) -> tuple[TeacherScores, Tensor]:
-    """Scores of each row by its own teacher, and the teacher's most likely ids; it is on the GPU for its turn alone."""
+    """Scores of each row by its own teacher, and the teacher's most likely ids; it is on the GPU for its turn alone.
+
+    The experts that generation chose for the student say nothing of a teacher, which never sees them.
+    """
     tops: list[tuple[Tensor, Tensor]] = []
 
     def score_own(teacher: Any, rows_n: Tensor) -> TeacherScores:
-        own = type(data)({name: column[rows_n] for name, column in data.items()})
+        own = type(data)({name: column[rows_n] for name, column in data.items() if name != upstream.ROUTES})
         teacher.load()
         columns = score(teacher, own, request(teacher.columns), name=names[int(rows_n[0])])
         teacher.offload()

@@ -361,8 +361,14 @@ class RawLogits:
         return finish
 
 
+#: The column of a batch with the experts that generation chose for each token, where the recipe replays them.
+ROUTES = "routed_experts"
+
+
 def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
     """Run a worker's model over its micro-batches and hand each one's raw logits to ``columns``.
+
+    A student whose recipe replays routes takes generation's experts, as NeMo-RL's own scoring and training do.
 
     Returns what ``columns`` answered, on the last pipeline stage alone. The post-processor derives from NeMo-RL's own,
     because its forward dispatches on the class. Without sampling parameters the forward neither divides nor filters.
@@ -389,6 +395,8 @@ def score_forward(worker: Any, data: Any, columns: Columns) -> list[Any]:
         defer_fp32_logits=worker.defer_fp32_logits,
         sampling_params=None,
         straggler_timer=timer,
+        use_router_replay=bool((worker.cfg.get("router_replay") or {}).get("enabled")),
+        router_replay_train=False,
     )
     return answers
 

@@ -19,7 +19,8 @@ from nemo_uecr.nemo.worker_scoring import MicroBatch
 SIDES = [native_calls.native_calls(side) for side in ("driver", "worker")]
 FORWARD = (
     "model, data_iterator, num_microbatches, seq_length, mbs, post_processing_fn, forward_only=False, "
-    "defer_fp32_logits=False, {} sampling_params=None, straggler_timer=None, draft_model=None"
+    "defer_fp32_logits=False, {} sampling_params=None, straggler_timer=None, draft_model=None, "
+    "use_router_replay=False, router_replay_train=False"
 )
 LOSS = "self, next_token_logprobs, data, global_valid_seqs, global_valid_toks"
 

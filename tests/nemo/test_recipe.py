@@ -98,7 +98,6 @@ def test_a_usual_recipe_has_no_fault() -> None:
         ("grpo.invalid_tool_call_advantage", -5.0),
         ("loss_fn.use_kl_in_reward", True),
         ("loss_fn.disable_ppo_ratio", True),
-        ("policy.router_replay.enabled", True),
         ("policy.draft.enabled", True),
         ("policy.generation.vllm_cfg.kv_cache_dtype", "fp8"),
         ("policy.megatron_cfg.use_linear_ce_fusion_loss", True),

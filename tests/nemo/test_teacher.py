@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 
 from nemo_uecr.nemo import teacher, upstream
 from nemo_uecr.nemo.policy import PolicyMethods
@@ -66,6 +70,21 @@ def test_the_offload_is_measured_at_the_start_and_after_the_first_scoring(settin
         scorer.offload()
     step = ["prepare_for_lp_inference", "score_tokens", "offload_after_refit"]
     assert calls[2:] == [*step, "assert_offloaded", *step, *step]
+
+
+def test_a_teacher_never_sees_the_experts_that_generation_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are they sent to its workers: of long responses they are the largest column."""
+    seen: list[set[str]] = []
+
+    def scored(scorer: Any, data: dict[str, Any], request: ScoreRequest, *, name: str) -> dict[str, torch.Tensor]:
+        seen.append(set(data))
+        return {"logp": torch.zeros(data["input_ids"].shape), "top_ids": torch.zeros(len(data["input_ids"]), 1)}
+
+    monkeypatch.setattr(teacher, "score", scored)
+    data = {"input_ids": torch.zeros(2, 3), upstream.ROUTES: torch.zeros(2, 3, 4, 2)}
+    one = SimpleNamespace(columns=8, load=lambda: None, offload=lambda: None)
+    teacher.score_by_teachers({"teacher": one}, ["teacher", "teacher"], data, lambda columns: REQUEST)
+    assert seen == [{"input_ids"}]
 
 
 def test_a_dedicated_teacher_stays_where_it_is(settings: Settings, calls: list[str]) -> None:

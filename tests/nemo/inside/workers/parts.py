@@ -115,6 +115,27 @@ def student(folder: Path, *, mixture: bool) -> dict[str, Any]:
     return found | {"data": dict(data)}
 
 
+def replayed(folder: Path) -> dict[str, Any]:
+    """A student that takes other experts than its router would: scored, trained from a ratio of 1, and without them."""
+    vocabulary = world.make_models(folder, mixture=True)
+    config = world.run_config(folder, vocabulary, "++policy.router_replay={enabled: true}")
+    section, request = world.policy_section(config, teacher=False), world.request(config, teacher=False)
+    worker = make_worker(section, teacher=False, reference=False)
+    data = world.drawn(vocabulary)
+    routed = type(data)({**data, "routed_experts": world.drawn_routes(data)})
+    cycle(worker)
+    found = {"scores": scores(worker, routed, section, request)}
+    found["native"] = natively(worker.get_logprobs, "logprobs", routed, section)
+    worker.cfg["router_replay"]["enabled"] = False
+    found["own choice"] = scores(worker, data, section, request)
+    worker.cfg["router_replay"]["enabled"] = True
+    worker.prepare_for_training()
+    batch = world.training_batch(routed, found["scores"]["rollout_logp"], world.drawn_advantages(data))
+    shard, _ = packed(batch, section, tokens="train_mb_tokens")
+    result = worker.train(shard, world.loss(config), gbs=data.size, mbs=1)
+    return found | {"update": result["all_mb_metrics"], "data": dict(data)}
+
+
 def teacher(folder: Path, *, mixture: bool) -> dict[str, Any]:
     """Frozen and offloaded, brought back and scored, twice."""
     from nemo_uecr.nemo.megatron_worker import is_wrapped

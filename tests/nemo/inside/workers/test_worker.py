@@ -74,6 +74,16 @@ def test_a_step_moves_all_weights_but_the_router_s(student: Any, folder: Path) -
     assert sum(others) > 0.9 * len(others)
 
 
+def test_a_student_replays_the_experts_that_generation_chose(tmp_path: Path) -> None:
+    """Ours as NeMo-RL's own scoring, and training from the same ratio of 1; its router would have chosen otherwise."""
+    found = isolated(parts.replayed, tmp_path, folder=tmp_path, seconds=SECONDS)
+    chosen = world.scored_tokens(found["data"])
+    ours = found["scores"]["rollout_logp"]
+    assert float((found["native"] - ours)[chosen].abs().max()) < 1e-5
+    assert float((found["own choice"]["rollout_logp"] - ours)[chosen].abs().mean()) > 0.01
+    assert first_ratio_error(found["update"]) < 1e-5
+
+
 def test_weights_survive_their_way_to_the_host_and_back(student: Any, teacher: Any) -> None:
     """The same bits after an offload, and others after the updates."""
     chosen = world.scored_tokens(student["data"])

@@ -223,6 +223,13 @@ def scored_tokens(data: Any) -> Any:
     return (position_S > 0) & (position_S < data["input_lengths"][:, None])
 
 
+def drawn_routes(data: Any) -> Any:
+    """[B, S, L, k] two of the four experts for each token and layer, as generation would hand them out."""
+    rows, width = data["input_ids"].shape
+    order = torch.rand(rows, width, 2, 4, generator=torch.Generator().manual_seed(5)).argsort(dim=-1)
+    return order[..., :2].to(torch.int32)
+
+
 def drawn_advantages(data: Any) -> Any:
     """[B, S] advantages of both signs."""
     return torch.randn(data["input_ids"].shape, generator=torch.Generator().manual_seed(3))
