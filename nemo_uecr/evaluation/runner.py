@@ -166,7 +166,7 @@ def _record(
     encoded: Mapping[str, Sequence[tuple[Problem, tuple[int, ...]]]],
 ) -> dict[str, Any]:
     prompts = {name: prompts_sha256(ids for _, ids in each) for name, each in encoded.items()}
-    chosen = asdict(settings)
+    chosen = asdict(settings) | {"chat": settings.chat.recorded()}
     del chosen["batch"]
     return {
         "format": FORMAT,
@@ -201,7 +201,7 @@ def recorded_settings(folder: Path) -> dict[str, Any]:
         "samples": own["samples"],
         "decoding": {each.name: own[each.name] for each in fields(engines.Decoding)},
         "seed": own["seed"],
-        "chat": asdict(ChatSettings.of(config["data"])),
+        "chat": ChatSettings.of(config["data"]).recorded(),
         "engine": config["rollout"]["engine"] if local else "vllm",
         "dtype": config["student"]["dtype"] if local else "bfloat16",
     }

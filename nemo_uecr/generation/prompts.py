@@ -12,7 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.errors import DataError
@@ -51,6 +51,10 @@ class ChatSettings:
         more = "".join(f", {name} {value!r}" for name, value in self.chat_template_kwargs.items())
         date = f", date {self.prompt_date}" if self.prompt_date else ""
         return f"{self.template!r}, system prompt {self.system!r}, thinking {self.thinking}{more}{date}"
+
+    def recorded(self) -> dict[str, Any]:
+        """For a record; what is not set is left out, as by versions that did not know it."""
+        return {name: value for name, value in asdict(self).items() if name == "system" or value not in ({}, None)}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> ChatSettings:

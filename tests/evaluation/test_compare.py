@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.compare import differences_of
 from nemo_uecr.evaluation.samples import EvaluationSample, sample_lines
+from nemo_uecr.generation.prompts import ChatSettings
 
 VERDICTS = ("wrong", "correct")
 
@@ -77,3 +79,15 @@ def test_problems_that_repeat_a_question_are_one(tmp_path: Path) -> None:
     assert apart.p_value < 0.01
     assert repeated.p_value == 1.0
     assert (repeated.low, repeated.high) == (-1.0, 1.0)
+
+
+def test_an_evaluation_from_before_a_key_existed_is_still_compared(tmp_path: Path) -> None:
+    """Its record has no dates and no arguments of chat templates, as one that was given none today."""
+    before, today = (evaluation(tmp_path / name, [[1, 0], [0, 1]], 2) for name in "ab")
+    chat = ChatSettings("{question}", None, thinking=False)
+    for folder, values in ((before, {"template": "{question}", "system": None, "thinking": False}), (today, chat)):
+        record = json.loads((folder / "settings.json").read_text())
+        record["chat"] = values.recorded() if isinstance(values, ChatSettings) else values
+        (folder / "settings.json").write_text(json.dumps(record))
+    assert differences_of(before, today, seed=0)["x"].difference == 0.0
+    assert set(replace(chat, prompt_date="2026-02-03").recorded()) == {"template", "system", "thinking", "prompt_date"}

@@ -16,7 +16,6 @@ from tests.local.tiny import assets, evaluation, every, records, run
 from tests.reliability.commands import refused
 
 CHAT = {"template": "Q {question}", "system": "Be brief.", "thinking": True}
-CHAT |= {"chat_template_kwargs": {}, "prompt_date": None}
 
 
 @pytest.fixture(scope="module")
