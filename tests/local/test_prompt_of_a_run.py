@@ -53,7 +53,7 @@ def test_checkpoint_run_and_export_are_evaluated_as_the_run_evaluates_itself(
         assert drawn == own
     assert chat_of(tmp_path / "base") == CHAT
     assert entry_point(["evaluate", "compare", str(prompted), str(tmp_path / "export")]) == 0
-    assert "0     0 of 6" in capsys.readouterr().out
+    assert "0     0 of 4" in capsys.readouterr().out  # six problems ask four questions
 
 
 def test_the_command_line_goes_before_the_runs_prompt(
@@ -120,7 +120,8 @@ def test_a_conversation_is_the_prompt_in_the_run_in_evaluate_and_in_audits(promp
     benchmark = f"evaluation.benchmarks={{a: {talks}}}"
     folder = run(tmp_path / "run", *every(), *prompt, benchmark)
     samples = records(folder / "evaluations/step-000002.jsonl")
-    assert [row | {"context": []} for row in samples] == records(prompted / "evaluations/step-000002.jsonl")
+    bare = records(prompted / "evaluations/step-000002.jsonl")
+    assert [row | {"context": [], "asked": own["asked"]} for row, own in zip(samples, bare, strict=True)] == bare
     assert samples[0]["context"] == [system]
     tokenizer = load_tokens(str(assets().student)).tokenizer
     for take in ("evaluations", "batches"):
