@@ -459,6 +459,7 @@ def resumed(work: Path, device: str) -> Iterator[Rows]:
 def evaluated(work: Path, device: str) -> Iterator[Rows]:
     """Held-out sums, greedy: right by the last number, before and after."""
     from nemo_uecr.cli.main import entry_point
+    from nemo_uecr.responses.table import read_responses
 
     folder, (_, _, _, tokens, held_out) = work / "sums", SCALE[device]["sums"]
     for name in ("trained", "evaluation"):
@@ -489,9 +490,9 @@ def evaluated(work: Path, device: str) -> Iterator[Rows]:
     exec((folder / "reward.py").read_text(), space)  # noqa: S102 - written by `smollm2`
     rows = Rows()
     for label in named:
-        lines = (folder / "evaluation" / label / "samples.jsonl").read_text().splitlines()
-        samples = [json.loads(line) for line in lines]
-        right = [space["right"](one["response"], one["answer"]) for one in samples]
+        table = read_responses(folder / "evaluation" / label / "responses.parquet")
+        texts = zip(table.column("response"), table.column("answer"), strict=True)
+        right = [space["right"](response, answer) for response, answer in texts]
         rows[label] = {"held-out problems": len(right), "right": sum(right) / len(right)}
     yield rows
 

@@ -26,9 +26,10 @@ from benchmarks.study.schema import StudyConfig, load_study
 from nemo_uecr.core.methods import RunState
 from nemo_uecr.core.methods.uecr_trust import trust
 from nemo_uecr.core.record import ScoredBatch
-from nemo_uecr.data.batch_file import load_batch, scored_batch
 from nemo_uecr.demo.supervised import ModelJob, teach_model
 from nemo_uecr.demo.task import write_problems
+from nemo_uecr.responses.replay import scored_batch
+from nemo_uecr.responses.table import read_responses
 
 SEED, STEPS, FIRST_COUNTED = 39, 6, 3
 TEACHERS = {"uecr.strong": "strong", "uecr": "middling", "uecr.wrong": "wrong"}
@@ -65,10 +66,10 @@ def batches(study: StudyConfig, variants: Sequence[str]) -> Batches:
     _make_models(study, ("strong_teacher", "teacher", "bad_teacher", "student-000", "able_student-000"))
     found = dict[tuple[str, str], list[ScoredBatch]]()
     for cell in cells:
-        files = [cell.folder / "batches" / f"step-{step:06d}.safetensors" for step in range(1, STEPS + 1)]
+        files = [cell.folder / "batches" / f"step-{step:06d}.parquet" for step in range(1, STEPS + 1)]
         if not files[-1].is_file() and (error := train_cell(study.config, cell)):
             raise SystemExit(error)
-        found[cell.variant, TEACHERS[cell.arm]] = [scored_batch(load_batch(file), file) for file in files]
+        found[cell.variant, TEACHERS[cell.arm]] = [scored_batch(read_responses(file)) for file in files]
     for variant in variants:
         pairs_of = zip(found[variant, "strong"], found[variant, "wrong"], strict=True)
         found[variant, "half wrong"] = [stitched(*each) for each in pairs_of]

@@ -12,8 +12,8 @@ from pathlib import Path
 #: The modules of each extra; those of `cli` are what the command line itself needs.
 EXTRAS: dict[str, tuple[str, ...]] = {
     "cli": (
-        "cyclopts", "filelock", "jinja2", "numpy", "omegaconf", "psutil", "pydantic", "yaml", "rich", "safetensors",
-        "scipy",
+        "cyclopts", "filelock", "jinja2", "numpy", "omegaconf", "psutil", "pyarrow", "pydantic", "yaml", "rich",
+        "safetensors", "scipy",
     ),
     "local": ("transformers", "tokenizers"),
     "lora": ("peft",),
@@ -25,7 +25,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "trackio": ("trackio",),
     "swanlab": ("swanlab",),
     "plots": ("matplotlib",),
-    "data": ("pyarrow", "datasets", "huggingface_hub"),
+    "data": ("datasets", "huggingface_hub"),
     "ray": ("ray",),
     "convert": ("transformers", "megatron", "accelerate", "einops", "six", "triton"),
 }  # fmt: skip

@@ -104,10 +104,11 @@ SETTINGS = {
 }
 
 
-def _batches(folder: Path) -> dict[str, Path]:
-    """Saved batches: mixed groups, degenerate groups, ragged groups with holes, and one of several blocks."""
+def _batches(folder: Path) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Saved steps and what is in them: mixed, degenerate, and ragged groups with holes, and one of several blocks."""
     import torch
-    from safetensors.torch import save_file
+
+    from nemo_uecr.responses.table import write_responses
 
     shapes = {  # group sizes, tokens, rewards, share of holes
         "mixed": ([8] * 4, 48, (0.0, 1.0), 0.0),
@@ -144,26 +145,38 @@ def _batches(folder: Path) -> dict[str, Path]:
             "initial_logp": initial_BT,
             "segments": segment_BT,
         }
-        paths[name] = folder / f"{name}.safetensors"
-        save_file(tensors, paths[name])
+        path, columns = folder / f"{name}.parquet", dict(tensors)
+        rows = {"reward": columns.pop("task_reward").numpy(), "group": list(map(str, columns.pop("group").tolist()))}
+        renamed = {"mask": "sampled", "segments": "turn"}
+        write_responses(path, rows, {renamed.get(key, key): value for key, value in columns.items()}, about={})
+        paths[name] = path, tensors
     return paths
 
 
 def advantages(work: Path) -> Numbers:
     """Every method on every batch, with every token-level detail."""
-    from safetensors.torch import load_file
+    import torch
+
+    from nemo_uecr.responses.replay import OF_A_METHOD
+    from nemo_uecr.responses.table import TOKENS, read_responses
 
     found: Numbers = {}
-    for batch, path in _batches(work).items():
-        found[f"{batch} (input)"] = {name: hashed(tensor)["sha256"] for name, tensor in load_file(path).items()}
+    for batch, (path, tensors) in _batches(work).items():
+        found[f"{batch} (input)"] = {name: hashed(tensor)["sha256"] for name, tensor in tensors.items()}
         for method in METHODS:
             for label, settings in SETTINGS.items():
                 if batch == "blocks" and label == "other":
                     continue
-                out = work / "out.safetensors"
+                out = work / "out.parquet"
                 command("replay", path, "--method", method, "--set", *settings, "--out", out)
-                made = {name: hashed(tensor) for name, tensor in sorted(load_file(out).items())}
-                found[f"{batch} {method} {label}"] = made
+                table = read_responses(out)
+                made = {
+                    name: table.padded(name) if name in TOKENS else torch.from_numpy(table.numbers(name))
+                    for name in sorted(OF_A_METHOD & {*table.names})
+                }
+                if "weight" in made:  # a token that no one sampled has none; the method's neutral one is 1
+                    made["weight"] = made["weight"].masked_fill(~tensors["mask"], 1)
+                found[f"{batch} {method} {label}"] = {name: hashed(tensor) for name, tensor in made.items()}
     return found
 
 
@@ -201,21 +214,30 @@ def _records(path: Path) -> list[Numbers]:
 
 def run(work: Path) -> Numbers:
     """Metrics, evaluations and last saved batch of a tiny run of four methods."""
-    from safetensors.torch import load_file
-
     found: Numbers = {}
     for method in ("uecr", "grpo_plus_opd", "atod", "grpo"):
         folder = _trained(work, f"method.name={method}")
         found[method] = {
             "metrics": _records(folder / "metrics.jsonl"),
             "evaluation": _records(folder / "evaluation.jsonl"),
-            "batch": {
-                name: hashed(tensor)
-                for name, tensor in sorted(load_file(folder / "batches" / "step-000003.safetensors").items())
-            },
+            "batch": {name: hashed(tensor) for name, tensor in sorted(_step(folder).items())},
         }
         command("replay", folder, "--check")
     return found
+
+
+def _step(folder: Path) -> dict[str, Any]:
+    """The last saved step by the names of 0.1.0, without what it did not save."""
+    import torch
+
+    from nemo_uecr.responses.replay import scored_batch
+    from nemo_uecr.responses.table import read_responses
+
+    saved = read_responses(folder / "batches" / "step-000003.parquet")
+    columns = [name for name in saved.token_columns if name not in ("teacher_rank", "weight")]
+    renamed = {"sampled": "mask", "turn": "segments"}
+    found = {renamed.get(name, name): saved.padded(name) for name in columns}
+    return found | {"task_reward": torch.from_numpy(saved.numbers("reward")), "group": scored_batch(saved).group_B}
 
 
 def _responses(path: Path, checkpoints: Sequence[int], problems: int, samples: int) -> Path:

@@ -4,6 +4,7 @@ python tools/pages.py configuration > docs/configuration.md
 python tools/pages.py cli > docs/cli.md
 python tools/pages.py metrics > docs/metrics.md
 python tools/pages.py cluster    # the written page, its planned times renewed
+python tools/pages.py responses    # the written page, its tables of columns renewed
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from nemo_uecr.config.schema import Config, RecipeDataConfig, Section
 from nemo_uecr.core.methods import METHODS, Method
 from nemo_uecr.nemo.recipe import TeacherSection, UecrSection
 from nemo_uecr.plan.contents import Plan
+from nemo_uecr.responses.table import ANCHOR_LOGP, PART_OF_REWARD, ROWS, TOKENS
 from nemo_uecr.tables import markdown_row
 from nemo_uecr.telemetry.metric_table import METRICS
 
@@ -231,6 +233,19 @@ def cluster() -> str:
     return page
 
 
+def responses() -> str:
+    """The page as it stands, with the columns of a table of responses renewed."""
+    page = (ROOT / "docs" / "responses.md").read_text(encoding="utf-8")
+    chosen = {"`reward/NAME`": PART_OF_REWARD}, {"`anchor_NAME`": ANCHOR_LOGP}
+    for head, columns, others in zip(("type", "type of a value"), (ROWS, TOKENS), chosen, strict=True):
+        named = {f"`{name}`": column for name, column in columns.items()} | others
+        rows = [markdown_row((name, each.type, each.unit or "-", each.meaning)) for name, each in named.items()]
+        table = re.compile(rf"(\| column \| {head} \| unit \| content \|\n\|[-|]+\n)(\|.*\n)*")
+        page, count = table.subn(lambda found, rows=rows: found[1] + "".join(f"{row}\n" for row in rows), page)
+        assert count == 1, head
+    return page
+
+
 GIVEN = ("uecr.teacher.model_name=Qwen/Qwen3-8B", "uecr.data.subset=20000")
 
 
@@ -252,6 +267,7 @@ def _plan(config: str, *overrides: str) -> Plan:
 
 PAGES = {
     "configuration": configuration, "cli": cli, "metrics": metrics, "cluster": cluster,
+    "responses": responses,
 }  # fmt: skip
 
 

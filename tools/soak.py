@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pyarrow import parquet
+
 from nemo_uecr.files import file_sha256
 from nemo_uecr.slurm.replicas import MEASURED
 from nemo_uecr.stopping import STOPPED
@@ -76,7 +78,7 @@ def disturbed(words: Sequence[str], folder: Path, seconds: float, rng: random.Ra
 
 def outcome(folder: Path) -> dict[str, Any]:
     """What must be equal: records without times and memory, samples in any order, weights and optimizer."""
-    run, evaluated = folder / "run", next((folder / "evaluations").glob("*/samples.jsonl"))
+    run, evaluated = folder / "run", next((folder / "evaluations").glob("*/responses.parquet"))
 
     def records(name: str) -> list[dict[str, Any]]:
         lines = map(json.loads, (run / name).read_text(encoding="utf-8").splitlines())
@@ -86,7 +88,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     for path in sorted((run / LAST).glob("*")):  # a signal adds checkpoints before it
         if path.suffix in (".safetensors", ".pt"):
             found[str(path.relative_to(run))] = file_sha256(path)
-    return found | {"samples": sorted(evaluated.read_text(encoding="utf-8").splitlines())}
+    return found | {"samples": sorted(map(str, parquet.read_table(evaluated).to_pylist()))}
 
 
 def main() -> None:

@@ -50,14 +50,15 @@ def shares(answered: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 def curve(folder: Path) -> dict[str, Any]:
     """What a run has written so far: its metrics by step, held-out shares, and how far the teacher separates."""
-    from nemo_uecr.data.batch_file import load_batch, scored_batch
-    from nemo_uecr.evaluation.samples import read_samples
+    from nemo_uecr.responses.replay import scored_batch
+    from nemo_uecr.responses.table import read_responses
 
     held_out, separated = {}, {}
-    for path in sorted(folder.glob("evaluations/step-*.jsonl")):
-        held_out[step_of(path)] = shares([(one.question, one.response) for one in read_samples(path)])
-    for path in sorted(folder.glob("batches/step-*.safetensors")):
-        batch = scored_batch(load_batch(path), path)
+    for path in sorted(folder.glob("evaluations/step-*.parquet")):
+        table = read_responses(path)
+        held_out[step_of(path)] = shares(list(zip(table.column("question"), table.column("response"), strict=True)))
+    for path in sorted(folder.glob("batches/step-*.parquet")):
+        batch = scored_batch(read_responses(path))
         if batch.teacher_logp_BT is not None:
             separated[step_of(path)] = separation(batch)
     return {"steps": read_records(folder / STEPS)[0], "held_out": held_out, "separated": separated}

@@ -140,7 +140,7 @@ class Keeper:
         """The first saved batches of the first pairs, for questions that come later."""
         with tarfile.open(self.out / "batches.tar.gz", "w:gz") as archive:
             for cell in cells:
-                for path in sorted(cell.folder.glob("batches/step-*.safetensors")) if cell.pair < KEPT_PAIRS else ():
+                for path in sorted(cell.folder.glob("batches/step-*.parquet")) if cell.pair < KEPT_PAIRS else ():
                     if step_of(path) <= KEPT_STEPS:
                         archive.add(path, path.relative_to(self.study.work))
 

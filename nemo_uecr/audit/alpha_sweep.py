@@ -14,7 +14,7 @@ import torch
 
 from nemo_uecr.audit.groups import GroupTable, checkpoint_counts, group_table, teacher_rewards
 from nemo_uecr.audit.output import Audit, Numbers
-from nemo_uecr.audit.store import STUDENT, ScoreFolder
+from nemo_uecr.audit.store import STUDENT, Scored
 from nemo_uecr.core import EPSILON, GAP_CLIP, GAP_RANGE
 from nemo_uecr.core.record import Groups
 from nemo_uecr.stats import Array, ClusterBootstrap, cluster_totals, percentile_interval
@@ -43,9 +43,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def alpha_sweep_audit(scores: ScoreFolder, *, replicates: int, seed: int) -> Audit:
+def alpha_sweep_audit(scores: Scored, *, replicates: int, seed: int) -> Audit:
     """Ordering conflicts and fully safe groups over a grid of alpha, with tie points (app:alpha-sweep)."""
-    responses = scores.responses
+    responses = scores
     reward_B, nonfinite_B = teacher_rewards(scores, STUDENT, clip=GAP_CLIP)
     table = group_table(responses)
     mixed, sign_BA = _mixed_groups(table, reward_B), sign_changes(table, reward_B, GRID_A)

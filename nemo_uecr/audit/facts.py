@@ -19,14 +19,13 @@ from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
 from nemo_uecr.audit.groups import scored_batch as batch_of_scores
 from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.signal import conflicts
-from nemo_uecr.audit.store import STUDENT, ScoreFolder
+from nemo_uecr.audit.store import STUDENT, Scored
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import Method, method_of
 from nemo_uecr.core.methods.uecr_trust import UecrTrust, trust
 from nemo_uecr.core.record import ScoredBatch, group_ids
-from nemo_uecr.data.batch_file import load_batch, saved_texts, scored_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.failure import Evidence
 from nemo_uecr.local.rollout import StepBatch, check_drawn, draw, samples_of
@@ -35,6 +34,8 @@ from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.teachers import ModelTeacher, Teachers
 from nemo_uecr.local.trainer import Models, Rollouts
 from nemo_uecr.reproducible import derive
+from nemo_uecr.responses.replay import scored_batch
+from nemo_uecr.responses.table import read_responses
 from nemo_uecr.stats import DIFFERENT, Array, ClusterBootstrap, Share, pass_at_k, score_interval
 from nemo_uecr.steps.metrics import Stopwatch, agreement_metrics, method_metrics
 from nemo_uecr.telemetry.run_folder import read_run
@@ -70,24 +71,24 @@ def facts_of_run(folder: Path) -> Facts:
             f"Draw instead: nemo-uecr audit teacher {folder / 'config.yaml'}"
         )
     number, path = next(iter(run.batches.items()))
-    texts = saved_texts(path)
+    saved = read_responses(path)
     record = next((step for step in run.steps if step["step"] == number), {})
     return _facts(
         *_asked(written_config(folder / "config.yaml")),
-        scored_batch(load_batch(path), path),
-        np.asarray([text["verdict"] == "correct" for text in texts]),
-        problem_B=group_ids([text["problem"] for text in texts], torch.device("cpu")).numpy(),
+        scored_batch(saved),
+        np.asarray(saved.column("correct")),
+        problem_B=group_ids(saved.column("problem"), torch.device("cpu")).numpy(),
         teacher_B=None,
         numbers={name: record.get(name) for name in RECORDED},
         columns={},
     )
 
 
-def facts_of_scores(scores: ScoreFolder) -> Facts:
+def facts_of_scores(scores: Scored) -> Facts:
     """Facts from the scored responses of the first checkpoint, with the settings of the run that the folder lies in."""
-    tokens = scores.tokens(STUDENT, scores.responses.checkpoints[0])
+    tokens = scores.tokens(STUDENT, scores.checkpoints[0])
     rows, run = tokens.rows, scores.folder.resolve().parent / "config.yaml"
-    responses, right_B = scores.responses, scores.responses.verified_rewards()[rows] == 1.0
+    responses, right_B = scores, scores.verified_rewards()[rows] == 1.0
     method, limit = method_of("uecr", SCORING), None
     if run.is_file():
         method, _, limit = _asked(written_config(run))

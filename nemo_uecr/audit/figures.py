@@ -144,6 +144,8 @@ def _token_credit(figure: Figure, numbers: Numbers) -> None:
     tokens = numbers["strata"]["tokens"]
     places = np.arange(1, len(tokens) + 1)
     for colour, (key, label) in enumerate((("probability", "probability"), ("top1", "top-1 match"))):
+        if numbers["strata"][key] is None:  # of a run that did not rank
+            continue
         token, response = (numbers["strata"][key][way] for way in ("token_weighted", "response_balanced"))
         _line(left, places, token, label, colour, linestyle="--" if colour else "-")  # the two may coincide
         left.plot(places, np.asarray(response["value"], dtype=float), "o", markersize=3.5, color=f"C{colour}")

@@ -10,7 +10,7 @@ import torch
 
 from nemo_uecr.audit.groups import GroupTable, group_table, rows_of, seeded, teacher_rewards
 from nemo_uecr.audit.output import Audit, Numbers
-from nemo_uecr.audit.store import Responses, ScoreFolder
+from nemo_uecr.audit.store import Scored
 from nemo_uecr.core import GAP_CLIP, GAP_RANGE
 from nemo_uecr.core.functions import unified_advantage
 from nemo_uecr.errors import DataError
@@ -34,12 +34,12 @@ NOTE = (
 )
 
 
-def group_signal_audit(scores: ScoreFolder, *, anchor: str, replicates: int, seed: int) -> Audit:
+def group_signal_audit(scores: Scored, *, anchor: str, replicates: int, seed: int) -> Audit:
     """Degenerate pseudo-groups, those with unified signal, and the components of mixed ones (app:puu-signal-audit).
 
     ``anchor`` names the fixed base model.
     """
-    responses = scores.responses
+    responses = scores
     reward_B, nonfinite_B = teacher_rewards(scores, anchor, clip=GAP_CLIP)
     task_B = responses.verified_rewards()
     table = group_table(responses, pseudo_groups(responses, seed=seed))
@@ -83,7 +83,7 @@ def group_signal_audit(scores: ScoreFolder, *, anchor: str, replicates: int, see
     return Audit("group-signal", "PUU signal in pseudo-groups", NOTE, numbers, COLUMNS, rows)
 
 
-def pseudo_groups(responses: Responses, *, seed: int) -> Array:
+def pseudo_groups(responses: Scored, *, seed: int) -> Array:
     """[B] pseudo-group of each response.
 
     The permutation of a problem's responses, ordered by sample number, depends on the seed and the problem's name

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nemo_uecr.audit.store import CheckpointTokens, Responses, ScoreFolder
+from nemo_uecr.audit.store import CheckpointTokens, Scored
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError, ScoreError
 from nemo_uecr.stats import Array
@@ -46,7 +46,7 @@ class GroupTable:
             yield value_B[rows[correct]], value_B[rows[~correct]]
 
 
-def group_table(responses: Responses, group_B: Array | None = None) -> GroupTable:
+def group_table(responses: Scored, group_B: Array | None = None) -> GroupTable:
     """The groups of scored responses by the verifier's rewards; by default the prompts."""
     group_B = responses.group_B if group_B is None else group_B
     return table_of(responses.verified_rewards() == 1.0, group_B, responses.checkpoint_B, responses.problem_B)
@@ -84,7 +84,7 @@ def seeded(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng(int(blind_name(seed, name), 16))
 
 
-def teacher_rewards(scores: ScoreFolder, anchor: str, *, clip: float | None) -> tuple[Array, Array]:
+def teacher_rewards(scores: Scored, anchor: str, *, clip: float | None) -> tuple[Array, Array]:
     """[B] token mean of the teacher-to-anchor gap in float64 nats, and [B] the number of tokens left out.
 
     ``R^T_i = sum_t clip(log pi_T(y_t) - log pi_anchor(y_t), -c, c) / L_i``
@@ -95,9 +95,9 @@ def teacher_rewards(scores: ScoreFolder, anchor: str, *, clip: float | None) -> 
     Raises:
         ScoreError: a response has no token with a finite gap.
     """
-    responses = len(scores.responses.ids)
+    responses = len(scores.ids)
     total_B, nonfinite_B = np.zeros(responses), np.zeros(responses, dtype=np.int64)
-    for step in scores.responses.checkpoints:
+    for step in scores.checkpoints:
         tokens = scores.tokens(anchor, step)
         gap_N = tokens.gap_N
         finite_N = np.isfinite(gap_N)
@@ -106,16 +106,16 @@ def teacher_rewards(scores: ScoreFolder, anchor: str, *, clip: float | None) -> 
             gap_N = gap_N.clip(-clip, clip)
         total_B[tokens.rows] = np.add.reduceat(gap_N, tokens.offsets[:-1])
         nonfinite_B[tokens.rows] = np.add.reduceat((~finite_N).astype(np.int64), tokens.offsets[:-1])
-    used_B = scores.responses.scored_B - nonfinite_B
+    used_B = scores.scored_B - nonfinite_B
     if not used_B.all():
         raise ScoreError(
-            f"response {scores.responses.ids[used_B.argmin()]!r} has no token with a finite gap between teacher and "
+            f"response {scores.ids[used_B.argmin()]!r} has no token with a finite gap between teacher and "
             f"{anchor}; expected at least one. Check the two models, and score again"
         )
     return total_B / used_B, nonfinite_B
 
 
-def checkpoint_counts(responses: Responses, nonfinite_B: Array, step: int) -> dict[str, int]:
+def checkpoint_counts(responses: Scored, nonfinite_B: Array, step: int) -> dict[str, int]:
     """Counts of a checkpoint: responses, those truncated in generation or cut in scoring, tokens left out."""
     here_B = responses.checkpoint_B == step
     return {
@@ -126,7 +126,7 @@ def checkpoint_counts(responses: Responses, nonfinite_B: Array, step: int) -> di
     }
 
 
-def scored_batch(scores: ScoreFolder, tokens: CheckpointTokens, rows: Array) -> ScoredBatch:
+def scored_batch(scores: Scored, tokens: CheckpointTokens, rows: Array) -> ScoredBatch:
     """The float64 record of whole groups, given by their rows in ``tokens``."""
     spans = [tokens.span(int(row)) for row in rows]
     own = tokens.rows[rows]
@@ -135,11 +135,11 @@ def scored_batch(scores: ScoreFolder, tokens: CheckpointTokens, rows: Array) -> 
         return pad_sequence([value_N[span].double() for span in spans], batch_first=True)
 
     return ScoredBatch(
-        task_reward_B=torch.from_numpy(scores.responses.reward_B[own]),
-        group_B=torch.from_numpy(scores.responses.group_B[own]),
+        task_reward_B=torch.from_numpy(scores.reward_B[own]),
+        group_B=torch.from_numpy(scores.group_B[own]),
         mask_BT=padded(torch.ones_like(tokens.anchor_logp)).bool(),
         old_logp_BT=padded(tokens.anchor_logp),
         teacher_logp_BT=padded(tokens.teacher_logp),
-        teacher_entropy_BT=padded(tokens.teacher_entropy),
-        sample_ids=tuple(scores.responses.ids[row] for row in own),
+        teacher_entropy_BT=None if tokens.teacher_entropy is None else padded(tokens.teacher_entropy),
+        sample_ids=tuple(scores.ids[row] for row in own),
     )

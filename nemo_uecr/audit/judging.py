@@ -27,7 +27,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from nemo_uecr.audit.groups import blind_name, group_table
-from nemo_uecr.audit.store import ScoreFolder
+from nemo_uecr.audit.store import Scored
 from nemo_uecr.data.problems import checked_lines
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import replace_file
@@ -87,12 +87,12 @@ def _write(folder: Path, name: str, shown: Sequence[Row], key: Sequence[Row]) ->
 # Pairs
 
 
-def write_pairs(scores: ScoreFolder, folder: Path, *, pairs: int, seed: int) -> int:
+def write_pairs(scores: Scored, folder: Path, *, pairs: int, seed: int) -> int:
     """Write pairs to judge and their key: two different texts from each of up to ``pairs`` random degenerate groups.
 
     Returns the number of pairs.
     """
-    table, generator = group_table(scores.responses), np.random.default_rng(seed)
+    table, generator = group_table(scores), np.random.default_rng(seed)
     question, answer, text = (scores.column(name) for name in ("question", "answer", "response"))
     shown, key = list[Row](), list[Row]()
     for group in generator.permutation(np.flatnonzero(~table.mixed_P)):
@@ -100,7 +100,7 @@ def write_pairs(scores: ScoreFolder, folder: Path, *, pairs: int, seed: int) -> 
         second = next((each for each in others if text[each] != text[first]), None)
         if second is None or len(shown) == pairs:
             continue
-        ids = {"first": scores.responses.ids[first], "second": scores.responses.ids[second]}
+        ids = {"first": scores.ids[first], "second": scores.ids[second]}
         name = {"pair": blind_name(seed, *ids.values())}
         problem = {"question": question[first], "answer": answer[first]}
         shown.append(name | problem | {"first": text[first], "second": text[second]})
@@ -117,16 +117,16 @@ def read_pairs(verdicts: Path, key: Path) -> list[JudgedPair]:
 # Steps
 
 
-def write_steps(scores: ScoreFolder, rows: Array, folder: Path, *, seed: int) -> int:
+def write_steps(scores: Scored, rows: Array, folder: Path, *, seed: int) -> int:
     """Write the numbered steps of some responses in random order, and their key; return the number of steps."""
     question, answer, text = (scores.column(name) for name in ("question", "answer", "response"))
     shown, key = list[Row](), list[Row]()
     for row in np.random.default_rng(seed).permutation(rows):
-        name = blind_name(seed, scores.responses.ids[row])
+        name = blind_name(seed, scores.ids[row])
         texts = [text[row][start:end].strip() for start, end in segment(text[row])]
         steps = [{"number": number, "text": each} for number, each in enumerate(texts, 1)]
         shown.append({"item": name, "question": question[row], "answer": answer[row], "steps": steps})
-        key.append({"item": name, "response": scores.responses.ids[row], "steps": len(steps)})
+        key.append({"item": name, "response": scores.ids[row], "steps": len(steps)})
     _write(folder, STEPS, shown, key)
     return sum(row["steps"] for row in key)
 

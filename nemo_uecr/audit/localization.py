@@ -18,7 +18,7 @@ import torch
 from nemo_uecr.audit.groups import rows_of, scored_batch, seeded
 from nemo_uecr.audit.judging import INVALID, VALID, Labels, is_reasoning_free, segment, token_steps, write_steps
 from nemo_uecr.audit.output import Audit, Numbers, tracked
-from nemo_uecr.audit.store import STUDENT, CheckpointTokens, ScoreFolder
+from nemo_uecr.audit.store import STUDENT, CheckpointTokens, Scored
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.core.record import ScoredBatch
@@ -39,7 +39,7 @@ COLUMNS = ("variant", "gap D", "95% interval", "D > 0 %", "first error", "95% in
 
 
 def localization_audit(
-    scores: ScoreFolder,
+    scores: Scored,
     labels: Mapping[str, Labels],
     uecr: Uecr,
     tokenizer: Any,
@@ -60,8 +60,8 @@ def localization_audit(
     rows, selection = candidates(scores, tokens)
     judged, counts = _judged_responses(scores, tokens, rows, labels, tokenizer)
     own = np.asarray(judged.rows)
-    names = [scores.responses.ids[row] for row in tokens.rows[own]]
-    _, problem_B = np.unique(scores.responses.problem_B[tokens.rows], return_inverse=True)
+    names = [scores.ids[row] for row in tokens.rows[own]]
+    _, problem_B = np.unique(scores.problem_B[tokens.rows], return_inverse=True)
     sampler = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
     mean = partial(_mean, sampler=sampler, problem_I=problem_B[own])
     batch = scored_batch(scores, tokens, own)
@@ -166,13 +166,13 @@ class Judged(NamedTuple):
     valid_before: Sequence[Array]
 
 
-def candidates(scores: ScoreFolder, tokens: CheckpointTokens) -> tuple[Array, dict[str, int]]:
+def candidates(scores: Scored, tokens: CheckpointTokens) -> tuple[Array, dict[str, int]]:
     """Incorrect responses of mixed groups of eight, whose A^task|U is negative, except reasoning-free ones.
 
     Returns their rows in ``tokens``, and the counts of the selection.
     """
     texts = scores.column("response")
-    reward_B, groups = scores.responses.verified_rewards()[tokens.rows], rows_of(scores.responses.group_B[tokens.rows])
+    reward_B, groups = scores.verified_rewards()[tokens.rows], rows_of(scores.group_B[tokens.rows])
     mixed = [rows for rows in groups if len(rows) == GROUP_SIZE and np.ptp(reward_B[rows]) > 0]
     wrong = [int(row) for rows in mixed for row in rows if reward_B[row] <= 0]
     kept = [row for row in wrong if not is_reasoning_free(texts[tokens.rows[row]])]
@@ -183,25 +183,25 @@ def candidates(scores: ScoreFolder, tokens: CheckpointTokens) -> tuple[Array, di
     return np.asarray(sorted(kept), dtype=np.int64), counts
 
 
-def write_candidates(scores: ScoreFolder, folder: Path, *, checkpoint: int, limit: int, seed: int) -> tuple[int, int]:
+def write_candidates(scores: Scored, folder: Path, *, checkpoint: int, limit: int, seed: int) -> tuple[int, int]:
     """Write the steps of at most ``limit`` random candidates; return the numbers of responses and of steps."""
     tokens = scores.tokens(STUDENT, checkpoint)
     rows, _ = candidates(scores, tokens)
     if not len(rows):
         raise DataError(
             f"{scores.folder} has no failed response in a mixed group of {GROUP_SIZE} at checkpoint {checkpoint}; "
-            "expected eight responses per prompt, for example `nemo-uecr score RUN --take batches --steps 1`"
+            "expected eight responses per prompt, for example a run's saved batches with rollout.responses_per_prompt=8"
         )
     chosen = tokens.rows[np.sort(np.random.default_rng(seed).permutation(rows)[:limit])]
     return len(chosen), write_steps(scores, chosen, folder, seed=seed)
 
 
 def _judged_responses(
-    scores: ScoreFolder, tokens: CheckpointTokens, rows: Array, labels: Mapping[str, Labels], tokenizer: Any
+    scores: Scored, tokens: CheckpointTokens, rows: Array, labels: Mapping[str, Labels], tokenizer: Any
 ) -> tuple[Judged, dict[str, int]]:
     """The labelled candidates with tokens in both kinds of steps, and the counts of judged and excluded ones."""
     texts = scores.column("response")
-    known = {scores.responses.ids[tokens.rows[row]]: int(row) for row in rows}
+    known = {scores.ids[tokens.rows[row]]: int(row) for row in rows}
     found, nonfinite = [], 0
     for name, judgement in labels.items():
         if name not in known:
@@ -210,7 +210,7 @@ def _judged_responses(
             )
         row = known[name]
         span, text = tokens.span(row), texts[tokens.rows[row]]
-        scored = torch.stack([tokens.teacher_logp[span], tokens.teacher_entropy[span], tokens.anchor_logp[span]])
+        scored = torch.stack([tokens.teacher_logp[span], tokens.entropy[span], tokens.anchor_logp[span]])
         if not scored.isfinite().all():  # the projection's mean runs over every token
             nonfinite += 1
             continue

@@ -17,13 +17,13 @@ import numpy as np
 from nemo_uecr.audit.output import Audit, Numbers
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.batch_file import load_batch, saved_texts
 from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.generation.prompts import fitting_prompts
 from nemo_uecr.paths import locate_path
+from nemo_uecr.responses.table import read_responses
 from nemo_uecr.steps.draws import step_indices
 from nemo_uecr.tables import shown
 from nemo_uecr.telemetry.run_folder import RunFolder, read_run
@@ -183,24 +183,24 @@ def _expected(step: Record, before: Sequence[Record], config: Config, problems: 
 def _batch_faults(
     number: int, path: Path, record: Record | None, config: Config, problems: Sequence[str] | None
 ) -> Iterator[str]:
-    rollout, tensors = config.rollout, load_batch(path).tensors
-    group, mask = tensors["group"].numpy(), tensors["mask"].bool().numpy()
-    trained = tensors.get("loss_mask", tensors["mask"]).sum()
+    rollout, saved = config.rollout, read_responses(path)
+    trained = int(saved.tokens("loss_mask" if "loss_mask" in saved.names else "sampled").sum())
+    group = saved.column("group")
     _, sizes = np.unique(group, return_counts=True)
     if len(sizes) != rollout.prompts_per_step or (sizes != rollout.responses_per_prompt).any():
         yield f"groups of {sorted(set(sizes.tolist()))} responses, {len(sizes)} of them"
-    if not mask.any(axis=1).all():
-        yield f"response {int(mask.any(axis=1).argmin())} is empty"
+    if not saved.count_B.all():
+        yield f"response {int(saved.count_B.argmin())} is empty"
     if record is not None:
-        tokens, reward = record["count/valid_tokens"], float(tensors["task_reward"].double().mean())
-        if not rollout.overlong_filter and int(trained) != tokens:
-            yield f"{int(trained)} tokens in the loss, {_count(tokens)} in the record"
+        tokens, reward = record["count/valid_tokens"], float(saved.numbers("reward").mean(dtype=np.float64))
+        if not rollout.overlong_filter and trained != tokens:
+            yield f"{trained} tokens in the loss, {_count(tokens)} in the record"
         if not math.isclose(reward, record["reward/task_mean"], rel_tol=0.0, abs_tol=1e-6):
             yield f"mean reward {reward:g}, {record['reward/task_mean']:g} in the record"
-    drawn: dict[int, str] = {}
-    for label, text in zip(group.tolist(), saved_texts(path), strict=True):
-        if drawn.setdefault(label, text["problem"]) != text["problem"]:
-            yield f"group {label} has responses to {drawn[label]!r} and {text['problem']!r}"
+    drawn: dict[str, str] = {}
+    for label, problem in zip(group, saved.column("problem"), strict=True):
+        if drawn.setdefault(label, problem) != problem:
+            yield f"group {label} has responses to {drawn[label]!r} and {problem!r}"
             return
     if problems is not None and list(drawn.values()) != _drawn(number, config, problems):
         yield "its problems are not those that seed and data give for this step"

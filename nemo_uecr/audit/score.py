@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from nemo_uecr.audit import store
 from nemo_uecr.audit.output import tracked
 from nemo_uecr.audit.sources import Rollout
-from nemo_uecr.audit.store import ANCHOR, STUDENT, ScoreFolder
+from nemo_uecr.audit.store import STUDENT, Scored
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import model_digest
@@ -28,8 +29,12 @@ from nemo_uecr.local.probes import TokenRanks
 from nemo_uecr.local.scores import score_teacher
 from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.token_model import TokenModel, check_same_tokens, load_model
+from nemo_uecr.responses.table import ANCHOR, ROWS
 
 log = logging.getLogger(__name__)
+
+#: The row of a response, its token ids, and which of them were sampled.
+Encoded = tuple[dict[str, Any], tuple[int, ...], tuple[bool, ...]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Scoring:
         return load_model(model, role=role, dtype=self.dtype, device=self.device, master_weights=False)
 
 
-def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) -> ScoreFolder:
+def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) -> Scored:
     """Score the rollouts that the folder does not have yet, and return the whole folder.
 
     Log-probabilities and entropies are at temperature 1, from float32 logits; prompts and padding are not scored.
@@ -70,7 +75,7 @@ def score_rollouts(folder: Path, rollouts: Sequence[Rollout], files: Sequence[Pa
             _score(folder, missing, plan, scoring)
         else:
             store.write_plan(folder, plan)
-    return store.read_scores(folder)
+    return store.read_scored(folder)
 
 
 def _plan(rollouts: Sequence[Rollout], files: Sequence[Path], scoring: Scoring) -> dict[str, Any]:
@@ -101,7 +106,7 @@ def _score(folder: Path, missing: Sequence[Rollout], plan: Mapping[str, Any], sc
             check_same_tokens(anchor, teacher)
         teacher = teacher.restrict_to_student_vocab(student.vocabulary)
         encoded = [_encode(each, student, scoring.max_length) for each in own]
-        if from_text := sum(row["ids_from"] == "text" for row, _ in encoded):
+        if from_text := sum(row["ids_from"] == "text" for row, _, _ in encoded):
             log.warning(
                 "%d of %d responses of step %d have no token ids: their text is tokenized again, which may differ from "
                 "the sampled tokens (column ids_from)", from_text, len(encoded), step,
@@ -110,14 +115,15 @@ def _score(folder: Path, missing: Sequence[Rollout], plan: Mapping[str, Any], sc
         encoded.sort(key=lambda each: len(each[0]["prompt_ids"]) + len(each[1]))
         for start in tracked(range(0, len(encoded), scoring.part), f"step {step}"):
             part = encoded[start : start + scoring.part]
-            sequences = sequences_of([(row["prompt_ids"], ids) for row, ids in part])
-            tokens, nonfinite = packed_scores(sequences, teacher, anchors, batch=scoring.batch)
-            rows = [row | {"nonfinite_tokens": count} for (row, _), count in zip(part, nonfinite, strict=True)]
-            store.write_part(folder, rows, tokens)
+            sequences = sequences_of([(row["prompt_ids"], ids) for row, ids, _ in part])
+            sampled_BT = pad_sequence([torch.tensor(sampled) for _, _, sampled in part], batch_first=True)
+            tokens = sequences.tokens | scores_of(sequences, teacher, anchors, batch=scoring.batch)
+            rows = {name: [row[name] for row, _, _ in part] for name in part[0][0]}
+            store.write_part(folder, rows, tokens | {"sampled": sampled_BT})
 
 
-def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """The row of a part, and the response's token ids (sampled, or those of the text), cut to the length limit."""
+def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> Encoded:
+    """The row of a response, its token ids (sampled, or those of the text) and which were sampled, cut to the limit."""
     tokenizer = student.tokenizer
     prompt_ids, ids = tuple(rollout.prompt(tokenizer)), rollout.token_ids
     if ids is None:
@@ -137,15 +143,16 @@ def _encode(rollout: Rollout, student: TokenModel, max_length: int | None) -> tu
             "expected room for a response token"
         )
     truncated = rollout.truncated if rollout.truncated is not None else ids[-1] not in student.tokens.end_ids
-    row = vars(rollout) | {
+    sampled = (True,) * len(ids) if rollout.sampled is None else rollout.sampled
+    if not any(sampled[:room]):
+        raise DataError(f"response {rollout.id!r} has no sampled token to score; expected at least one")
+    row = {name: value for name, value in vars(rollout).items() if name in ROWS} | {
         "prompt_ids": prompt_ids,
-        "sampled_tokens": len(ids),
-        "scored_tokens": len(ids[:room]),
         "truncated": truncated,
         "cut": room < len(ids),
         "ids_from": "text" if rollout.token_ids is None else "sampled",
     }
-    return row, ids[:room]
+    return row, ids[:room], sampled[:room]
 
 
 def sequences_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sequences:
@@ -154,10 +161,10 @@ def sequences_of(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Sequen
     return Sequences(prompts, [Response(tuple(ids), False, "") for _, ids in pairs])
 
 
-def packed_scores(
+def scores_of(
     sequences: Sequences, teacher: TokenModel, anchors: Mapping[str, TokenModel], *, batch: int
-) -> tuple[dict[str, Tensor], list[int]]:
-    """Scores of the response tokens in flat lists, and the number of non-finite scores of each response."""
+) -> dict[str, Tensor]:
+    """[B, T] scores of every response token, by column."""
     mask_BT = sequences.mask_BT
     rows = torch.split(torch.arange(len(mask_BT)), batch)  # those of a part are sorted by length
     ranks = TokenRanks(mask_BT.shape, teacher.scored_vocab_size)
@@ -170,13 +177,9 @@ def packed_scores(
             cut_N.mean(),
             cut_N.max(),
         )
-    scores = {"teacher_logp": found.logp_BT, "teacher_entropy": found.entropy_BT}
+    rank_BT = ranks.rank_BT * found.logp_BT.isfinite()
+    scores = {"teacher_logp": found.logp_BT, "teacher_entropy": found.entropy_BT, "teacher_rank": rank_BT}
     for name, model in anchors.items():
-        scores[ANCHOR + name] = score_teacher(model, sequences, rows, entropy=False).logp_BT
-    bad_BT = ~torch.stack([value_BT.isfinite() for value_BT in scores.values()]).all(dim=0) & mask_BT
-    tokens = {
-        "token_ids": sequences.token_ids().int(),
-        "teacher_rank": ranks.rank_BT * found.logp_BT.isfinite(),
-        **scores,
-    }
-    return {name: value_BT[mask_BT] for name, value_BT in tokens.items()}, bad_BT.sum(dim=1).tolist()
+        column = "old_logp" if name == STUDENT else ANCHOR + name
+        scores[column] = score_teacher(model, sequences, rows, entropy=False).logp_BT
+    return scores

@@ -12,7 +12,7 @@ import numpy as np
 from nemo_uecr.audit.groups import GroupTable, checkpoint_counts, group_table, teacher_rewards
 from nemo_uecr.audit.judging import JudgedPair
 from nemo_uecr.audit.output import Audit, Numbers
-from nemo_uecr.audit.store import STUDENT, Responses, ScoreFolder
+from nemo_uecr.audit.store import STUDENT, Scored
 from nemo_uecr.core import GAP_RANGE
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import Array, ClusterBootstrap, Share
@@ -30,19 +30,19 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def signal_audit(scores: ScoreFolder, judged: Sequence[JudgedPair] | None, *, replicates: int, seed: int) -> Audit:
+def signal_audit(scores: Scored, judged: Sequence[JudgedPair] | None, *, replicates: int, seed: int) -> Audit:
     """Degenerate groups, teacher-distinguished groups, conflicts and the agreement with a judge, by checkpoint.
 
     ``judged`` has a judge's preferences on pairs of equally verified responses (app:signal-diagnosis).
     """
     reward_B, nonfinite_B = teacher_rewards(scores, STUDENT, clip=None)
-    table = group_table(scores.responses)
+    table = group_table(scores)
     sampler = ClusterBootstrap.draw(table.problem_P, replicates=replicates, seed=seed)
     checkpoints = [
-        _checkpoint(step, table, reward_B, sampler) | checkpoint_counts(scores.responses, nonfinite_B, step)
-        for step in scores.responses.checkpoints
+        _checkpoint(step, table, reward_B, sampler) | checkpoint_counts(scores, nonfinite_B, step)
+        for step in scores.checkpoints
     ]
-    judge = None if judged is None else agreement(judged, scores.responses, reward_B, sampler)
+    judge = None if judged is None else agreement(judged, scores, reward_B, sampler)
     numbers: Numbers = {
         "settings": {"anchor": STUDENT, "clip": None, "range": GAP_RANGE, "replicates": replicates, "seed": seed},
         "scores": scores.provenance(),
@@ -80,9 +80,7 @@ def conflicts(table: GroupTable, reward_B: Array) -> Array:
     return rate_P
 
 
-def agreement(
-    judged: Sequence[JudgedPair], responses: Responses, reward_B: Array, sampler: ClusterBootstrap
-) -> Numbers:
+def agreement(judged: Sequence[JudgedPair], responses: Scored, reward_B: Array, sampler: ClusterBootstrap) -> Numbers:
     """Share of judgeable pairs on which teacher score and judge prefer the same response; equal scores count half."""
     row_of = {name: row for row, name in enumerate(responses.ids)}
     agrees, rows = [], []

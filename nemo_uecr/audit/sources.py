@@ -1,52 +1,50 @@
-"""Responses to score: from a run of `local`, an evaluation, or a JSONL file."""
+"""Responses to score: from a run of `local`, an evaluation, a table of responses, or a JSONL file."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nemo_uecr.config.load import written_config
-from nemo_uecr.config.schema import Config, TeacherConfig
-from nemo_uecr.data.batch_file import load_batch, saved_texts
-from nemo_uecr.data.problems import Problem, checked_lines
+from nemo_uecr.config.schema import TeacherConfig
+from nemo_uecr.data.problems import checked_lines
 from nemo_uecr.errors import DataError
-from nemo_uecr.evaluation.runner import SETTINGS
-from nemo_uecr.evaluation.samples import SAMPLES, EvaluationSample, read_samples
+from nemo_uecr.evaluation.samples import SETTINGS, evaluations_of, finished
 from nemo_uecr.files import read_object
-from nemo_uecr.generation.engines import ModelTokens
-from nemo_uecr.generation.prompts import ChatSettings, prompt_of
 from nemo_uecr.generation.trained import check_trained
 from nemo_uecr.ranges import Range
+from nemo_uecr.responses.table import read_responses
 from nemo_uecr.verifier.pool import check_response
 
 #: Token ids of a prompt, given a tokenizer.
 Encode = Callable[[Any], Sequence[int]]
-Take = Literal["evaluations", "batches"]
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One response."""
+    """One response to score."""
 
     id: str  # unique among the responses scored together
     checkpoint: int  # training step of the policy that generated it
-    benchmark: str
+    benchmark: str | None
     problem: str
     sample: int  # number among the responses to one prompt
     group: str  # one prompt at one checkpoint; responses of a group are compared
     question: str | None
     answer: str | None
     response: str  # without special tokens
-    reward: float | None  # 1 or 0; None if not verified
+    correct: bool | None  # None if not verified
     prompt: Encode
-    token_ids: tuple[int, ...] | None  # as sampled, with the end token; None if only the text was kept
+    token_ids: tuple[int, ...] | None  # with the end token; None if only the text was kept
+    sampled: tuple[bool, ...] | None  # which of them the policy sampled; None: all
     truncated: bool | None  # generation ended at its limit; None: derived from the last token
 
 
@@ -66,32 +64,53 @@ def _step_of(name: str) -> int | None:
     return int(steps[-1]) if steps else None
 
 
-def _rollout(step: int, prompt: Encode, *, part: str | None = None, **row: Any) -> Rollout:
-    """A response after ``step`` training steps; ``part`` distinguishes prompts of one problem."""
-    group = "/".join([str(step), row["benchmark"], row["problem"], *([] if part is None else [part])])
-    row["id"] = row.get("id") or f"step {group}/{row['sample']}"
-    return Rollout(checkpoint=step, group=group, prompt=prompt, **row)
+# Tables of responses
 
 
-# A run
+def _known(ids: Sequence[int], _tokenizer: object) -> Sequence[int]:
+    return ids
 
 
-def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> RolloutSource:
-    """Responses of a run of `local`: of its evaluations or its saved training batches, at ``steps`` or at all."""
-    config = written_config(run / "config.yaml")
-    pattern = {"evaluations": "evaluations/step-*.jsonl", "batches": "batches/step-*.safetensors"}[take]
-    files = [path for path in sorted(run.glob(pattern)) if steps is None or _step_of(path.stem) in steps]
+def table_source(path: Path, *, step: int | None) -> RolloutSource:
+    """Responses of a table; those of no known checkpoint are of the policy after ``step`` steps."""
+    table = read_responses(path)
+    names = ("benchmark", "problem", "sample", "question", "answer", "response", "correct", "truncated")
+    columns = {name: table.column(name) for name in (*names, "id", "checkpoint", "group")}
+    lists = [table.column(name) for name in ("prompt_ids", "token_ids", "sampled")]
+    rollouts = []
+    for row, (prompt, ids, sampled) in enumerate(zip(*lists, strict=True)):
+        own = {name: values[row] for name, values in columns.items()}
+        if (known := own["checkpoint"]) is None:
+            if step is None:
+                raise DataError(f"{path} does not say how long its policy had trained; give it as STEP={path}")
+            own["checkpoint"], own["id"] = step, f"step {step}, {own['id']}"
+        elif step not in (None, known):
+            raise DataError(f"{path} has responses of step {known}, not {step}; leave out {step}=")
+        own["group"] = f"{own['checkpoint']}/{own['group']}"
+        rollouts.append(Rollout(**own, prompt=partial(_known, prompt), token_ids=tuple(ids), sampled=tuple(sampled)))
+    run = path.resolve().parent.parent
+    student_of, teacher = _models_of(run) if is_run(run) else (None, None)
+    return RolloutSource(rollouts, student_of, teacher, [path])
+
+
+def run_source(run: Path, *, steps: frozenset[int] | None) -> RolloutSource:
+    """Responses of the evaluations of a run of `local`, at ``steps`` or at all."""
+    files = [path for path in evaluations_of(run) if steps is None or _step_of(path.stem) in steps]
     if not files:
         asked = "" if steps is None else f" of step {', '.join(map(str, sorted(steps)))}"
-        raise DataError(f"{run} has no {take}{asked}; expected {run / pattern}")
-    rollouts: list[Rollout] = []
-    for path in files:
-        number = _step_of(path.stem) or 0
-        if take == "batches":
-            rollouts += _batch_of_run(path, number - 1, config)  # the batch of step 1 precedes the first update
-        else:
-            samples = read_samples(path)
-            rollouts += [_evaluated(each, number, _training_prompt(vars(each), config)) for each in samples]
+        raise DataError(f"{run} has no evaluations{asked}; expected {run / 'evaluations'}/step-*.parquet")
+    rollouts = [rollout for path in files for rollout in table_source(path, step=None).rollouts]
+    return RolloutSource(rollouts, *_models_of(run), files)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    return (folder / "config.yaml").is_file() and (folder / "provenance.json").is_file()
+
+
+def _models_of(run: Path) -> tuple[Callable[[int], str], str | None]:
+    """The student of each checkpoint of a run of `local`, and its teacher if it is one model."""
+    config = written_config(run / "config.yaml")
 
     def student_of(step: int) -> str:
         if step == 0:
@@ -105,65 +124,18 @@ def run_source(run: Path, *, take: Take, steps: frozenset[int] | None) -> Rollou
         check_trained(path)
         return str(path)
 
-    teacher = config.teacher.model_name if isinstance(config.teacher, TeacherConfig) else None
-    return RolloutSource(rollouts, student_of, teacher, files)
-
-
-def _batch_of_run(path: Path, step: int, config: Config) -> list[Rollout]:
-    tensors = load_batch(path).tensors
-    seen: Counter[int] = Counter()
-    rollouts = []
-    for row, text in enumerate(saved_texts(path)):
-        prompt = int(tensors["group"][row])  # several prompts may have the same problem
-        rollouts.append(
-            _rollout(
-                step,
-                _training_prompt(text, config),
-                part=f"prompt {prompt}",
-                benchmark="batch",
-                sample=seen[prompt],
-                reward=float(text["verdict"] == "correct"),
-                token_ids=tuple(tensors["token_ids"][row][tensors["mask"][row].bool()].tolist()),
-                truncated=None,
-                **{name: text[name] for name in ("problem", "question", "answer", "response")},
-            )
-        )
-        seen[prompt] += 1
-    return rollouts
-
-
-def _problem(text: Mapping[str, Any]) -> Problem:
-    return Problem(text["problem"], text["question"], "", context=tuple(text.get("context", ())))
-
-
-def _training_prompt(text: Mapping[str, Any], config: Config) -> Encode:
-    return lambda tokenizer: prompt_of(tokenizer, _problem(text), ChatSettings.of(config.data.model_dump()))
-
-
-# An evaluation
+    return student_of, config.teacher.model_name if isinstance(config.teacher, TeacherConfig) else None
 
 
 def evaluation_source(folder: Path, *, step: int | None) -> RolloutSource:
     """Responses of one model's folder of `nemo-uecr evaluate`; the default step is the one in the model's name."""
-    settings = read_object(folder / SETTINGS)
-    model, chat = str(settings["model"]["name"]), ChatSettings(**settings["chat"])
+    model = str(read_object(folder / SETTINGS)["model"]["name"])
     checkpoint = _step_of(model) if step is None else step
     if checkpoint is None:
         raise DataError(
             f"{folder} evaluates {model!r}, whose name has no step; give it as STEP={folder}, 0 if untrained"
         )
-
-    def prompt(sample: EvaluationSample) -> Encode:
-        return lambda tokenizer: ModelTokens(tokenizer, frozenset()).prompt(_problem(vars(sample)), chat)
-
-    rollouts = [_evaluated(each, checkpoint, prompt(each)) for each in read_samples(folder / SAMPLES)]
-    return RolloutSource(rollouts, lambda _: model, None, [folder / SAMPLES])
-
-
-def _evaluated(sample: EvaluationSample, step: int, prompt: Encode) -> Rollout:
-    kept = ("benchmark", "problem", "sample", "question", "answer", "response", "reward", "truncated")
-    ids = None if sample.token_ids is None else tuple(sample.token_ids)
-    return _rollout(step, prompt, token_ids=ids, **{name: getattr(sample, name) for name in kept})
+    return replace(table_source(finished(folder), step=checkpoint), student_of=lambda _: model, teacher=None)
 
 
 # A JSONL file
@@ -191,6 +163,7 @@ class _Row(BaseModel):
     prompt: str | None = None
     prompt_ids: Ids | None = None
     token_ids: Ids | None = None
+    sampled: tuple[bool, ...] | None = None
     truncated: bool | None = None
 
     @model_validator(mode="after")
@@ -199,6 +172,8 @@ class _Row(BaseModel):
             raise ValueError("expected 'prompt' (the model's whole input text) or 'prompt_ids'")
         if self.token_ids is None and self.truncated is None:
             raise ValueError("expected 'token_ids' or 'truncated', to know whether an end token follows")
+        if self.sampled is not None and len(self.sampled) != len(self.token_ids or ()):
+            raise ValueError("expected as many values in 'sampled' as in 'token_ids'")
         return self
 
     def encode(self, tokenizer: Any) -> Sequence[int]:
@@ -217,32 +192,41 @@ def jsonl_source(path: Path, *, step: int | None) -> RolloutSource:
         if checkpoint is None:
             raise DataError(f"{place}: no 'checkpoint'; expected the policy's step in each row, or STEP=FILE")
         prompt = (checkpoint, row.benchmark, row.problem, row.group)
-        own = row.model_dump(exclude={"checkpoint", "group", "prompt", "prompt_ids"})
+        own = row.model_dump(exclude={"checkpoint", "group", "prompt", "prompt_ids", "reward"})
         if row.sample is None:
             own["sample"] = counts[prompt]
         counts[prompt] += 1
+        own["correct"] = None if row.reward is None else row.reward == 1.0
         if row.reward is None and row.answer is not None:
-            own["reward"] = check_response(row.response, row.answer).reward
-        rollouts.append(_rollout(checkpoint, row.encode, part=row.group, **own))
+            own["correct"] = check_response(row.response, row.answer).reward == 1.0
+        own["group"] = "/".join(
+            [str(checkpoint), row.benchmark, row.problem, *([] if row.group is None else [row.group])]
+        )
+        own["id"] = row.id or f"step {own['group']}/{own['sample']}"
+        rollouts.append(Rollout(**own, checkpoint=checkpoint, prompt=row.encode))
     return RolloutSource(rollouts, None, None, [path])
 
 
 # Sources on the command line
 
 
-def source_of(text: str, *, take: Take, steps: frozenset[int] | None) -> RolloutSource:
-    """Responses of a run, an evaluation or a JSONL file by its path; the latter two also as ``STEP=PATH``."""
+def source_of(text: str, *, steps: frozenset[int] | None) -> RolloutSource:
+    """Responses of a run, an evaluation, a table or a JSONL file by its path; all but a run also as ``STEP=PATH``."""
     number, equals, name = text.partition("=")
     step, path = (int(number), Path(name)) if equals and number.isdecimal() else (None, Path(text))
-    if (path / "config.yaml").is_file() and (path / "provenance.json").is_file():
+    if is_run(path):
         if step is not None:
             raise DataError(f"{text}: a run has its own steps; leave out {step}=, and choose with --steps")
-        return run_source(path, take=take, steps=steps)
+        return run_source(path, steps=steps)
     if (path / SETTINGS).is_file():
         return evaluation_source(path, step=step)
+    if path.suffix == ".parquet":
+        return table_source(path, step=step)
     if path.is_file():
         return jsonl_source(path, step=step)
-    raise DataError(f"{path} is no run folder, evaluation folder or file; expected responses to score")
+    raise DataError(
+        f"{path} is no run folder, evaluation folder, table of responses or JSONL file; expected responses to score"
+    )
 
 
 def students_of(
@@ -258,7 +242,7 @@ def students_of(
     by_step: dict[int, str] = {}
     for source in sources:
         if source.student_of is None:
-            raise DataError("a JSONL file does not name the student; give --student MODEL, with {step} if it varies")
+            raise DataError("a file does not name the student; give --student MODEL, with {step} if it varies")
         for step in sorted({rollout.checkpoint for rollout in source.rollouts}):
             model = resolve(source.student_of(step))
             if os.path.realpath(by_step.setdefault(step, model)) != os.path.realpath(model):

@@ -1,15 +1,14 @@
-"""A folder of scores: written by `nemo-uecr score`, read by every audit.
+"""Scored responses, as every audit reads them: a run's saved batches, or a folder that `nemo-uecr score` wrote.
 
-``scores.json`` records how the responses were scored and lists every requested response. Each part,
-``part-000000.parquet``, has one row per response, with the scores of its tokens as lists. A part is written whole or
-not at all, and the checksums of its pages are verified on reading.
+Both are tables of responses. A folder of scores has ``scores.json``, which records how the responses were scored and
+lists all that were asked for, and a part for each batch of them, ``part-000000.parquet``.
 
-Shape legend: B = responses, P = groups, K = problems, b = responses of one checkpoint, N = tokens in a flat list.
+Shape legend: B = responses, P = groups, K = problems, b = responses of one checkpoint, N = sampled tokens in a flat
+list.
 """
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -20,30 +19,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nemo_uecr.config.load import read_written
 from nemo_uecr.core.record import group_ids
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import read_object, replace_file
+from nemo_uecr.responses.table import ANCHOR, Responses, read_responses, write_responses
 from nemo_uecr.stats import Array
+from nemo_uecr.telemetry.run_folder import read_run
 
-CPU = torch.device("cpu")
-
-FORMAT = "nemo_uecr.scores/4"
+FORMAT = "nemo_uecr.scores/5"
 PLAN = "scores.json"
 #: Key in the plan: ids of all responses that were asked for.
 ASKED_IDS = "asked"
 #: Keys of the plan that later calls extend; the first call fixes all others.
 APPEND_ONLY = ("students", "sources")
-#: Columns with one value per response that every audit reads.
-TABLE = {
-    "id": "string", "checkpoint": "int64", "benchmark": "string", "problem": "string", "sample": "int64",
-    "group": "string", "reward": "float64", "sampled_tokens": "int64", "scored_tokens": "int64", "truncated": "bool",
-    "cut": "bool", "ids_from": "string", "nonfinite_tokens": "int64",
-}  # fmt: skip
-TEXTS = {"question": "string", "answer": "string", "response": "string"}
-#: Columns with one value per token: float32 nats at temperature 1, and the token's rank among the teacher's logits (1:
-#: the largest). Each anchor adds a column of its log-probabilities.
-TOKENS = ("token_ids", "teacher_logp", "teacher_entropy", "teacher_rank")
-ANCHOR = "anchor_"
 #: The anchor that generated the responses.
 STUDENT = "student"
 
@@ -52,16 +41,56 @@ STUDENT = "student"
 
 
 @dataclass(frozen=True)
-class Responses:
-    """One entry per response, in the order of the parts."""
+class CheckpointTokens:
+    """Token scores of one checkpoint's responses in flat lists, with the log-probabilities of one anchor."""
 
+    rows: Array  # [b] index of each response in `Scored`
+    offsets: Array  # [b + 1] first token of each
+    token_ids: Tensor
+    teacher_logp: Tensor
+    anchor_logp: Tensor
+    teacher_entropy: Tensor | None  # None in a run whose method does not read it
+    teacher_rank: Tensor | None  # 1 for the teacher's first choice; None in a run that did not rank
+
+    def span(self, row: int) -> slice:
+        """The tokens of a response."""
+        return slice(int(self.offsets[row]), int(self.offsets[row + 1]))
+
+    @property
+    def entropy(self) -> Tensor:
+        """The teacher's entropies, for an audit that needs them."""
+        if self.teacher_entropy is None:
+            raise DataError(
+                "these responses have no teacher_entropy, since the run's method does not read it; score one of its "
+                "saved batches: nemo-uecr score RUN/batches/step-000001.parquet --out SCORES"
+            )
+        return self.teacher_entropy
+
+    @property
+    def row_N(self) -> Array:
+        """[N] response of each token, in [0, b)."""
+        return np.repeat(np.arange(len(self.rows)), np.diff(self.offsets))
+
+    @property
+    def gap_N(self) -> Array:
+        """[N] float64 ``log pi_T(y) - log pi_anchor(y)``."""
+        return np.asarray(self.teacher_logp.double() - self.anchor_logp.double())
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scored responses of one or more checkpoints, how they were scored, and one entry of each array per response."""
+
+    folder: Path
+    plan: dict[str, Any]
+    tables: tuple[Responses, ...]  # each of one checkpoint, in the order of the responses
     ids: tuple[str, ...]  # unique
     checkpoint_B: Array  # training step of the policy that generated the response
-    problems: tuple[str, ...]  # BENCHMARK/PROBLEM
+    problems: tuple[str, ...]  # [BENCHMARK/]PROBLEM
     problem_B: Array  # in [0, K), the cluster of the bootstrap
     sample_B: Array  # number among the responses to one prompt
     group_B: Array  # in [0, P): responses to one prompt by one checkpoint
-    reward_B: Array  # the verifier's; NaN if not verified
+    reward_B: Array  # 1 where the response counts as correct, 0 where it does not; NaN if not verified
     scored_B: Array  # scored tokens; fewer than sampled if the response was cut
     truncated_B: Array  # generation ended at its token limit
     cut_B: Array  # scoring ended at its length limit
@@ -81,45 +110,9 @@ class Responses:
             )
         return self.reward_B
 
-
-@dataclass(frozen=True)
-class CheckpointTokens:
-    """Token scores of one checkpoint's responses in flat lists, with the log-probabilities of one anchor."""
-
-    rows: Array  # [b] index of each response in `Responses`
-    offsets: Array  # [b + 1] first token of each
-    token_ids: Tensor
-    teacher_logp: Tensor
-    teacher_entropy: Tensor
-    teacher_rank: Tensor
-    anchor_logp: Tensor
-
-    def span(self, row: int) -> slice:
-        """The tokens of a response."""
-        return slice(int(self.offsets[row]), int(self.offsets[row + 1]))
-
-    @property
-    def row_N(self) -> Array:
-        """[N] response of each token, in [0, b)."""
-        return np.repeat(np.arange(len(self.rows)), np.diff(self.offsets))
-
-    @property
-    def gap_N(self) -> Array:
-        """[N] float64 ``log pi_T(y) - log pi_anchor(y)``."""
-        return np.asarray(self.teacher_logp.double() - self.anchor_logp.double())
-
-
-@dataclass(frozen=True)
-class ScoreFolder:
-    """A folder written by ``nemo-uecr score``: how the responses were scored, and the responses."""
-
-    folder: Path
-    plan: dict[str, Any]
-    responses: Responses
-
     def tokens(self, anchor: str, checkpoint: int) -> CheckpointTokens:
         """The tokens of one checkpoint's responses, with the log-probabilities of one anchor."""
-        anchors, steps = self.plan["anchors"], self.responses.checkpoints
+        anchors, steps = self.plan["anchors"], self.checkpoints
         if anchor not in anchors:
             raise DataError(
                 f"{self.folder} has no scores of anchor {anchor!r} (it has {', '.join(anchors)}); score into a new "
@@ -127,61 +120,118 @@ class ScoreFolder:
             )
         if checkpoint not in steps:
             raise DataError(f"{self.folder} has no response of checkpoint {checkpoint}; expected one of {steps}")
-        import pyarrow.compute as compute
+        rows = np.flatnonzero(self.checkpoint_B == checkpoint)
+        firsts = np.cumsum([0, *map(len, self.tables)])[:-1]
+        own = [
+            table for table, first in zip(self.tables, firsts, strict=True) if self.checkpoint_B[first] == checkpoint
+        ]
 
-        table = _read(part_paths(self.folder), (*TOKENS, ANCHOR + anchor), checkpoint)
-        lengths = compute.list_value_length(table["token_ids"]).to_numpy()
-        values = [torch.tensor(compute.list_flatten(column).to_numpy()) for column in table.columns]
-        return CheckpointTokens(np.flatnonzero(self.responses.checkpoint_B == checkpoint), _offsets(lengths), *values)
+        def flat(name: str) -> Tensor:
+            return torch.cat([table.tokens(name) for table in own])
+
+        known = {*own[0].names}.intersection(*(table.names for table in own))
+
+        return CheckpointTokens(
+            rows=rows,
+            offsets=np.concatenate([[0], np.cumsum(self.scored_B[rows])]),
+            token_ids=flat("token_ids"),
+            teacher_logp=flat("teacher_logp"),
+            anchor_logp=flat("old_logp" if anchor == STUDENT else ANCHOR + anchor),
+            teacher_entropy=flat("teacher_entropy") if "teacher_entropy" in known else None,
+            teacher_rank=flat("teacher_rank") if "teacher_rank" in known else None,
+        )
 
     def column(self, name: str) -> list[Any]:
         """One column of the responses as Python values, for example ``response``."""
-        return list(_read(part_paths(self.folder), [name])[name].to_pylist())
+        return [value for table in self.tables for value in table.column(name)]
 
     def provenance(self) -> dict[str, Any]:
         """What was scored and how, for the numbers of an audit."""
-        responses = self.responses
         return {
             "plan": {key: value for key, value in self.plan.items() if key not in ("format", ASKED_IDS)},
-            "responses": len(responses.ids),
-            "groups": int(responses.group_B.max()) + 1,
-            "problems": int(responses.problem_B.max()) + 1,
-            "checkpoints": responses.checkpoints,
-            "scored_tokens": int(responses.scored_B.sum()),
-            "responses_truncated_in_generation": int(responses.truncated_B.sum()),
-            "responses_cut_in_scoring": int(responses.cut_B.sum()),
-            "responses_with_token_ids_from_text": int(responses.from_text_B.sum()),
+            "responses": len(self.ids),
+            "groups": int(self.group_B.max()) + 1,
+            "problems": int(self.problem_B.max()) + 1,
+            "checkpoints": self.checkpoints,
+            "scored_tokens": int(self.scored_B.sum()),
+            "responses_truncated_in_generation": int(self.truncated_B.sum()),
+            "responses_cut_in_scoring": int(self.cut_B.sum()),
+            "responses_with_token_ids_from_text": int(self.from_text_B.sum()),
         }
 
 
-def read_scores(folder: Path) -> ScoreFolder:
-    """Read a finished folder of scores; its tokens are read on demand."""
-    plan, paths = _read_plan(folder), part_paths(folder)
-    column = _read(paths, list(TABLE)).to_pydict() if paths else {"id": []}
-    if sorted(column["id"]) != plan[ASKED_IDS]:  # the numbers of some would look like those of all
+def read_scored(folder: Path) -> Scored:
+    """The scored responses of a run's saved batches or of a finished folder of scores; tokens are read on demand."""
+    if (folder / PLAN).is_file():
+        return _read_scores(folder)
+    if not (folder / "config.yaml").is_file():
         raise DataError(
-            f"{folder} has {len(column['id'])} of {len(plan[ASKED_IDS])} responses: `nemo-uecr score` was interrupted, "
-            "or a part is gone; run the same command again to finish it"
+            f"{folder} has no {PLAN} and no config.yaml; expected a run folder, or one that `nemo-uecr score` wrote"
         )
-    problems = tuple(map("/".join, zip(column["benchmark"], column["problem"], strict=True)))
-    responses = Responses(
-        ids=tuple(column["id"]),
-        checkpoint_B=np.asarray(column["checkpoint"]),
+    return _read_run(folder)
+
+
+def _read_run(folder: Path) -> Scored:
+    """What the run scored itself: the policy that generated each saved batch, and its teachers."""
+    run = read_run(folder)
+    tables = tuple(map(read_responses, run.batches.values()))
+    if not tables:
+        raise DataError(
+            f"{folder} has no saved batch; expected a run with telemetry.save_batch_every > 0, or a folder that "
+            "`nemo-uecr score` wrote"
+        )
+    if unscored := [table.path for table in tables if "teacher_logp" not in table.names]:
+        raise DataError(
+            f"{unscored[0]} has no scores of a teacher, which method {run.method} does not read; get them with "
+            f"nemo-uecr score {unscored[0]} --teacher MODEL --out SCORES"
+        )
+    config = read_written(folder / "config.yaml")
+    sections: Any = config.get("uecr", config)
+    plan = {
+        "run": str(folder),
+        "teacher": {"name": (sections.get("teacher") or {}).get("model_name")},
+        "teachers": {str(table.about["step"]): table.about["teachers"] for table in tables},
+        "anchors": {STUDENT: "the policy that generated the response"},
+        "temperature": 1.0,
+    }
+    return _scored(folder, plan, tables)
+
+
+def _read_scores(folder: Path) -> Scored:
+    plan = _read_plan(folder)
+    tables = tuple(map(read_responses, part_paths(folder)))
+    found = sorted(name for table in tables for name in table.column("id"))
+    if found != plan[ASKED_IDS]:  # the numbers of some would look like those of all
+        raise DataError(
+            f"{folder} has {len(found)} of {len(plan[ASKED_IDS])} responses: `nemo-uecr score` was interrupted, or a "
+            "part is gone; run the same command again to finish it"
+        )
+    return _scored(folder, plan, tables)
+
+
+def _scored(folder: Path, plan: dict[str, Any], tables: tuple[Responses, ...]) -> Scored:
+    def column(name: str) -> list[Any]:
+        return [value for table in tables for value in table.column(name)]
+
+    names = zip(column("benchmark"), column("problem"), strict=True)
+    problems = tuple(problem if benchmark is None else f"{benchmark}/{problem}" for benchmark, problem in names)
+    checkpoints, cpu = column("checkpoint"), torch.device("cpu")
+    return Scored(
+        folder=folder,
+        plan=plan,
+        tables=tables,
+        ids=tuple(column("id")),
+        checkpoint_B=np.asarray(checkpoints),
         problems=problems,
-        problem_B=group_ids(problems, CPU).numpy(),
-        sample_B=np.asarray(column["sample"]),
-        group_B=group_ids(column["group"], CPU).numpy(),
-        reward_B=np.asarray(column["reward"], dtype=np.float64),  # None becomes NaN
-        scored_B=np.asarray(column["scored_tokens"]),
-        truncated_B=np.asarray(column["truncated"]),
-        cut_B=np.asarray(column["cut"]),
-        from_text_B=np.asarray(column["ids_from"]) == "text",
+        problem_B=group_ids(problems, cpu).numpy(),
+        sample_B=np.asarray(column("sample")),
+        group_B=group_ids(list(zip(checkpoints, column("group"), strict=True)), cpu).numpy(),
+        reward_B=np.asarray(column("correct"), dtype=np.float64),  # None becomes NaN
+        scored_B=np.concatenate([table.count_B for table in tables]),
+        truncated_B=np.asarray(column("truncated")),
+        cut_B=np.asarray(column("cut")) == True,  # noqa: E712 - None in a run, which cuts nothing
+        from_text_B=np.asarray(column("ids_from")) == "text",
     )
-    return ScoreFolder(folder, plan, responses)
-
-
-def _offsets(length_b: Array) -> Array:
-    return np.concatenate([[0], np.cumsum(length_b)])
 
 
 def _read_plan(folder: Path) -> dict[str, Any]:
@@ -194,13 +244,6 @@ def _read_plan(folder: Path) -> dict[str, Any]:
 def part_paths(folder: Path) -> list[Path]:
     """The parts of a folder of scores, in order."""
     return sorted(folder.glob("part-??????.parquet"))
-
-
-def _read(parts: Sequence[Path], columns: Sequence[str], checkpoint: int | None = None) -> Any:
-    import pyarrow.parquet as parquet
-
-    chosen = None if checkpoint is None else [("checkpoint", "==", checkpoint)]
-    return parquet.read_table(parts, columns=list(columns), filters=chosen, page_checksum_verification=True)
 
 
 # Writing
@@ -218,7 +261,8 @@ def joined_plan(folder: Path, plan: Mapping[str, Any], ids: Set[str]) -> tuple[d
         joined[key] = {**known, **own} if key in APPEND_ONLY else own
         if {**joined[key], **known} != joined[key] if key in APPEND_ONLY else own != known:
             raise RunFolderError(f"{folder} was scored with {key}={known!r}, not {own!r}; choose another --out")
-    return joined | {ASKED_IDS: sorted({*written[ASKED_IDS], *ids})}, set(_read(paths, ["id"])["id"].to_pylist())
+    done = {name for path in paths for name in read_responses(path).column("id")}
+    return joined | {ASKED_IDS: sorted({*written[ASKED_IDS], *ids})}, done
 
 
 def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
@@ -226,18 +270,8 @@ def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
     replace_file(folder / PLAN, (json.dumps(plan, indent=1) + "\n").encode())
 
 
-def write_part(folder: Path, rows: Sequence[Mapping[str, Any]], tokens: Mapping[str, Tensor]) -> None:
-    """Write the next part: `TABLE`, `TEXTS` and ``prompt_ids`` of each response, [N] `TOKENS` and the anchors."""
-    import pyarrow
-    import pyarrow.parquet as parquet
-
-    schema = pyarrow.schema([*TABLE.items(), *TEXTS.items(), ("prompt_ids", pyarrow.list_(pyarrow.int32()))])
+def write_part(folder: Path, rows: Mapping[str, Sequence[Any]], tokens: Mapping[str, Tensor]) -> None:
+    """Write the next part, a table of responses of one checkpoint."""
     paths = part_paths(folder)
     number = int(paths[-1].stem.removeprefix("part-")) + 1 if paths else 0
-    table = pyarrow.Table.from_pylist(rows, schema)
-    ends = pyarrow.array(_offsets(table["scored_tokens"].to_numpy()), type=pyarrow.int32())
-    for name, value_N in tokens.items():
-        table = table.append_column(name, pyarrow.ListArray.from_arrays(ends, pyarrow.array(value_N.numpy())))
-    content = io.BytesIO()
-    parquet.write_table(table, content, write_page_checksum=True)
-    replace_file(folder / f"part-{number:06d}.parquet", content.getvalue())
+    write_responses(folder / f"part-{number:06d}.parquet", rows, tokens, about={})

@@ -19,7 +19,7 @@ from torch import Tensor
 from nemo_uecr.audit.advice import FLOOR, Facts, Remark, advice_lines, measured_lines
 from nemo_uecr.audit.groups import rows_of
 from nemo_uecr.audit.output import Audit, Numbers, tracked
-from nemo_uecr.audit.store import STUDENT, CheckpointTokens, ScoreFolder
+from nemo_uecr.audit.store import STUDENT, CheckpointTokens, Scored
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.core import GAP_CLIP
 from nemo_uecr.core.record import ScoredBatch
@@ -54,15 +54,20 @@ class EngineScores(NamedTuple):
     logp: Tensor
     entropy: Tensor | None
 
+    def at(self, chosen_N: Tensor) -> EngineScores:
+        """Those of some tokens."""
+        return EngineScores(self.logp[chosen_N], None if self.entropy is None else self.entropy[chosen_N])
+
 
 class Reference(NamedTuple):
-    """Reference scores, with the student's nats and the response of each token, and the group of each response."""
+    """Reference scores [N], with the student's nats and the response of each token, and the group of each response."""
 
     logp: Tensor
     entropy: Tensor
     student_logp: Tensor
     response_N: Array
     group_B: Array
+    sampled_M: Tensor  # which of all tokens that an engine scores are the sampled ones, N of them
 
     def teacher_reward(self, logp_N: Tensor) -> Tensor:
         """[B] R^T in nats, from these log-probabilities of the teacher."""
@@ -111,7 +116,7 @@ def engine_lines(facts: Facts, compared: Numbers) -> list[Remark]:
     return lines
 
 
-def compare_engines(scores: ScoreFolder, model: str, engines: Sequence[str], *, responses: int | None) -> Numbers:
+def compare_engines(scores: Scored, model: str, engines: Sequence[str], *, responses: int | None) -> Numbers:
     """Differences of each engine from the reference, over the first ``responses`` or all."""
     if scores.plan["dtype"] != "float32":
         raise DataError(f"{scores.folder} was scored in {scores.plan['dtype']}; expected float32, the reference")
@@ -121,7 +126,8 @@ def compare_engines(scores: ScoreFolder, model: str, engines: Sequence[str], *, 
         if missing := ENGINES[name].missing:
             differences[name] = {"skipped": missing}
         else:
-            differences[name] = compared(reference, ENGINES[name].score(model, sequences), name)
+            found = ENGINES[name].score(model, sequences)
+            differences[name] = compared(reference, found.at(reference.sampled_M), name)
     return {
         "scores": scores.provenance(),
         "reference": "transformers, float32",
@@ -132,25 +138,26 @@ def compare_engines(scores: ScoreFolder, model: str, engines: Sequence[str], *, 
     }
 
 
-def _reference(scores: ScoreFolder, limit: int | None) -> tuple[Sequences, Reference]:
+def _reference(scores: Scored, limit: int | None) -> tuple[Sequences, Reference]:
     from nemo_uecr.audit.score import sequences_of
 
-    prompt_ids: list[list[int]] = scores.column("prompt_ids")
+    prompt_ids, token_ids, sampled = (scores.column(name) for name in ("prompt_ids", "token_ids", "sampled"))
     spans: list[tuple[int, CheckpointTokens, slice]] = []
-    for step in scores.responses.checkpoints:
+    for step in scores.checkpoints:
         if limit is not None and len(spans) >= limit:
             break
         tokens = scores.tokens(STUDENT, step)
         spans += [(row, tokens, tokens.span(place)) for place, row in enumerate(tokens.rows.tolist())]
     spans = spans[:limit]
-    pairs = [(prompt_ids[row], tokens.token_ids[span].tolist()) for row, tokens, span in spans]
+    rows = [row for row, _, _ in spans]
     logp, entropy, student = (
         torch.cat([getattr(tokens, name)[span] for _, tokens, span in spans])
-        for name in ("teacher_logp", "teacher_entropy", "anchor_logp")
+        for name in ("teacher_logp", "entropy", "anchor_logp")
     )
-    response_N = np.repeat(np.arange(len(pairs)), [len(ids) for _, ids in pairs])
-    group_B = scores.responses.group_B[[row for row, _, _ in spans]]
-    return sequences_of(pairs), Reference(logp, entropy, student, response_N, group_B)
+    response_N = np.repeat(np.arange(len(rows)), [span.stop - span.start for _, _, span in spans])
+    sampled_M = torch.tensor([each for row in rows for each in sampled[row]])
+    reference = Reference(logp, entropy, student, response_N, scores.group_B[rows], sampled_M)
+    return sequences_of([(prompt_ids[row], token_ids[row]) for row in rows]), reference
 
 
 def compared(reference: Reference, scores: EngineScores, engine: str) -> Numbers:
@@ -196,14 +203,14 @@ def _whole(sequences: Sequences) -> list[tuple[int, list[int]]]:
 
 
 def _transformers(model: str, sequences: Sequences, *, dtype: str, quantize: Quantize = "none") -> EngineScores:
-    from nemo_uecr.audit.score import packed_scores
+    from nemo_uecr.audit.score import scores_of
     from nemo_uecr.local.token_model import load_model
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     loaded = load_model(model, role="teacher", dtype=dtype, device=device, master_weights=False, quantize=quantize)
     # One response at a time: shapes differ from the reference's, so that their rounding shows as well.
-    tokens, _ = packed_scores(sequences, loaded, {}, batch=1)
-    return EngineScores(tokens["teacher_logp"], tokens["teacher_entropy"])
+    found, mask_BT = scores_of(sequences, loaded, {}, batch=1), sequences.mask_BT
+    return EngineScores(found["teacher_logp"][mask_BT], found["teacher_entropy"][mask_BT])
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 
 from nemo_uecr.audit.groups import rows_of, scored_batch
 from nemo_uecr.audit.output import Audit, Numbers, tracked
-from nemo_uecr.audit.store import STUDENT, CheckpointTokens, ScoreFolder
+from nemo_uecr.audit.store import STUDENT, CheckpointTokens, Scored
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr, direction, log_confidence
@@ -37,24 +37,23 @@ NOTE = (
 COLUMNS = ("quantity", "token-weighted", "response-balanced")
 
 
-def token_credit_audit(scores: ScoreFolder, uecr: Uecr, *, checkpoint: int | None, replicates: int, seed: int) -> Audit:
+def token_credit_audit(scores: Scored, uecr: Uecr, *, checkpoint: int | None, replicates: int, seed: int) -> Audit:
     """Entropy strata, location and calibrated magnitude of large gaps, and mean token weights of one checkpoint.
 
     ``checkpoint`` None is the first one, which also defines the strata (app:token-credit-diagnosis).
     """
-    first = scores.responses.checkpoints[0]
+    first = scores.checkpoints[0]
     chosen = first if checkpoint is None else checkpoint
     tokens = scores.tokens(STUDENT, chosen)
     entropy_N = _entropy(scores, tokens)
     reference_N = entropy_N if chosen == first else _entropy(scores, scores.tokens(STUDENT, first))
     boundaries = entropy_boundaries(reference_N, STRATA)
-    _, problem_B = np.unique(scores.responses.problem_B[tokens.rows], return_inverse=True)
+    _, problem_B = np.unique(scores.problem_B[tokens.rows], return_inverse=True)
     sampler = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
     stratum_N = np.searchsorted(boundaries, entropy_N, side="left")  # H in (boundary below, boundary above]
     strata = Strata(stratum_N, tokens.row_N, problem_B, len(boundaries) + 1, sampler)
     quartile = float(np.quantile(reference_N, 0.75, method="inverted_cdf"))
-    gap_N, rank_N = np.abs(tokens.gap_N), tokens.teacher_rank.numpy()
-    own_ranks = [rank_N[stratum_N == each] for each in range(strata.count)]
+    gap_N = np.abs(tokens.gap_N)
     numbers: Numbers = {
         "settings": {
             "anchor": STUDENT,
@@ -72,10 +71,8 @@ def token_credit_audit(scores: ScoreFolder, uecr: Uecr, *, checkpoint: int | Non
             "tokens": np.bincount(stratum_N, minlength=strata.count),
             "entropy": strata.mean(entropy_N),
             "probability": strata.mean(tokens.teacher_logp.double().exp().numpy()),
-            "top1": strata.mean((rank_N == 1).astype(np.float64)),
             "absolute_gap": strata.mean(gap_N),
-            "rank": strata.mean(rank_N.astype(np.float64)),
-            "median_rank": [float(np.median(own)) if own.size else None for own in own_ranks],
+            **_ranks(tokens, strata),
         },
         "large_gaps": _large_gaps(gap_N, entropy_N, strata, quartile, uecr),
         "weights": _weights(scores, tokens, uecr, strata),
@@ -83,12 +80,25 @@ def token_credit_audit(scores: ScoreFolder, uecr: Uecr, *, checkpoint: int | Non
     return Audit("token-credit", "Token credit", NOTE, numbers, COLUMNS, _rows(numbers))
 
 
-def _entropy(scores: ScoreFolder, tokens: CheckpointTokens) -> Array:
-    scored = torch.stack([tokens.teacher_entropy, tokens.teacher_logp, tokens.anchor_logp]).isfinite().all(dim=0)
+def _ranks(tokens: CheckpointTokens, strata: Strata) -> Numbers:
+    """How often the teacher's first choice was sampled, and its rank of what was; None where nothing was ranked."""
+    if tokens.teacher_rank is None:
+        return dict.fromkeys(("top1", "rank", "median_rank"))
+    rank_N = tokens.teacher_rank.numpy()
+    own_ranks = [rank_N[strata.stratum_N == each] for each in range(strata.count)]
+    return {
+        "top1": strata.mean((rank_N == 1).astype(np.float64)),
+        "rank": strata.mean(rank_N.astype(np.float64)),
+        "median_rank": [float(np.median(own)) if own.size else None for own in own_ranks],
+    }
+
+
+def _entropy(scores: Scored, tokens: CheckpointTokens) -> Array:
+    scored = torch.stack([tokens.entropy, tokens.teacher_logp, tokens.anchor_logp]).isfinite().all(dim=0)
     if not scored.all():
-        name = scores.responses.ids[tokens.rows[tokens.row_N[int(scored.int().argmin())]]]
+        name = scores.ids[tokens.rows[tokens.row_N[int(scored.int().argmin())]]]
         raise ScoreError(f"response {name!r} has non-finite scores; check the models, and score again")
-    return np.asarray(tokens.teacher_entropy.double())
+    return np.asarray(tokens.entropy.double())
 
 
 def _large_gaps(gap_N: Array, entropy_N: Array, strata: Strata, quartile: float, uecr: Uecr) -> list[Numbers]:
@@ -122,12 +132,12 @@ def _last(estimates: Mapping[str, Mapping[str, Array]]) -> Numbers:
     return {way: {key: float(value[-1]) for key, value in each.items()} for way, each in estimates.items()}
 
 
-def _weights(scores: ScoreFolder, tokens: CheckpointTokens, uecr: Uecr, strata: Strata) -> Numbers:
+def _weights(scores: Scored, tokens: CheckpointTokens, uecr: Uecr, strata: Strata) -> Numbers:
     """``B_i = sum_t m w / sum_t m`` in float64, over responses with a non-zero verifier advantage, by method."""
-    scores.responses.verified_rewards()
+    scores.verified_rewards()
     budgets = {name: np.ones(len(tokens.rows)) for name in WEIGHTS}
     sign_B, length_B = np.zeros(len(tokens.rows)), np.diff(tokens.offsets)
-    for rows in tracked(rows_of(scores.responses.group_B[tokens.rows]), "token weights"):
+    for rows in tracked(rows_of(scores.group_B[tokens.rows]), "token weights"):
         batch = scored_batch(scores, tokens, rows)
         for name, method in WEIGHTS.items():
             advantages = compute(method_of(method, uecr.settings()), batch)
@@ -222,6 +232,8 @@ class Strata:
 def _rows(numbers: Numbers) -> list[tuple[str, ...]]:
     ways = ("token_weighted", "response_balanced")
     rows: list[tuple[str, ...]] = []
+    if numbers["strata"]["top1"] is None:
+        rows.append(("teacher's first choice", *["not ranked: the teacher showed no logits to this back end"] * 2))
     for row in numbers["large_gaps"]:
         name = f"top {100 * row['share']:g}% gaps"
         inside, lower = ([percent(row[key][way]) for way in ways] for key in ("in_highest_quartile", "reduction"))

@@ -16,12 +16,14 @@ from nemo_uecr.paths import locate_path, resolve_path
 
 if TYPE_CHECKING:
     from nemo_uecr.audit.output import Audit
-    from nemo_uecr.audit.store import ScoreFolder
+    from nemo_uecr.audit.store import Scored
     from nemo_uecr.core.methods.uecr import Uecr
 
 app = family("audit", "The paper's audits of scores or of a run.")
 
-ScoresFolder = Annotated[Path, Parameter(help="Folder that `nemo-uecr score` wrote.")]
+ScoresFolder = Annotated[
+    Path, Parameter(help="Run folder, for what the run scored itself, or folder that `nemo-uecr score` wrote.")
+]
 Run = Annotated[Path, Parameter(help="Run folder.")]
 Out = Annotated[
     Path | None,
@@ -30,7 +32,8 @@ Out = Annotated[
 Replicates = Annotated[AtLeastOne, Parameter(help="Bootstrap replicates.")]
 BootstrapSeed = Annotated[Seed, Parameter(help="Seed of the bootstrap.")]
 RunOfSettings = Annotated[
-    Path | None, Parameter(name="--run", help="Run folder; its config.yaml gives the settings that --set does not.")
+    Path | None,
+    Parameter(name="--run", help="Run folder whose settings hold where --set gives none (default: SCORES, if a run)."),
 ]
 Engine = Literal[
     "transformers", "transformers-bf16", "transformers-int8", "transformers-nf4", "megatron", "vllm", "vllm-bf16",
@@ -96,17 +99,16 @@ def token_credit(
 ) -> None:
     """Where the teacher's token signals are large, how certain it is there, and how the weights affect the budget.
 
-    SCORES has groups of responses of the initial student, for example the batch of a run's first step.
+    SCORES has groups of responses, such as the saved batches of a run; the first is of the initial student.
 
-        nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
-        nemo-uecr audit token-credit runs/demo/scores-start --run runs/demo
+        nemo-uecr audit token-credit runs/demo
 
     Args:
         checkpoint: Step of the checkpoint to audit (default: the first).
     """
     from nemo_uecr.audit.token_credit import token_credit_audit
 
-    settings = _uecr(run, words)
+    settings = _uecr(scores, run, words)
     audit = token_credit_audit(_read(scores), settings, checkpoint=checkpoint, replicates=replicates, seed=seed)
     _finish(audit, out, scores)
 
@@ -175,10 +177,8 @@ def localization(
 
     First write the steps for the judge, then audit with its labels.
 
-        nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
-        nemo-uecr audit localization runs/demo/scores-start --write-steps judging-steps
-        nemo-uecr audit localization runs/demo/scores-start --run runs/demo \
-            --judge labels.jsonl --key judging-steps/key.jsonl
+        nemo-uecr audit localization runs/demo --write-steps judging-steps
+        nemo-uecr audit localization runs/demo --judge labels.jsonl --key judging-steps/key.jsonl
 
     The judge gets only judging-steps/steps.jsonl and writes one line per item:
     {"item": NAME, "labels": [valid|invalid|uncertain|not_reasoning, one per step], "first_error": NUMBER or null}.
@@ -203,8 +203,11 @@ def localization(
         return
     if judge is None or key is None:
         raise DataError("expected --judge LABELS and --key KEY; write the steps for a judge with --write-steps DIR")
-    settings, labels = _uecr(run, words), read_labels(judge, key)
-    spelled = load_tokens(resolve_path(tokenizer or scored.plan["teacher"]["name"])).tokenizer
+    settings, labels = _uecr(scores, run, words), read_labels(judge, key)
+    spelling = tokenizer or scored.plan["teacher"]["name"]
+    if spelling is None:
+        raise DataError(f"{scores} names no teacher's model; give the responses' tokenizer with --tokenizer MODEL")
+    spelled = load_tokens(resolve_path(spelling)).tokenizer
     counts = {"checkpoint": checkpoint, "shuffles": shuffles, "replicates": replicates, "seed": seed}
     _finish(localization_audit(scored, labels, settings, spelled, **counts), out, scores)
 
@@ -234,7 +237,7 @@ def teacher(
     like `teacher.quantize` and compute in bf16. megatron is Megatron-Bridge's model in float32; vllm-bf16 and vllm-fp8
     need a GPU. If an engine cannot run here, the reason is shown.
 
-        nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
+        nemo-uecr score runs/demo/batches/step-000001.parquet --out runs/demo/scores-start
         nemo-uecr audit teacher runs/demo/scores-start --engines transformers-bf16 vllm
 
     Args:
@@ -251,7 +254,7 @@ def teacher(
     if engines or teacher or responses:
         raise DataError(
             f"{source}: --engines, --teacher and --responses need a folder of scores; write one with nemo-uecr score "
-            "RUN --take batches --steps 1 --out RUN/scores"
+            "RUN/batches/step-000001.parquet --out RUN/scores"
         )
     audit, folder = audited_teacher(source, overrides, problems=problems, out=out)
     _say_teacher(audit)
@@ -259,7 +262,7 @@ def teacher(
 
 
 def _teacher_of_scores(scores: Path, engines: Sequence[str], teacher: str | None, responses: int | None) -> Audit:
-    require_extra("local", "data", "plots")
+    require_extra("local", "plots")
     from nemo_uecr.audit.facts import facts_of_scores
     from nemo_uecr.audit.teacher import compare_engines, teacher_audit
     from nemo_uecr.evaluation.runner import model_digest
@@ -305,7 +308,7 @@ def batch(run: Run, /, *, out: Out = None) -> int:
 
         nemo-uecr audit batch runs/demo
     """
-    require_extra("data", "plots")
+    require_extra("plots")
     from nemo_uecr.audit.runs import batch_audit
     from nemo_uecr.config.load import written_config
 
@@ -325,7 +328,7 @@ def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) ->
     Args:
         baseline: Run with method grpo to compare with.
     """
-    require_extra("data", "plots")
+    require_extra("plots")
     from nemo_uecr.audit.runs import efficiency_audit
     from nemo_uecr.telemetry.run_folder import read_runs
 
@@ -339,16 +342,19 @@ def efficiency(run: Run, /, *, baseline: Path | None = None, out: Out = None) ->
     _finish(audit, out, run)
 
 
-def _read(scores: Path) -> ScoreFolder:
-    require_extra("data", "plots")
-    from nemo_uecr.audit.store import read_scores
+def _read(scores: Path) -> Scored:
+    require_extra("plots")
+    from nemo_uecr.audit.store import read_scored
 
-    return read_scores(scores)
+    return read_scored(scores)
 
 
-def _uecr(run: Path | None, given: Sequence[str]) -> Uecr:
+def _uecr(scores: Path, run: Path | None, given: Sequence[str]) -> Uecr:
+    from nemo_uecr.audit.store import PLAN
     from nemo_uecr.config.load import written_config
 
+    if run is None and not (scores / PLAN).is_file() and not given:
+        run = scores
     method, _ = method_settings("uecr", given, None if run is None else written_config(run / "config.yaml").method)
     return cast("Uecr", method)
 

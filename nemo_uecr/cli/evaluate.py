@@ -215,7 +215,7 @@ def compare_evaluations(first: Path, second: Path, /, *, seed: Seed = 42) -> Non
     """Compare two evaluations on the same problems, paired: second minus first, with interval and p-values.
 
     Args:
-        first: Evaluation folder, run folder (its last evaluation) or a run's evaluations/step-NNNNNN.jsonl.
+        first: Evaluation folder, run folder (its last evaluation) or a run's evaluations/step-NNNNNN.parquet.
         second: The other evaluation.
         seed: Seed of the sign changes.
     """

@@ -70,12 +70,12 @@ def replay(
 ) -> int:
     r"""Recompute a method's advantages from a saved batch, or check those that a run saved.
 
-    BATCH is a safetensors file with task_reward [B], group [B], mask [B, T], old_logp [B, T] and, as far as the method
-    reads them, teacher_logp, teacher_entropy, initial_logp and segments [B, T]. OUT gets advantage [B, T], 0 where the
-    mask is 0, and the method's intermediate quantities.
+    BATCH is a table of responses (Parquet) with the columns reward, group, sampled, old_logp and, as far as the method
+    reads them, teacher_logp, teacher_entropy, initial_logp and turn. OUT is the same table with the method's advantages
+    and intermediate quantities.
 
-        nemo-uecr replay runs/demo/batches/step-000010.safetensors --method uecr \
-            --set alpha=1 rho=.5 tau_delta=1 tau_entropy=1 --out advantages.safetensors
+        nemo-uecr replay runs/demo/batches/step-000010.parquet --method uecr \
+            --set alpha=1 rho=.5 tau_delta=1 tau_entropy=1 --out advantages.parquet
 
     With `--check`, BATCH is a saved step, with the run's method and settings, or a run folder. Recomputing must
     reproduce the saved advantages: bit for bit with the run's package versions and kind of processor, within 1e-6
@@ -87,7 +87,7 @@ def replay(
         batch: Saved batch; with `--check` also a run folder.
         check: Compare with the advantages that the run saved.
         method: Name of the method.
-        out: File to write (safetensors).
+        out: File to write (Parquet).
     """
     if check and method is None and not words and out is None:
         return _check_steps(batch)
@@ -98,30 +98,31 @@ def replay(
 
 
 def _write_advantages(path: Path, name: str, words: Sequence[str], out: Path) -> None:
-    from safetensors.torch import save
-
     from nemo_uecr.core.functions import compute
-    from nemo_uecr.data.batch_file import load_batch, naming_file, scored_batch
-    from nemo_uecr.files import replace_file
+    from nemo_uecr.responses.replay import naming_file, scored_batch, write_replayed
+    from nemo_uecr.responses.table import read_responses
 
     refuse_input(out, path)
     method, run = method_settings(name, words)
-    batch = replace(scored_batch(load_batch(path), path), run=run)
+    saved = read_responses(path)
+    batch = replace(scored_batch(saved), run=run)
     with naming_file(path):
-        tensors = compute(method, batch).named_tensors()
-    replace_file(out, save({key: tensor.contiguous() for key, tensor in tensors.items()}, metadata={"method": name}))
-    say(f"{name}: {len(tensors)} tensors in {out}")
+        advantages = compute(method, batch)
+    write_replayed(saved, out, method, run, advantages)
+    say(f"{name}: {len(saved)} responses in {out}")
 
 
 def _check_steps(path: Path) -> int:
     """Print one line per step; return 1 if a step is not reproduced."""
-    from nemo_uecr.data.batch_file import TOLERANCE, recompute
     from nemo_uecr.local.provenance import of_other_code, package_source
+    from nemo_uecr.responses.replay import TOLERANCE, recompute
 
     run = path if path.is_dir() else path.parent.parent
-    steps = sorted(path.glob("batches/step-*.safetensors")) if path.is_dir() else [path]
+    steps = sorted(path.glob("batches/step-*.parquet")) if path.is_dir() else [path]
     if not steps:
-        raise DataError(f"{path} has no batches/step-*.safetensors; expected a run with telemetry.save_batch_every > 0")
+        steps = sorted(path.glob("batches/step-*"))[:1]  # of a version before 0.4.0, which the reader refuses
+    if not steps:
+        raise DataError(f"{path} has no batches/step-*.parquet; expected a run with telemetry.save_batch_every > 0")
     failed = 0
     for step in steps:
         replayed = recompute(step)

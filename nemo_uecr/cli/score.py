@@ -22,7 +22,6 @@ def score(
     teacher: str | None = None,
     student: str | None = None,
     anchor: Annotated[tuple[str, ...], Parameter(consume_multiple=False)] = (),
-    take: Literal["evaluations", "batches"] = "evaluations",
     steps: Steps | None = None,
     max_length: AtLeastOne | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
@@ -32,41 +31,41 @@ def score(
 ) -> None:
     """Score responses with a teacher, the student and further policies, for the audits.
 
-    ROLLOUTS is a run folder (back end local), a folder of `nemo-uecr evaluate`, or a JSONL file. For the last two,
-    STEP= states how many steps the policy that generated the responses had been trained.
+    A run's saved batches have their scores: audits read them from the run folder. ROLLOUTS is a run folder (back end
+    local) for the responses of its evaluations, a folder of `nemo-uecr evaluate`, a table of responses, or a JSONL
+    file. STEP= states how many steps the policy that generated the responses had been trained, if they do not.
 
         nemo-uecr score runs/demo --out runs/demo/scores
-        nemo-uecr score runs/demo --take batches --steps 1 --out runs/demo/scores-start
+        nemo-uecr score runs/demo/batches/step-000001.parquet --out runs/demo/scores-start
         nemo-uecr score 0=evaluations/start 30=evaluations/step-30 --teacher T --anchor base=B --out scores
         nemo-uecr score rollouts.jsonl --teacher T --student 'checkpoints/step-{step:06d}' --out scores
 
-    Each line of a file has "problem", "response", "prompt" (the whole text that the model read) or "prompt_ids", and
-    "token_ids" (as sampled, with the end token) or "truncated". Optional are "checkpoint", "reward" or "answer" (to
-    verify), "question", "benchmark", "sample", "group" and "id".
+    Each line of a JSONL file has "problem", "response", "prompt" (the whole text that the model read) or "prompt_ids",
+    and "token_ids" (as sampled, with the end token) or "truncated". Optional are "checkpoint", "reward" or "answer" (to
+    verify), "sampled" (false for tokens that were observed), "question", "benchmark", "sample", "group" and "id".
 
     After an interruption, the same command continues; a longer one adds scores.
 
     Args:
-        rollouts: Run, evaluation folder or JSONL file, each as PATH or STEP=PATH.
+        rollouts: Run, evaluation folder, table or JSONL file, each as PATH or STEP=PATH.
         out: Folder of the scores.
         teacher: Folder or hub name (default: a run folder's own teacher).
         student: Model that generated the responses, with {step} if it varies (default: a run's checkpoints, or an
             evaluation's model).
         anchor: A further, fixed policy as NAME=MODEL; may be repeated.
-        take: The responses of a run to score.
         steps: Only these steps of a run: 1,5,10 (default: all).
         max_length: Longest sequence in tokens; longer ones are cut at the end (default: no limit).
         dtype: Precision of the models.
         batch: Responses per forward pass.
         part: Responses per write.
     """
-    require_extra("local", "data")
+    require_extra("local")
     import torch
 
     from nemo_uecr.audit.score import Scoring, score_rollouts
     from nemo_uecr.audit.sources import source_of, students_of
 
-    sources = [source_of(text, take=take, steps=None if steps is None else frozenset(steps)) for text in rollouts]
+    sources = [source_of(text, steps=None if steps is None else frozenset(steps)) for text in rollouts]
     teachers = {source.teacher for source in sources}
     model = teacher or (teachers.pop() if len(teachers) == 1 else None)
     if model is None:
@@ -84,7 +83,7 @@ def score(
     )
     responses = [rollout for source in sources for rollout in source.rollouts]
     files = [path for source in sources for path in source.files]
-    scored = score_rollouts(out, responses, files, scoring).responses
+    scored = score_rollouts(out, responses, files, scoring)
     say(
         f"{len(scored.ids)} responses, {int(scored.scored_B.sum())} tokens, "
         f"checkpoints {', '.join(map(str, scored.checkpoints))}; "
@@ -110,20 +109,20 @@ def teacher_score(config: ConfigFile, /, *overrides: Override, batch: Path, out:
     Score a batch with and without FP8 to measure the effect of FP8. The teacher uses all GPUs of the recipe. OUT has no
     advantages: those of the batch belong to the run's teacher.
 
-        nemo-uecr teacher score RECIPE --batch BATCH --out bf16.safetensors
-        nemo-uecr teacher score RECIPE --batch BATCH --out fp8.safetensors \
+        nemo-uecr teacher score RECIPE --batch BATCH --out bf16.parquet
+        nemo-uecr teacher score RECIPE --batch BATCH --out fp8.parquet \
             ++uecr.teacher.megatron_cfg.fp8_cfg.enabled=true
-        nemo-uecr teacher compare bf16.safetensors fp8.safetensors
+        nemo-uecr teacher compare bf16.parquet fp8.parquet
 
     Args:
         batch: Batch that a run inside NeMo-RL saved (uecr.save_batch_every).
-        out: File to write (safetensors).
+        out: File to write (Parquet).
     """
     from nemo_uecr.config.recipes import load_recipe
-    from nemo_uecr.data.batch_file import load_batch
+    from nemo_uecr.responses.table import read_responses
 
     refuse_input(out, batch)
-    recipe, saved = load_recipe(config, overrides), load_batch(batch)
+    recipe, saved = load_recipe(config, overrides), read_responses(batch)
     from nemo_uecr.nemo.plug_in import score_saved_batch
 
     say(f"{batch} scored by {score_saved_batch(recipe.values, saved, out)}: {out}")
@@ -138,14 +137,15 @@ def compare_scores(first: Path, second: Path, /, *, json: Json = None) -> None:
         second: The same batch with other scores.
     """
     from nemo_uecr.audit.teacher import teacher_effect
-    from nemo_uecr.data.batch_file import compute_again, load_batch, scored_batch
+    from nemo_uecr.responses.replay import compute_again, scored_batch
+    from nemo_uecr.responses.table import read_responses
     from nemo_uecr.tables import shown, text_table
 
-    saved, other = load_batch(first), load_batch(second)
+    saved = read_responses(first)
     effects = teacher_effect(
-        scored_batch(saved, first),
-        scored_batch(other, second),
-        lambda batch: compute_again(saved, batch, first).advantage_BT,
+        scored_batch(saved),
+        scored_batch(read_responses(second)),
+        lambda batch: compute_again(saved, batch).advantage_BT,
     )
     heads = ("quantity", "unit", "spread", "bias", "mean |d|", "99% |d|", "max |d|", "sign changed")
     numbers = ("spread", "bias", "mean", "high", "largest")
@@ -153,6 +153,6 @@ def compare_scores(first: Path, second: Path, /, *, json: Json = None) -> None:
         (each["quantity"], each["unit"], *(f"{each[name]:.4g}" for name in numbers), shown(each["flipped"], ".2%"))
         for each in effects
     ]
-    note = f"d = second - first; spread: standard deviation of the first; advantages of {saved.method}"
+    note = f"d = second - first; spread: standard deviation of the first; advantages of {saved.about['method']}"
     say(text_table(heads, rows), note)
     write_json(json, effects)

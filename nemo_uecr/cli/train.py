@@ -158,11 +158,12 @@ def smoke(
 def _check_reductions(folder: Path) -> str:
     """UECR's reductions on every saved batch of a run; returns how many hold, in words."""
     from nemo_uecr.core.invariants import reductions
-    from nemo_uecr.data.batch_file import load_batch, scored_batch
+    from nemo_uecr.responses.replay import scored_batch
+    from nemo_uecr.responses.table import read_responses
 
     compared = 0
-    for path in sorted((folder / "batches").glob("step-*.safetensors")):
-        for condition, difference in reductions(scored_batch(load_batch(path), path)).items():
+    for path in sorted((folder / "batches").glob("step-*.parquet")):
+        for condition, difference in reductions(scored_batch(read_responses(path))).items():
             if difference != 0.0:
                 raise InvariantError(f"{path}: uecr with {condition} differs from its baseline by {difference:.3g}")
             compared += 1

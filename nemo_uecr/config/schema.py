@@ -485,7 +485,7 @@ class TelemetryConfig(Section):
     swanlab: Tracking = "off"  # SwanLab; offline: into the run folder, for `swanlab sync`; online: to its service.
     tracker: OwnCode | None = None  # `FILE.py:NAME`: a class that gets the metrics, of your own (docs/metrics.md).
     project: Text = "nemo-uecr"  # The trackers' project, MLflow's experiment.
-    # Steps between saved batches (replay and credit map), the first step included; 0: none.
+    # Steps between saved batches (replay, credit map, audits), the first step included; 0: none.
     save_batch_every: NonNegativeInt
     # Progress on the terminal; auto: a bar for people, lines otherwise.
     progress: Annotated[Literal["auto", "bar", "lines", "off"], Word]

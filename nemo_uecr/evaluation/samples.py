@@ -1,131 +1,112 @@
-"""The samples of an evaluation on disk, and their result: avg@k with intervals, pass@k, verdicts."""
+"""The responses of an evaluation on disk, and their result: avg@k with intervals, pass@k, verdicts.
+
+A row of their table is a sample; `judge_generations` has its columns.
+"""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.data.problems import checked_lines
 from nemo_uecr.data.sources import BENCHMARKS
 from nemo_uecr.errors import DataError
-from nemo_uecr.files import replace_file
+from nemo_uecr.files import read_object, replace_file
+from nemo_uecr.responses.table import Responses, read_responses, write_responses
 from nemo_uecr.stats import pass_at_k, score_interval
 
-SAMPLES = "samples.jsonl"
-RESULT = "result.json"
-Key = tuple[str, str, int]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RESPONSES, PARTS = "responses.parquet", "parts"
+RESULT, SETTINGS = "result.json", "settings.json"
+#: Columns that a summary is made of.
+SUMMARISED = ("benchmark", "problem", "sample", "correct", "asked")
+#: Columns of a table in memory: one value per sample.
+Rows = Mapping[str, Sequence[Any]]
 #: Rewards of k samples, by benchmark and problem.
 Rewards = dict[str, dict[str, list[float]]]
 
 
-@dataclass(frozen=True)
-class EvaluationSample:
-    """One response to one problem, with its verdict."""
-
-    benchmark: str
-    problem: str
-    sample: int
-    question: str
-    answer: str
-    response: str
-    extracted: str | None
-    verdict: str
-    tokens: int
-    truncated: bool
-    token_ids: list[int] | None = None  # as sampled
-    context: tuple[dict[str, str], ...] = ()  # the turns before the question
-    asked: str = ""  # a digest of all that is asked, equal for problems that repeat it
-
-    @property
-    def key(self) -> Key:
-        return self.benchmark, self.problem, self.sample
-
-    @property
-    def reward(self) -> float:
-        return float(self.verdict == "correct")
-
-
-def read_samples(path: Path) -> list[EvaluationSample]:
-    """All samples of a file; DataError names the first malformed line."""
-    return [sample for _, sample in checked_lines(path, EvaluationSample)]
-
-
-def drop_torn_line(path: Path) -> None:
-    """Remove an incomplete last line, which a kill during a write leaves."""
-    if path.is_file():
-        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
-
-
-def sample_lines(samples: Iterable[EvaluationSample]) -> bytes:
-    """The samples as JSON lines."""
-    return "".join(json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples).encode()
-
-
-def write_samples(folder: Path, step: int, samples: Sequence[EvaluationSample], *, started: float) -> dict[str, Any]:
+def write_samples(
+    folder: Path, step: int, rows: Rows, tokens: Mapping[str, Tensor], *, started: float
+) -> dict[str, Any]:
     """Write all samples of an evaluation within a training run, or none; returns its line of ``evaluation.jsonl``.
 
     ``started`` is when it began, on `time.perf_counter`.
     """
-    replace_file(folder / "evaluations" / f"step-{step:06d}.jsonl", sample_lines(samples))
-    return {"step": step} | summarise(samples) | {"seconds": round(time.perf_counter() - started, 3)}
+    path = folder / "evaluations" / f"step-{step:06d}.parquet"
+    write_responses(path, rows, tokens, about={"step": step})
+    return {"step": step} | summarise(rows) | {"seconds": round(time.perf_counter() - started, 3)}
 
 
-def rewards_by_benchmark(samples: Iterable[EvaluationSample]) -> Rewards:
+def evaluations_of(run: Path) -> list[Path]:
+    """The tables of a run's evaluations, by step; of a version before 0.4.0 what the reader refuses."""
+    return sorted(run.glob("evaluations/step-*.parquet")) or sorted(run.glob("evaluations/step-*.jsonl"))
+
+
+def part_paths(folder: Path) -> list[Path]:
+    """What an evaluation in progress has written, in order."""
+    return sorted((folder / PARTS).glob("part-??????.parquet"))
+
+
+def finished(folder: Path) -> Path:
+    """The table of an evaluation folder; DataError where it is not finished: its figures would be of a part."""
+    if (folder / RESPONSES).is_file() or not (folder / SETTINGS).is_file():
+        return folder / RESPONSES
+    if (folder / "samples.jsonl").is_file():  # of a version before 0.4.0, which the reader refuses
+        return folder / "samples.jsonl"
+    record = read_object(folder / SETTINGS)
+    asked = record["samples"] * sum(entry["problems"] for entry in record["benchmarks"].values())
+    found = sum(len(read_responses(path)) for path in part_paths(folder))
+    raise DataError(
+        f"{folder}: the evaluation is not finished, it has {found} of {asked} samples; run its command again to "
+        "continue"
+    )
+
+
+def rewards_by_benchmark(rows: Rows) -> Rewards:
     """Rewards by benchmark and problem, the paper's benchmarks first, in its order."""
-    ranks = {name: rank for rank, name in enumerate(BENCHMARKS)}
-    rewards: Rewards = {}
-    for sample in sorted(samples, key=lambda each: (ranks.get(each.benchmark, len(ranks)), each.key)):
-        rewards.setdefault(sample.benchmark, {}).setdefault(sample.problem, []).append(sample.reward)
+    ranks, rewards = {name: rank for rank, name in enumerate(BENCHMARKS)}, Rewards()
+    samples = zip(*(rows[name] for name in ("benchmark", "problem", "sample", "correct")), strict=True)
+    for name, problem, _, correct in sorted(samples, key=lambda each: (ranks.get(each[0], len(ranks)), each[:3])):
+        rewards.setdefault(name, {}).setdefault(problem, []).append(float(correct))
     return rewards
 
 
-def questions_by_benchmark(samples: Sequence[EvaluationSample]) -> dict[str, list[str]]:
+def questions_by_benchmark(rows: Rows) -> dict[str, list[str]]:
     """What each problem asks, in the order of `rewards_by_benchmark`: problems that repeat it are one observation."""
-    asked = {(each.benchmark, each.problem): each.asked or f"{each.context}{each.question}" for each in samples}
-    rewards = rewards_by_benchmark(samples)
-    return {name: [asked[name, problem] for problem in rows] for name, rows in rewards.items()}
+    asked = dict(zip(zip(rows["benchmark"], rows["problem"], strict=True), rows["asked"], strict=True))
+    rewards = rewards_by_benchmark(rows)
+    return {name: [asked[name, problem] for problem in own] for name, own in rewards.items()}
 
 
-def check_complete(folder: Path, record: Mapping[str, Any], rewards: Rewards) -> None:
-    """Refuse an unfinished evaluation: its figures would be those of the first problems."""
-    k, planned = record["samples"], {name: entry["problems"] for name, entry in record["benchmarks"].items()}
-    counts = {name: [len(row) for row in rows.values()] for name, rows in rewards.items()}
-    if counts != {name: [k] * problems for name, problems in planned.items()}:
-        raise DataError(
-            f"{folder}: the evaluation is not finished, it has {sum(map(sum, counts.values()))} of "
-            f"{k * sum(planned.values())} samples; run its command again to continue"
-        )
-
-
-def summarise(samples: Sequence[EvaluationSample]) -> dict[str, Any]:
+def summarise(rows: Rows) -> dict[str, Any]:
     """avg@k and pass@k per benchmark, and their equal-weight average; every problem has k samples."""
-    rewards = {name: list(rows.values()) for name, rows in rewards_by_benchmark(samples).items()}
-    asked, k = questions_by_benchmark(samples), len(next(iter(rewards.values()))[0])
+    rewards = {name: list(own.values()) for name, own in rewards_by_benchmark(rows).items()}
+    asked, k = questions_by_benchmark(rows), len(next(iter(rewards.values()))[0])
     sets = {
-        name: score_interval({name: rows}, asked)._asdict() | {"problems": len(rows), "pass": pass_at_k(rows, k)}
-        for name, rows in rewards.items()
+        name: score_interval({name: own}, asked)._asdict() | {"problems": len(own), "pass": pass_at_k(own, k)}
+        for name, own in rewards.items()
     }
     return {"samples": k, "sets": sets, "average": score_interval(rewards, asked)._asdict()}
 
 
-def write_result(folder: Path, record: Mapping[str, Any], samples: Sequence[EvaluationSample]) -> dict[str, Any]:
-    """Write and return ``result.json`` from complete samples; ``record`` is the content of ``settings.json``."""
-    rewards, k = rewards_by_benchmark(samples), record["samples"]
-    check_complete(folder, record, rewards)
-    result = {"label": record["label"], "model": record["model"]["name"]} | summarise(samples)
+def write_result(folder: Path, record: Mapping[str, Any], table: Responses) -> dict[str, Any]:
+    """Write and return ``result.json`` from all samples; ``record`` is the content of ``settings.json``."""
+    rows = {name: table.column(name) for name in (*SUMMARISED, "truncated", "verdict")}
+    rewards, k = rewards_by_benchmark(rows), record["samples"]
+    result = {"label": record["label"], "model": record["model"]["name"]} | summarise(rows)
     for name, entry in result["sets"].items():
-        rows, own = list(rewards[name].values()), [sample for sample in samples if sample.benchmark == name]
+        own = [row for row, benchmark in enumerate(rows["benchmark"]) if benchmark == name]
         counts = sorted({2**power for power in range(k.bit_length())} | {k})
-        entry["pass"] = {str(count): pass_at_k(rows, count) for count in counts}
-        entry["truncated"] = sum(sample.truncated for sample in own) / len(own)
-        entry["tokens"] = sum(sample.tokens for sample in own) / len(own)
-        entry["verdicts"] = dict(sorted(Counter(sample.verdict for sample in own).items()))
+        entry["pass"] = {str(count): pass_at_k(list(rewards[name].values()), count) for count in counts}
+        entry["truncated"] = sum(rows["truncated"][row] for row in own) / len(own)
+        entry["tokens"] = float(table.count_B[own].mean())
+        entry["verdicts"] = dict(sorted(Counter(rows["verdict"][row] for row in own).items()))
     replace_file(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
     return result
 

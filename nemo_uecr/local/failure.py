@@ -6,44 +6,45 @@ import contextlib
 import json
 import logging
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from nemo_uecr.core.methods import Method
 from nemo_uecr.errors import InvariantError, RewardError, ScoreError
 from nemo_uecr.files import replace_file
-from nemo_uecr.steps.step_record import StepRecord
-from nemo_uecr.verifier.rewards import Sample
+from nemo_uecr.local.rollout import StepBatch
+from nemo_uecr.responses.table import write_responses
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 log = logging.getLogger(__name__)
 
-#: In the run folder: where a failed step or evaluation leaves what was drawn.
-FAILURE = "failure"
+#: In the run folder: where a failed step or evaluation leaves what was drawn, and as which file.
+FAILURE, RESPONSES = "failure", "responses.parquet"
 
 
 @dataclass
 class Evidence:
-    """The file that a failure would leave now; a later one replaces it as the step goes on."""
+    """The table that a failure would leave now; a later one replaces it as the step goes on."""
 
-    name: str = ""
     write: Callable[[Path], None] | None = None
     sample_ids: Sequence[str] = ()  # the error names one of them in parentheses
     words: Sequence[str] = ()  # arguments of ``nemo-uecr replay`` after the file; none while it cannot be replayed
 
-    def responses(self, samples: Sequence[Sample]) -> None:
+    def responses(self, rows: Mapping[str, Sequence[Any]], tokens: Mapping[str, Tensor]) -> None:
         """Keep what was drawn."""
-        names = [sample.id for sample in samples]
-        self.file("responses.json", lambda: json.dumps([vars(sample) for sample in samples]).encode(), names)
+        self.write = lambda path: write_responses(path, rows, tokens, about={})
+        self.sample_ids, self.words = rows["id"], ()
 
-    def file(self, name: str, content: Callable[[], bytes], sample_ids: Sequence[str]) -> None:
-        """Keep this content."""
-        self.name, self.write = name, lambda path: replace_file(path, content())
-        self.sample_ids, self.words = sample_ids, ()
-
-    def batch(self, record: StepRecord, method: Method) -> None:
-        """Keep the step's tensors, with the command that replays them once the teacher's scores are there."""
-        self.name, self.write = "batch.safetensors", lambda path: record.save(path, method, None)
+    def batch(self, batch: StepBatch, method: Method, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Keep the step's table, with the command that replays it once the teacher's scores are there."""
+        record = batch.record
+        self.write = lambda path: batch.save(path, method, None, tokenizer=tokenizer, teachers={})
         self.sample_ids, self.words = record.sample_ids, ()
         if record.teacher is not None or not method.needs_teacher():
             run = record.run
@@ -61,10 +62,10 @@ def evidence_of_failure(folder: Path, step: int) -> Iterator[Evidence]:
         yield evidence
     except (InvariantError, RewardError, ScoreError) as error:
         if evidence.write is not None:
-            evidence.write(target / evidence.name)
+            evidence.write(target / RESPONSES)
             sample = next((name for name in evidence.sample_ids if f"({name})" in str(error)), None)
-            out = str(target / "advantages.safetensors")
-            words = ["nemo-uecr", "replay", str(target / evidence.name), *evidence.words, "--out", out]
+            out = str(target / "advantages.parquet")
+            words = ["nemo-uecr", "replay", str(target / RESPONSES), *evidence.words, "--out", out]
             command = shlex.join(words) if evidence.words else None
             record = {"step": step, "error": str(error), "kind": type(error).__name__, "sample": sample}
             replace_file(target / "failure.json", json.dumps(record | {"command": command}, indent=1).encode())

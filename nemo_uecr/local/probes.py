@@ -74,6 +74,10 @@ class TokenRanks:
         above_NV = logits_NV[:, : self._columns] > logits_NV.gather(1, target_N.unsqueeze(1))
         yield Write(self.rank_BT, place, 1 + above_NV.sum(dim=1, dtype=torch.int32))
 
+    def complete(self, mask_BT: Tensor) -> Tensor | None:
+        """The ranks, None unless every token of the mask has one: a teacher on a server shows no logits."""
+        return self.rank_BT if bool((self.rank_BT[mask_BT] > 0).all()) else None
+
 
 class OwnEnds:
     """[B, T] nats from the log-probability of a given end token to that of any of the model's own; 0 elsewhere."""

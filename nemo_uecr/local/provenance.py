@@ -20,7 +20,6 @@ import nemo_uecr
 from nemo_uecr import door
 from nemo_uecr.config.load import dump_config, flattened, written_config
 from nemo_uecr.config.schema import CallReward, Config, teacher_models, url_teachers
-from nemo_uecr.data.batch_file import arithmetic
 from nemo_uecr.data.manifest import KEPT
 from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
 from nemo_uecr.data.problems import rows_sha256
@@ -33,6 +32,7 @@ from nemo_uecr.generation.trained import MANIFEST, PROVENANCE, compare_manifest,
 from nemo_uecr.local.sequences import Prompt, encoded_problems
 from nemo_uecr.paths import locate_path
 from nemo_uecr.reproducible import installed
+from nemo_uecr.responses.replay import arithmetic
 from nemo_uecr.steps.draws import run_provenance
 from nemo_uecr.telemetry.run_folder import write_first_files
 from nemo_uecr.telemetry.sinks import EVALUATIONS, STEPS, append_record, read_records
@@ -41,7 +41,17 @@ log = logging.getLogger(__name__)
 
 DIFF, ARTIFACTS = "source.diff", "artifacts.jsonl"
 PACKAGE = Path(nemo_uecr.__file__).resolve().parent
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "omegaconf", "pydantic", "math-verify")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+    "omegaconf",
+    "pydantic",
+    "math-verify",
+)
 #: What the difference to the commit is taken over.
 WATCHED = ("nemo_uecr", "pyproject.toml")
 GIT_SECONDS = 20

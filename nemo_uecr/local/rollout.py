@@ -8,22 +8,22 @@ Shape legend: B = responses.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from nemo_uecr.config.schema import Config
+from nemo_uecr.core.methods import Advantages, Method
 from nemo_uecr.errors import ScoreError
-from nemo_uecr.files import replace_file
 from nemo_uecr.generation.decode import NOT_FINITE, decode
 from nemo_uecr.generation.engines import Decoding, ModelTokens
 from nemo_uecr.generation.prompts import turns_before
 from nemo_uecr.local.sequences import Prompt, Response, Sequences, TeacherInputs
 from nemo_uecr.local.token_model import TokenModel
+from nemo_uecr.responses.table import REWARD
 from nemo_uecr.steps.step_record import StepRecord, sample_ids
 from nemo_uecr.verifier.rewards import Outcome, Sample
 
@@ -97,41 +97,52 @@ class StepBatch:
     inputs: TeacherInputs | None  # each response's teacher, and what it reads; None when the method reads no teacher
     record: StepRecord
 
-    def _teacher(self, row: int) -> dict[str, str]:
-        """The teacher of a response, and hashes of the prompt that it read and of the response after it."""
-        if self.inputs is None:
-            return {}
-        read = self.inputs.sequences
-        return {
-            "teacher": self.inputs.names[row],
-            "teacher_prompt_sha256": ids_sha256(read.prompts[row].token_ids),
-            "teacher_response_sha256": ids_sha256(read.responses[row].token_ids),
-        }
-
-    def save_texts(
-        self, path: Path, tokenizer: PreTrainedTokenizerBase, teachers: Mapping[str, Mapping[str, str]]
+    def save(
+        self,
+        path: Path,
+        method: Method,
+        advantages: Advantages | None,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        teachers: Mapping[str, Mapping[str, str]],
     ) -> None:
-        """Write questions, responses, the text of every token and its teacher; ``teachers`` have their provenance."""
-        rows = [
-            {
-                "row": row,
-                "id": self.record.sample_ids[row],
-                "problem": prompt.problem.id,
-                "question": prompt.problem.question,
-                "context": prompt.problem.context,
-                "answer": prompt.problem.answer,
-                "response": response.text,
-                "verdict": outcome.verdict.value,
-                "rewards": dict(outcome.parts),
-                **self._teacher(row),
-                "tokens": [tokenizer.decode([token]) for token in response.token_ids],
-            }
-            for row, (prompt, response, outcome) in enumerate(
-                zip(self.sequences.prompts, self.sequences.responses, self.outcomes, strict=True)
-            )
-        ]
-        content = json.dumps({"step": self.record.step, "teachers": teachers, "responses": rows}, ensure_ascii=False)
-        replace_file(path, content.encode())
+        """Write the step's table; ``teachers`` have their provenance."""
+        rows = response_rows(self.sequences) | outcome_rows(self.outcomes)
+        if self.inputs is not None:
+            rows |= teacher_rows(self.inputs)
+        self.record.save(path, method, advantages, rows=rows, tokenizer=tokenizer, teachers=teachers, prompts=False)
+
+
+def response_rows(sequences: Sequences) -> dict[str, Any]:
+    """What is known of responses once they are drawn, by column."""
+    problems = [prompt.problem for prompt in sequences.prompts]
+    return {
+        "problem": [problem.id for problem in problems],
+        "question": [problem.question for problem in problems],
+        "context": [list(problem.context) for problem in problems],
+        "answer": [problem.answer for problem in problems],
+        "prompt_ids": [prompt.token_ids for prompt in sequences.prompts],
+        "response": [response.text for response in sequences.responses],
+        "truncated": [response.truncated for response in sequences.responses],
+    }
+
+
+def outcome_rows(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What the rewards add."""
+    parts = dict.fromkeys(name for outcome in outcomes for name in outcome.parts)
+    return {"verdict": [outcome.verdict.value for outcome in outcomes]} | {
+        REWARD + name: [outcome.parts.get(name) for outcome in outcomes] for name in parts
+    }
+
+
+def teacher_rows(inputs: TeacherInputs) -> dict[str, Any]:
+    """Each response's teacher, and hashes of the prompt that it read and of the response after it."""
+    read = inputs.sequences
+    return {
+        "teacher": inputs.names,
+        "teacher_prompt_sha256": [ids_sha256(prompt.token_ids) for prompt in read.prompts],
+        "teacher_response_sha256": [ids_sha256(response.token_ids) for response in read.responses],
+    }
 
 
 def ids_sha256(token_ids: Sequence[int]) -> str:

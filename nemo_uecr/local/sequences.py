@@ -110,6 +110,11 @@ class Sequences:
             [torch.tensor(response.token_ids, dtype=torch.long) for response in self.responses], batch_first=True
         )
 
+    @property
+    def tokens(self) -> dict[str, Tensor]:
+        """The token columns of a table of responses."""
+        return {"token_ids": self.token_ids(), "sampled": self.mask_BT}
+
     @cached_property
     def mask_BT(self) -> Tensor:
         """True on sampled tokens."""

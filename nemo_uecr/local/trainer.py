@@ -19,18 +19,17 @@ from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import Advantages
-from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.evaluation.runner import judge_generations, pending_samples
-from nemo_uecr.evaluation.samples import SAMPLES, sample_lines, write_samples
+from nemo_uecr.evaluation.samples import write_samples
 from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.generation.trained import MANIFEST
 from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
-from nemo_uecr.local.probes import Comparison
+from nemo_uecr.local.probes import Comparison, TokenRanks
 from nemo_uecr.local.provenance import APPEND_ONLY, list_files
-from nemo_uecr.local.rollout import Sampler, StepBatch, check_drawn, samples_of
+from nemo_uecr.local.rollout import Sampler, StepBatch, check_drawn, response_rows, samples_of
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.teachers import Teachers
@@ -40,7 +39,7 @@ from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.reproducible import derive
 from nemo_uecr.steps.draws import run_state, step_indices
 from nemo_uecr.steps.metrics import Stopwatch, count_metrics, ratio_metrics, scored_metrics
-from nemo_uecr.steps.step_record import StepRecord
+from nemo_uecr.steps.step_record import StepRecord, turn_labels
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import StepLog
 from nemo_uecr.verifier.pool import SHARED
@@ -96,7 +95,8 @@ class Rollouts:
             responses = self.sample(prompts, seeds, self.decoding)
         sequences = Sequences(prompts, responses)
         samples = samples_of(step, sequences, config, self.models.student.tokens)
-        evidence.responses(samples)
+        drawn = {"id": [sample.id for sample in samples]} | response_rows(sequences)
+        evidence.responses(drawn, sequences.tokens)
         with watch.phase("verify"):
             outcomes = self.rewards.judge(samples, step=step)
         with deterministic(config.train.deterministic):
@@ -130,13 +130,15 @@ class Rollouts:
             probes = () if comparison is None else (comparison.student,)
             student = score(models.student, sequences, entropy=True, probes=probes)
         teacher = compared = reference = None
+        ranks = [TokenRanks(mask_BT.shape, models.student.vocabulary)] if self._saves(step) else []
         try:
             if inputs is not None and comparison is not None:
                 with watch.phase("score_teacher"):
                     entropy = "teacher_entropy" in method.reads
                     teacher = models.teachers.score(
-                        inputs, micro_rows, self.placement, student, entropy=entropy, probes=(comparison.teacher,)
-                    )
+                        inputs, micro_rows, self.placement, student, entropy=entropy,
+                        probes=(comparison.teacher, *ranks),
+                    )  # fmt: skip
                 compared = comparison.result()
             if models.reference is not None:
                 with watch.phase("score_reference"):
@@ -159,11 +161,18 @@ class Rollouts:
                 teachers=inputs.names if inputs is not None and teacher is not None and config.teachers else (),
                 reference_rollout_logp_BT=None if reference is None else reference.rollout_logp_BT,
                 initial_logp_BT=None if reference is None or "initial_logp" not in method.reads else reference.logp_BT,
+                teacher_rank_BT=ranks[0].complete(mask_BT) if ranks else None,
                 segments_BT=turn_labels(ids_BT, mask_BT, method, models.student.tokenizer),
                 compared=compared,
             )
-            evidence.batch(record, method)
-        return StepBatch(sequences, minibatches, outcomes, inputs, record)
+            batch = StepBatch(sequences, minibatches, outcomes, inputs, record)
+            evidence.batch(batch, method, models.student.tokenizer)
+        return batch
+
+    def _saves(self, step: int) -> bool:
+        """Whether the step's table is saved: the first step's shows the student as it was."""
+        every = self.config.telemetry.save_batch_every
+        return every > 0 and (step == 1 or step % every == 0)
 
     def _comparison(self, step: int, mask_BT: Tensor) -> Comparison:
         """The sampled tokens at which student and teacher are compared, over the columns that all models have."""
@@ -234,13 +243,12 @@ class Trainer(Rollouts):
         return metrics | watch.metrics(int(batch.record.mask_BT.sum()))
 
     def _save_batch(self, step: int, batch: StepBatch, advantages: Advantages) -> None:
-        every = self.config.telemetry.save_batch_every
-        if every == 0 or (step > 1 and step % every):  # the first step shows the student as it was
+        if not self._saves(step):
             return
-        tensors, texts = f"batches/step-{step:06d}.safetensors", f"batches/step-{step:06d}.json"
-        batch.record.save(self.folder / tensors, self.config.method, advantages)
-        batch.save_texts(self.folder / texts, self.models.student.tokenizer, self.models.teachers.provenance(step))
-        list_files(self.folder, step, tensors, texts)
+        name, teachers = f"batches/step-{step:06d}.parquet", self.models.teachers.provenance(step)
+        tokenizer = self.models.student.tokenizer
+        batch.save(self.folder / name, self.config.method, advantages, tokenizer=tokenizer, teachers=teachers)
+        list_files(self.folder, step, name)
 
     def _advance(self, step: int, outcome: UpdateOutcome, state: Mapping[str, float], watch: Stopwatch) -> None:
         best_step, best_average = self.position.best_step, self.position.best_average
@@ -260,13 +268,12 @@ class Trainer(Rollouts):
         prompts = [Prompt(each.problem, each.request.prompt_ids) for each in pending]
         self.placement.move_to_device(*self._sampling)
         responses = self.sample(prompts, [each.request.seed for each in pending], decoding)
-        samples = judge_generations(pending, responses, model.tokens, SHARED)
+        rows, tokens = judge_generations(pending, responses, model.tokens, SHARED, checkpoint=step)
         with evidence_of_failure(self.folder, step) as evidence:
-            names = ["step {}, benchmark {}, problem {}, sample {}".format(step, *each.key) for each in pending]
-            evidence.file(SAMPLES, lambda: sample_lines(samples), names)
-            check_drawn(responses, names, model)
-        result = write_samples(self.folder, step, samples, started=started)
-        list_files(self.folder, step, f"evaluations/step-{step:06d}.jsonl")
+            evidence.responses(rows, tokens)
+            check_drawn(responses, rows["id"], model)
+        result = write_samples(self.folder, step, rows, tokens, started=started)
+        list_files(self.folder, step, f"evaluations/step-{step:06d}.parquet")
         self.log.evaluation(result)
         return float(result["average"]["avg"])
 

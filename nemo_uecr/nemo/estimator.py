@@ -13,10 +13,9 @@ from torch import Tensor
 
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
-from nemo_uecr.data.batch_file import turn_labels
 from nemo_uecr.nemo.score_checks import BatchFactsError, ContractError, check_same
 from nemo_uecr.nemo.step import StepContext, StepOutcome
-from nemo_uecr.steps.step_record import StepRecord
+from nemo_uecr.steps.step_record import StepRecord, turn_labels
 
 
 class UecrEstimator:

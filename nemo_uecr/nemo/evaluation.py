@@ -109,11 +109,11 @@ def training_evaluation(settings: Settings) -> Evaluate | None:
         workers, requests = upstream.generation_leaders(generation), [each.request for each in pending]
         answers = answers_of(workers, requests, decoding, tokens.end_ids, seconds=settings.timeout_s)
         with comparison_pool(settings.verifier_workers) as pool:
-            samples = judge_generations(pending, answers, tokens, pool)
-        made = write_samples(settings.folder, step, samples, started=started)
+            rows, columns = judge_generations(pending, answers, tokens, pool, checkpoint=step)
+        made = write_samples(settings.folder, step, rows, columns, started=started)
         append_record(settings.folder / EVALUATIONS, made)
         log.info("step %d: avg@%d %.2f%%", step, asked.samples, 100 * made["average"]["avg"])
-        truncated = sum(sample.truncated for sample in samples) / len(samples)
+        truncated = sum(rows["truncated"]) / len(pending)
         return _metrics(made) | {"truncated_share": truncated}, {"total_evaluation_time": made["seconds"]}
 
     return evaluate

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.load import value_at
-from nemo_uecr.data.batch_file import SavedBatch
 from nemo_uecr.ending import USER_ERROR, reported
 from nemo_uecr.errors import ConfigError, DataError, RunFolderError, UecrError
 from nemo_uecr.files import locked
@@ -33,6 +32,7 @@ from nemo_uecr.nemo.policy import PolicyMethods
 from nemo_uecr.nemo.recipe import Settings, UecrSection
 from nemo_uecr.nemo.step import Routes, StepContext
 from nemo_uecr.nemo.teacher import RayTeacher, columns_of
+from nemo_uecr.responses.table import Responses
 from nemo_uecr.stopping import RunStopped, StopRequest, listening
 
 log = logging.getLogger(__name__)
@@ -291,7 +291,7 @@ def train(path: str, overrides: Sequence[str]) -> None:
     run_script(upstream.launch_script(), ["--config", path, *overrides])
 
 
-def score_saved_batch(values: dict[str, Any], saved: SavedBatch, out: Path) -> str:
+def score_saved_batch(values: dict[str, Any], saved: Responses, out: Path) -> str:
     """Score a saved batch by the teacher of a resolved recipe, on all its GPUs; returns the teacher's model."""
     section, changes = checked(values)
     if len(section.active_teachers) != 1:

@@ -84,7 +84,7 @@ class UecrSection(Section):
     correct_at: float = 0.5  # Smallest reward, after scaling and shaping, that counts as correct in telemetry.
     tolerances: TolerancesConfig = TolerancesConfig(**BFLOAT16_ON_GPU)
     folder: Text | None = None  # Saved batches, evaluations and the run's record; null: uecr/ beside the checkpoints.
-    save_batch_every: NonNegativeInt = 0  # Steps between saved batches (replay and credit map); 0: none.
+    save_batch_every: NonNegativeInt = 0  # Steps between saved batches (replay, credit map, audits); 0: none.
     # Whether NeMo-RL's logger writes each step's batch as text, while the GPUs wait: 0.6 GB of 1,008 long responses.
     log_batches: bool = True
     # Longest wait in seconds for a scoring pass or an evaluation; then the run ends and names the silent workers.

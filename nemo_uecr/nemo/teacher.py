@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_uecr.core.methods.base import LOSS_TENSORS
-from nemo_uecr.data.batch_file import SavedBatch, save_batch
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.models import only_here, output_columns
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.recipe import Settings, TeacherSection, teacher_policy
 from nemo_uecr.nemo.score_checks import score
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
+from nemo_uecr.responses.replay import OF_A_METHOD
+from nemo_uecr.responses.table import Responses, write_again
 from nemo_uecr.steps.routing import TeacherScores, score_by_turns
 
 
@@ -28,8 +28,8 @@ def columns_of(model: str) -> int:
     return output_columns(model, local_files_only=only_here(model))
 
 
-#: Tensors of a saved batch that depend on its teacher; none of them is kept when another teacher scores the batch.
-OF_A_TEACHER = {"teacher_logp", "teacher_entropy"} | LOSS_TENSORS
+#: Columns of a saved batch that depend on its teacher; none of them is kept when another teacher scores the step.
+OF_A_TEACHER = {"teacher", "teacher_logp", "teacher_entropy"} | OF_A_METHOD
 
 
 class RayTeacher:
@@ -111,7 +111,7 @@ def score_by_teachers(
     return scores, torch.cat([top_nK for _, top_nK in tops])[order_B]
 
 
-def score_saved_batch(settings: Settings, native: Any, gpus_of_nodes: list[int], saved: SavedBatch, out: Path) -> None:
+def score_saved_batch(settings: Settings, native: Any, gpus_of_nodes: list[int], saved: Responses, out: Path) -> None:
     """Write the batch with the scores of the run's only teacher, alone on its GPUs, in place of those that it had.
 
     The advantages that the run saved came from its own teacher and are left out. ``native`` is NeMo-RL's configuration.
@@ -127,18 +127,17 @@ def score_saved_batch(settings: Settings, native: Any, gpus_of_nodes: list[int],
     whole = ScoreRequest({"logp": 1.0}, True, settings.vocabulary, settings.chunk_tokens)
     request = whole.to_teacher(teacher.columns)
     columns = score(teacher, upstream.native("BatchedDataDict")(rows), request, name="teacher")
-    tensors = {name: tensor for name, tensor in saved.tensors.items() if name not in OF_A_TEACHER}
-    tensors |= {"teacher_logp": columns["logp"], "teacher_entropy": columns["entropy"]}
-    save_batch(out, tensors, method=saved.configured(out), run=saved.run, step=int(saved.header["step"]))
+    scores = {"teacher_logp": columns["logp"], "teacher_entropy": columns["entropy"]}
+    about = {name: value for name, value in saved.about.items() if name not in ("arithmetic", "teachers")}
+    write_again(saved, out, rows={}, tokens=scores, without=OF_A_TEACHER, about=about)
     teacher.shutdown()
 
 
-def _rows_of(saved: SavedBatch, vocabulary: int) -> dict[str, Tensor]:
+def _rows_of(saved: Responses, vocabulary: int) -> dict[str, Tensor]:
     """The columns that scoring reads of a saved batch; a row ends with its last sampled token."""
-    mask_BS = saved.tensors["mask"].bool()
-    if "token_ids" not in saved.tensors or bool(mask_BS[:, 0].any()):
-        raise DataError("the batch has no prompt tokens; expected one that a run of the NeMo-RL back end saved")
-    ids_BS = saved.tensors["token_ids"].long()
+    if not saved.about.get("prompts"):
+        raise DataError(f"{saved.path} is not laid out with its prompts; expected a step of the NeMo-RL back end")
+    mask_BS, ids_BS = saved.padded("sampled"), saved.padded("token_ids")
     if (largest := int(ids_BS.max())) >= vocabulary:
         raise DataError(
             f"the batch has token id {largest}; expected ids below the student's {vocabulary} columns: give the recipe "

@@ -14,6 +14,7 @@ from nemo_uecr.nemo.score_checks import BatchFactsError
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.upstream import components
 from nemo_uecr.steps.metrics import check_first_ratio, count_metrics
+from nemo_uecr.steps.step_record import StepRecord
 
 
 def check_step_counts(context: StepContext, data: Mapping[str, Tensor], result: Any) -> None:
@@ -60,9 +61,21 @@ def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
         return
     reference_BS = data["reference_policy_logprobs"] if settings.reference_kl > 0 else None
     record = replace(outcome.record, reference_rollout_logp_BT=reference_BS)
-    path = Path(settings.folder) / "batches" / f"step-{context.step:06d}.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record.save(path, settings.method, outcome.advantages)
+    record.save(
+        Path(settings.folder) / "batches" / f"step-{context.step:06d}.parquet", settings.method, outcome.advantages,
+        rows=_texts(record, context.tokenizer), tokenizer=context.tokenizer, teachers={}, prompts=True,
+    )  # fmt: skip
+
+
+def _texts(record: StepRecord, tokenizer: Any) -> dict[str, list[Any]]:
+    """The prompt of each row, which ends before the first sampled token, and the text of the response after it."""
+    sampled_BS, ids_BS = record.mask_BT, record.token_ids_BT
+    ends = sampled_BS.int().argmax(dim=1).tolist()
+    drawn = [ids_S[sampled_S] for ids_S, sampled_S in zip(ids_BS, sampled_BS, strict=True)]
+    return {
+        "prompt_ids": [ids_S[:end].tolist() for ids_S, end in zip(ids_BS, ends, strict=True)],
+        "response": [tokenizer.decode(ids_N, skip_special_tokens=True) for ids_N in drawn],
+    }
 
 
 def _policy(context: StepContext, result: Any) -> dict[str, float]:

@@ -6,15 +6,16 @@ Shape legend: B = responses, T = tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import pvariance
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr import door
 from nemo_uecr.core.methods import method_class
-from nemo_uecr.data.batch_file import compute_again, load_batch, saved_texts, scored_batch
 from nemo_uecr.errors import ConfigError
+from nemo_uecr.responses.replay import compute_again, method_of_run, scored_batch
+from nemo_uecr.responses.table import read_responses
 from nemo_uecr.telemetry.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from nemo_uecr.core.methods import Advantages
     from nemo_uecr.core.record import ScoredBatch
 
-#: Texts of a saved batch's responses, in order.
-Texts = Sequence[Mapping[str, Any]]
+#: What the page says of a response beside its numbers.
+SAID = ("id", "problem", "question", "answer", "verdict")
 
 #: Limits: responses per batch, saved batches per run, and tokens per response.
 SHOWN_RESPONSES, SHOWN_STEPS, SHOWN_TOKENS = 24, 3, 800
@@ -64,24 +65,25 @@ def credit_maps(run: RunFolder, *, token_budget: int) -> list[dict[str, Any]]:
 
 def step_map(step: int, path: Path, *, token_budget: int) -> dict[str, Any]:
     """One saved batch for the page's script."""
-    saved, texts = load_batch(path), saved_texts(path)
-    batch, method = scored_batch(saved, path), saved.configured(path)
-    advantages = compute_again(saved, batch, path)
+    saved = read_responses(path)
+    batch, method = scored_batch(saved), method_of_run(saved)
+    advantages = compute_again(saved, batch)
+    rows, said = chosen_rows(batch, token_budget=token_budget), {name: saved.column(name) for name in SAID}
     return {
         "step": step,
-        "method": saved.method,
+        "method": method.name,
         "equation": method.equation(),
         "conserving": "budget" in method.identities and method.opd_coef is None,
         "settings": method.settings(),
         "batch": batch.responses,
         "responses": [
-            response_map(batch, texts[row], advantages, row)
-            for row in chosen_rows(batch, texts, token_budget=token_budget)
+            {name: str(each[row] or "") for name, each in said.items()} | response_map(batch, words, advantages, row)
+            for row, words in zip(rows, saved.words(rows), strict=True)
         ],
     }
 
 
-def chosen_rows(batch: ScoredBatch, texts: Texts, *, token_budget: int) -> list[int]:
+def chosen_rows(batch: ScoredBatch, *, token_budget: int) -> list[int]:
     """Rows of whole groups within the limits: evenly mixed ones first, every third one degenerate."""
     groups: dict[int, list[int]] = {}
     for row, label in enumerate(batch.group_B.tolist()):
@@ -97,15 +99,15 @@ def chosen_rows(batch: ScoredBatch, texts: Texts, *, token_budget: int) -> list[
     rows: list[int] = []
     tokens = 0
     for row in (row for label in order for row in groups[label]):
-        tokens += min(len(texts[row]["tokens"]), SHOWN_TOKENS)
+        tokens += min(int(batch.token_count_B[row]), SHOWN_TOKENS)
         if len(rows) >= SHOWN_RESPONSES or (rows and tokens > token_budget):
             break
         rows.append(row)
     return rows
 
 
-def response_map(batch: ScoredBatch, text: Mapping[str, Any], advantages: Advantages, row: int) -> dict[str, Any]:
-    """One response: its scalars, and a list per token quantity (None if the method has no such quantity).
+def response_map(batch: ScoredBatch, words: Sequence[str], advantages: Advantages, row: int) -> dict[str, Any]:
+    """One response's sampled tokens: a list per token quantity (None if the method has no such quantity), and scalars.
 
     ``before`` is the response's scalar advantage before any token-level step: A^U, or the method's task advantage.
     """
@@ -136,12 +138,11 @@ def response_map(batch: ScoredBatch, text: Mapping[str, Any], advantages: Advant
         "w": weight,
     }
     return {
-        **{key: str(text.get(key, "")) for key in ("id", "problem", "question", "answer", "verdict")},
         "group": int(batch.group_B[row]),
         "kind": _kind(batch.task_reward_B[batch.group_B == batch.group_B[row]].tolist()),
         "reward": float(batch.task_reward_B[row]),
         "count": int(valid.sum()),
-        "text": [str(token) for token in text["tokens"][:SHOWN_TOKENS]],
+        "text": list(words[:SHOWN_TOKENS]),
         "before": scalar(before_B),
         **{
             name: None if each is None else list(map(_short, each[:SHOWN_TOKENS].tolist()))

@@ -45,7 +45,7 @@ def outcome_of(run: RunFolder) -> Outcome:
 
 def lift_of(before: tuple[RunFolder, Record], after: tuple[RunFolder, Record]) -> Difference | None:
     """The paired difference of two evaluations, as in `evaluate compare`; None if they cannot be compared."""
-    files = [run.path / "evaluations" / f"step-{record['step']:06d}.jsonl" for run, record in (before, after)]
+    files = [run.path / "evaluations" / f"step-{record['step']:06d}.parquet" for run, record in (before, after)]
     try:
         return differences_of(*files, seed=SEED)["average"]
     except DataError:

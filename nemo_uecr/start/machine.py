@@ -24,7 +24,7 @@ IMPORT_S = 180  # longest wait for an import
 SHARED_MEMORY = 8 * GIB
 
 #: Packages of every run, with the remedy where they cannot be imported.
-PLAIN = dict.fromkeys(("torch", "pydantic", "omegaconf", "safetensors"), "pip install 'nemo-uecr[cli]'") | {
+PLAIN = dict.fromkeys(("torch", "pydantic", "omegaconf", "pyarrow", "safetensors"), "pip install 'nemo-uecr[cli]'") | {
     "transformers": "pip install 'nemo-uecr[local]'",
     "math_verify": "pip install 'nemo-uecr[verify]'",
 }

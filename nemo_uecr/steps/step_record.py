@@ -5,18 +5,21 @@ Shape legend: B = responses, T = tokens of the batch's layout, N = compared toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nemo_uecr.core.methods import Advantages, Method, RunState
 from nemo_uecr.core.record import SCORE_FIELDS, ScoredBatch
-from nemo_uecr.data.batch_file import OPTIONAL, REQUIRED, arithmetic, save_batch
 from nemo_uecr.errors import ScoreError
+from nemo_uecr.responses.replay import SCORES, WITHOUT_DETAILS, about_step, advantage_columns, arithmetic
+from nemo_uecr.responses.table import write_responses
 from nemo_uecr.steps.routing import PolicyScores, TeacherScores
 
 #: Tensors in nats; each is finite on every sampled token.
@@ -52,6 +55,7 @@ class StepRecord:
     # The initial student's log-probabilities: at T_r for the reference KL, at temperature 1 where the method reads them
     reference_rollout_logp_BT: Tensor | None = None
     initial_logp_BT: Tensor | None = None
+    teacher_rank_BT: Tensor | None = None  # of each token among its teacher's logits; None where that is not read off
     segments_BT: Tensor | None = None  # turn labels, None when the response is one turn
     compared: ComparedTokens | None = None
 
@@ -61,54 +65,102 @@ class StepRecord:
 
     @cached_property
     def scored(self) -> ScoredBatch:
-        tensors = self._named()
-        # The fields of `ScoredBatch` carry their shape in the name.
-        named: dict[str, Any] = {field: tensors.get(name) for name, field in (REQUIRED | OPTIONAL).items()}
-        return ScoredBatch(**named, sample_ids=self.sample_ids, run=self.run)
+        scores: dict[str, Any] = {field: self.tokens.get(name) for name, field in SCORES.items()}
+        return ScoredBatch(
+            task_reward_B=self.task_reward_B, group_B=self.group_B, mask_BT=self.mask_BT, sample_ids=self.sample_ids,
+            run=self.run, **scores,
+        )  # fmt: skip
 
-    def _named(self) -> dict[str, Tensor]:
-        """Every tensor of the step by its public name, even those that `ScoredBatch` would refuse."""
+    @cached_property
+    def tokens(self) -> dict[str, Tensor]:
+        """Every token column of the step, even one that `ScoredBatch` would refuse."""
         teacher = self.teacher
         tensors = {
-            "task_reward": self.task_reward_B,
-            "group": self.group_B,
-            "mask": self.mask_BT,
             "token_ids": self.token_ids_BT,
+            "sampled": self.mask_BT,
+            "turn": self.segments_BT,
             "old_logp": self.student.logp_BT,
             "old_logp_rollout": self.student.rollout_logp_BT,
             "ref_logp": self.reference_rollout_logp_BT,
-            "teacher_logp": None if teacher is None else teacher.logp_BT,
-            "teacher_entropy": None if teacher is None else teacher.entropy_BT,
             "initial_logp": self.initial_logp_BT,
             "student_entropy": self.student.entropy_BT,
-            "segments": self.segments_BT,
+            "teacher_logp": None if teacher is None else teacher.logp_BT,
+            "teacher_entropy": None if teacher is None else teacher.entropy_BT,
+            "teacher_rank": self.teacher_rank_BT,
         }
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the step by its public name; scores are 0 outside the sampled tokens."""
-        tensors = self._named()
-        return tensors | {name: tensors[name].masked_fill(~self.mask_BT, 0) for name in IN_NATS if name in tensors}
+    @property
+    def rows(self) -> dict[str, Any]:
+        """What the step knows of each response, by column."""
+        groups, before = self.group_B.tolist(), Counter[int]()
+        samples = []
+        for group in groups:
+            samples.append(before[group])
+            before[group] += 1
+        return {
+            "id": self.sample_ids,
+            "checkpoint": [self.step - 1] * len(groups),
+            "problem": list(map(str, self.problems)),
+            "group": list(map(str, groups)),
+            "sample": samples,
+            "correct": self.correct_B.tolist(),
+            "reward": self.task_reward_B.numpy(),
+            "truncated": self.truncated_B.tolist(),
+        } | ({"teacher": self.teachers} if self.teachers else {})
 
     def check_finite(self) -> None:
         """Refuse scores that are not finite, also where no method reads them."""
-        tensors = self.tensors()
-        for name in (name for name in IN_NATS if name in tensors):
-            for row, token in (~tensors[name].isfinite()).nonzero()[:1].tolist():
+        for name in (name for name in IN_NATS if name in self.tokens):
+            score_BT = self.tokens[name]
+            for row, token in (~score_BT.isfinite() & self.mask_BT).nonzero()[:1].tolist():
                 raise ScoreError(
                     f"{name} of response {row} ({self.sample_ids[row]}) at token {token} is "
-                    f"{float(tensors[name][row, token])}; expected a finite number of nats. The model that scored it "
-                    "gives logits that are not finite: check its weights"
+                    f"{float(score_BT[row, token])}; expected a finite number of nats. The model that scored it gives "
+                    "logits that are not finite: check its weights"
                 )
 
-    def save(self, path: Path, method: Method, advantages: Advantages | None) -> None:
-        """Write the tensors for replay and the credit map, the advantages among them where there are any."""
-        tensors = self.tensors() | ({} if advantages is None else advantages.loss_tensors())
-        save_batch(
-            path, tensors, method=method, run=self.run, step=self.step, arithmetic=arithmetic(), teachers=self.teachers
+    def save(
+        self,
+        path: Path,
+        method: Method,
+        advantages: Advantages | None,
+        *,
+        rows: Mapping[str, Any],
+        tokenizer: Any,
+        teachers: Mapping[str, Any],
+        prompts: bool,
+    ) -> None:
+        """Write the step's table, with the advantages where there are any.
+
+        ``rows`` is what the back end knows of the responses besides, ``teachers`` where each teacher's scores come
+        from; ``prompts`` says whether the layout has the prompts.
+        """
+        made_B, made_BT = ({}, {}) if advantages is None else advantage_columns(advantages, WITHOUT_DETAILS)
+        write_responses(
+            path,
+            {**self.rows, **rows, **made_B},
+            self.tokens | made_BT,
+            about=about_step(method, self.run, step=self.step) | {"arithmetic": arithmetic(), "teachers": teachers},
+            word=lambda token: str(tokenizer.decode([token])),
+            prompts=prompts,
         )
 
 
 def sample_ids(step: int, problems: Sequence[object]) -> tuple[str, ...]:
     """Name of each response: step, problem and place in the batch."""
     return tuple(f"step {step}, problem {problem}, row {row}" for row, problem in enumerate(problems))
+
+
+def turn_labels(ids_BT: Tensor, mask_BT: Tensor, method: Method, tokenizer: Any) -> Tensor | None:
+    """[B, T] turn of each sampled token, from 0: a token whose text contains the ``turn_separator`` ends its turn.
+
+    None for a method without one: every response is one turn.
+    """
+    separator = method.settings().get("turn_separator")
+    if separator is None:
+        return None
+    ends = [token for token in set(ids_BT[mask_BT].tolist()) if separator in tokenizer.decode([token])]
+    end_BT = mask_BT & torch.isin(ids_BT, torch.tensor(ends, dtype=ids_BT.dtype))
+    turn_BT = end_BT.long().cumsum(dim=1) - end_BT.long()  # the separator itself still belongs to the turn it ends
+    return turn_BT.masked_fill(~mask_BT, 0)

@@ -31,7 +31,7 @@ class RunFolder:
     provenance: Record
     steps: list[Record]  # each with ``step`` and its metrics
     evaluations: list[Record]
-    batches: dict[int, Path]  # the saved tensors of a step; their texts are beside them
+    batches: dict[int, Path]  # the table of each saved batch
     failure: Record | None  # what stopped the run, if an error did
     notes: tuple[str, ...]  # warnings at the start, and what is missing or incomplete
 
@@ -131,12 +131,10 @@ def _by_step(path: Path, notes: list[str]) -> list[Record]:
 
 
 def _find_batches(folder: Path, notes: list[str]) -> Iterator[tuple[int, Path]]:
-    for tensors in sorted(folder.glob("step-*.safetensors")):
-        texts = tensors.with_suffix(".json")
-        if texts.is_file():
-            yield int(tensors.stem.removeprefix("step-")), tensors
-        else:
-            notes.append(f"Batch {tensors.name} has no {texts.name} beside it and is left out of the credit map.")
+    for path in sorted(folder.glob("step-*.parquet")):
+        yield int(path.stem.removeprefix("step-")), path
+    if old := len([*folder.glob("step-*.safetensors")]):
+        notes.append(f"{old} saved batches are in a format of version 0.3.0 or earlier: no credit map shows them.")
 
 
 def worst_residuals(path: Path) -> dict[str, float]:

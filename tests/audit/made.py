@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from nemo_uecr.audit.runs import batch_audit
-from nemo_uecr.audit.store import ScoreFolder, joined_plan, read_scores, write_part, write_plan
+from nemo_uecr.audit.store import Scored, joined_plan, read_scored, write_part, write_plan
 from nemo_uecr.config.load import load_config
 from nemo_uecr.demo.task import build_tokenizer
+from nemo_uecr.responses.table import sampled_tokens
 
 MODEL = {"name": "made", "sha256": None}
 PLAN = {
@@ -75,40 +76,45 @@ def failed_groups(problems: int = 3) -> list[Made]:
     return made
 
 
-def write_scores(folder: Path, made: Sequence[Made], *, part: int = 1000) -> ScoreFolder:
+def write_scores(folder: Path, made: Sequence[Made], *, part: int = 1000) -> Scored:
     """Write and read back, ``part`` responses per part. The responses are named r0, r1, ..."""
     seen = Counter[tuple[int, str]]()
-    rows = []
+    rows = list[dict[str, Any]]()
     for number, each in enumerate(made):
-        key, tokens = (each.checkpoint, each.problem), len(each.gaps)
+        key = (each.checkpoint, each.problem)
         rows.append({
             "id": f"r{number}", "checkpoint": each.checkpoint, "benchmark": "made", "problem": each.problem,
             "sample": seen[key], "group": f"{each.checkpoint}/{each.problem}", "question": each.question,
-            "answer": each.answer, "response": each.response, "reward": each.reward, "prompt_ids": [1, 2],
-            "sampled_tokens": tokens + (5 if each.cut else 0), "scored_tokens": tokens, "truncated": each.truncated,
-            "cut": each.cut, "ids_from": "sampled", "nonfinite_tokens": 0,
+            "answer": each.answer, "response": each.response, "prompt_ids": [1, 2], "truncated": each.truncated,
+            "correct": None if each.reward is None else each.reward == 1.0, "cut": each.cut, "ids_from": "sampled",
         })  # fmt: skip
         seen[key] += 1
     write_plan(folder, joined_plan(folder, PLAN, {f"r{number}" for number in range(len(made))})[0])
-    for start in range(0, len(made), part):
-        write_part(folder, rows[start : start + part], _tensors(made[start : start + part]))
-    return read_scores(folder)
+    for step in sorted({each.checkpoint for each in made}):  # a part has one checkpoint's
+        own = [place for place, each in enumerate(made) if each.checkpoint == step]
+        for places in (own[start : start + part] for start in range(0, len(own), part)):
+            columns = {name: [rows[place][name] for place in places] for name in rows[0]}
+            write_part(folder, columns, _tensors([made[place] for place in places]))
+    return read_scored(folder)
 
 
 def _tensors(made: Sequence[Made]) -> dict[str, torch.Tensor]:
+    tokens = sampled_tokens(
+        [own if len(own := encoded(each.response)) == len(each.gaps) else range(len(each.gaps)) for each in made]
+    )
     gap_N = torch.tensor([gap for each in made for gap in each.gaps])
     below_N = torch.where(gap_N < 0, 2 * gap_N, 0.0)  # keeps both anchors' log-probabilities from being positive
     teacher_N = torch.tensor([each.logp for each in made for _ in each.gaps]) + below_N
     entropy = [value for each in made for value in (each.entropies or [0.5] * len(each.gaps))]
-    ids = [own if len(own := encoded(each.response)) == len(each.gaps) else range(len(each.gaps)) for each in made]
-    return {
-        "token_ids": torch.tensor([token for own in ids for token in own], dtype=torch.int32),
+    scores = {
         "teacher_logp": teacher_N,
         "teacher_entropy": torch.tensor(entropy),
         "teacher_rank": torch.where(teacher_N > -0.5, 1, 2).int(),
-        "anchor_student": teacher_N - gap_N,
+        "old_logp": teacher_N - gap_N,
         "anchor_base": teacher_N - 2 * gap_N,
     }
+    empty = {name: torch.zeros(tokens["sampled"].shape, dtype=value_N.dtype) for name, value_N in scores.items()}
+    return tokens | {name: empty[name].masked_scatter(tokens["sampled"], value_N) for name, value_N in scores.items()}
 
 
 def audited(run: Path) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from nemo_uecr.audit import alpha_sweep
 from nemo_uecr.audit.alpha_sweep import GRID_A, conflict_rate, grid_mismatches, margin, tie_point
 from nemo_uecr.audit.groups import group_table, teacher_rewards
-from nemo_uecr.audit.store import ScoreFolder
+from nemo_uecr.audit.store import Scored
 from tests.audit.made import Made, random_responses, write_scores
 
 rewards = st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=5).map(np.asarray)
 
 
-def numbers_of(scores: ScoreFolder) -> dict[str, Any]:
+def numbers_of(scores: Scored) -> dict[str, Any]:
     return alpha_sweep.alpha_sweep_audit(scores, replicates=20, seed=42).numbers
 
 
@@ -58,7 +58,7 @@ def test_sign_changes_and_inversions_by_hand(tmp_path: Path) -> None:
     made += [Made("c", 1.0, [0.0]), Made("c", 0.0, [2.0]), Made("c", 0.0, [3.0])]
     scores = write_scores(tmp_path, made)
     reward_B = teacher_rewards(scores, "student", clip=5.0)[0]
-    changed = alpha_sweep.sign_changes(group_table(scores.responses), reward_B, np.asarray([0.0, 1.0]))
+    changed = alpha_sweep.sign_changes(group_table(scores), reward_B, np.asarray([0.0, 1.0]))
     assert changed[:5].tolist() == [[False, False], [False, True], [False, False], [False, False], [False, False]]
     whole = numbers_of(scores)["overall"]
     assert (whole["inverted_groups_at_trained"], whole["inverted_pairs_at_trained"]) == (1, 2)
@@ -67,7 +67,7 @@ def test_sign_changes_and_inversions_by_hand(tmp_path: Path) -> None:
 def test_against_a_slow_version(tmp_path: Path) -> None:
     scores = write_scores(tmp_path, random_responses({30: 8, 60: 6}, problems=40, tokens=6, seed=1))
     numbers = numbers_of(scores)
-    found, reward_B, whole = scores.responses, teacher_rewards(scores, "student", clip=5.0)[0], numbers["overall"]
+    found, reward_B, whole = scores, teacher_rewards(scores, "student", clip=5.0)[0], numbers["overall"]
     for place in (0, 20, 60, len(numbers["alpha"]) - 1):
         alpha, by_step, every = float(numbers["alpha"][place]), [], []
         for row in numbers["checkpoints"]:

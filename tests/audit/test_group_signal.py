@@ -16,7 +16,7 @@ from tests.audit.made import random_responses, write_scores
 def test_the_seed_alone_decides_the_partition(tmp_path: Path) -> None:
     """A group of eight and one of four of each twelve responses, the same at every checkpoint."""
     made = random_responses({0: 12, 30: 12, 60: 24}, problems=6, tokens=5, seed=4)
-    responses = write_scores(tmp_path, made).responses
+    responses = write_scores(tmp_path, made)
 
     def parts(seed: int) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
         group_B = pseudo_groups(responses, seed=seed)
@@ -40,12 +40,12 @@ def test_against_a_slow_version(tmp_path: Path) -> None:
     scores = write_scores(tmp_path, random_responses({0: 12}, problems=30, tokens=5, seed=4))
     row = group_signal_audit(scores, anchor="base", replicates=30, seed=42).numbers["checkpoints"][0]
     reward_B = teacher_rewards(scores, "base", clip=5.0)[0]
-    group_B = pseudo_groups(scores.responses, seed=42)
+    group_B = pseudo_groups(scores, seed=42)
     coverage: dict[str, list[float]] = {"degenerate": [], "all_wrong": [], "std_above": [], "range_above": []}
     sizes: dict[str, list[float]] = {"grpo": [], "unified": [], "task": [], "teacher": []}
     for group in np.unique(group_B):
         rows = np.flatnonzero(group_B == group).tolist()
-        task = [float(scores.responses.reward_B[r]) for r in rows]
+        task = [float(scores.reward_B[r]) for r in rows]
         teacher = [float(reward_B[r]) for r in rows]
         unified = [a + b for a, b in zip(task, teacher, strict=True)]
         deviation = statistics.pstdev(unified)

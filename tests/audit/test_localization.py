@@ -12,7 +12,7 @@ import pytest
 
 from nemo_uecr.audit.judging import Labels
 from nemo_uecr.audit.localization import candidates, localization_audit, rank_among, write_candidates
-from nemo_uecr.audit.store import ScoreFolder
+from nemo_uecr.audit.store import Scored
 from nemo_uecr.core.methods.uecr import Uecr
 from tests.audit.made import FAILED, TOKENIZER, Made, failed_groups, write_scores
 
@@ -21,15 +21,15 @@ LABELS = Labels(item="item", labels=("valid", "invalid", "valid", "not_reasoning
 STEP = [0] * 6 + [1] * 6 + [2] * 6 + [3] * 3 + [-1]
 
 
-def audited(scores: ScoreFolder, **changes: int) -> dict[str, Any]:
+def audited(scores: Scored, **changes: int) -> dict[str, Any]:
     labels = dict.fromkeys(labelled(scores), LABELS)
     arguments = {"checkpoint": 0, "shuffles": 20, "replicates": 200, "seed": 42} | changes
     return localization_audit(scores, labels, UECR, TOKENIZER, **arguments).numbers
 
 
-def labelled(scores: ScoreFolder) -> list[str]:
+def labelled(scores: Scored) -> list[str]:
     tokens = scores.tokens("student", 0)
-    return [scores.responses.ids[row] for row in tokens.rows[candidates(scores, tokens)[0]]]
+    return [scores.ids[row] for row in tokens.rows[candidates(scores, tokens)[0]]]
 
 
 def test_who_is_a_candidate(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_problems_of_other_checkpoints_do_not_widen_the_interval(tmp_path: Path)
 
 
 @pytest.fixture
-def planted(tmp_path: Path) -> ScoreFolder:
+def planted(tmp_path: Path) -> Scored:
     """A certain teacher dislikes the invalid step and likes the valid ones; where it is uncertain it dislikes both."""
     sure = [step == 1 or at % 2 == 0 for at, step in enumerate(STEP)]
     gaps = [2.0 if sure[at] and step != 1 else -2.0 for at, step in enumerate(STEP)]
@@ -97,7 +97,7 @@ def planted(tmp_path: Path) -> ScoreFolder:
     return write_scores(tmp_path, [replace(each, problem=f"p{problem}") for problem in range(12) for each in eight])
 
 
-def test_planted_positions_are_found(planted: ScoreFolder) -> None:
+def test_planted_positions_are_found(planted: Scored) -> None:
     """The invalid step gets more blame than under any permutation."""
     numbers = audited(planted, shuffles=100)
     full, shuffles = numbers["variants"]["full ECR"], numbers["shuffles"]
@@ -110,7 +110,7 @@ def test_planted_positions_are_found(planted: ScoreFolder) -> None:
     assert shuffles["mean"] == pytest.approx(numbers["variants"]["shuffled, mean"]["gap"]["value"], abs=1e-15)
 
 
-def test_shuffles_differ_between_responses_and_seeds(planted: ScoreFolder) -> None:
+def test_shuffles_differ_between_responses_and_seeds(planted: Scored) -> None:
     """Twelve equal responses: with one permutation for all of them, every response would have the same gap."""
     one, again, other = (audited(planted, shuffles=1, seed=seed) for seed in (42, 42, 7))
     assert one["shuffles"]["gap"].tolist() == again["shuffles"]["gap"].tolist() != other["shuffles"]["gap"].tolist()

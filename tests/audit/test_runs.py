@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
 from nemo_uecr.audit.runs import batch_audit, efficiency_audit
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import dump_config, load_config
+from nemo_uecr.responses.table import read_responses
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import read_records
 from tests.audit.made import audited, faults
 from tests.local import tiny
+from tests.responses.tables import changed
 
 Steps = list[dict[str, Any]]
 
@@ -42,7 +42,7 @@ def write_steps(folder: Path, steps: Steps) -> None:
 def test_a_run_as_it_is_has_no_fault_and_the_totals_are_sums(run: Path) -> None:
     numbers = audited(run)
     assert numbers["faults"] == []
-    mask_tokens = sum(int(load_file(path)["mask"].sum()) for path in run.glob("batches/*.safetensors"))
+    mask_tokens = sum(int(read_responses(path).count_B.sum()) for path in run.glob("batches/*.parquet"))
     assert numbers["totals"] == {
         "prompts": 6, "generated": 24, "rewarded": 24, "in the loss": 24, "tokens in the loss": mask_tokens,
         "steps": 3, "optimizer steps": 6,
@@ -74,12 +74,10 @@ def test_a_planted_fault_is_found(copy: Path, change: Callable[[Steps], Steps], 
 
 
 def test_faults_of_a_saved_batch(copy: Path) -> None:
-    path = copy / "batches" / "step-000002.safetensors"
-    with safe_open(str(path), framework="pt") as file:
-        header = dict(file.metadata())
-    tensors = load_file(path)
-    tensors["group"][0], tensors["mask"][3] = 1, False
-    save_file(tensors, path, metadata=header)
+    path = copy / "batches" / "step-000002.parquet"
+    table = read_responses(path)
+    group, sampled = table.column("group"), table.column("sampled")
+    changed(path, group=["1", *group[1:]], sampled=[*sampled[:3], [False] * len(sampled[3]), *sampled[4:]])
     found = [text for step, text in faults(copy) if step == 2]
     assert "saved batch: groups of [3, 5] responses, 2 of them" in found
     assert "saved batch: response 3 is empty" in found
@@ -106,11 +104,9 @@ def test_dropped_prompts_are_not_in_the_order_of_the_data(tmp_path: Path) -> Non
 
 
 def test_problems_in_another_order(copy: Path) -> None:
-    path = copy / "batches" / "step-000002.json"
-    content = json.loads(path.read_text())
-    first = content["responses"][0]["problem"]
-    content["responses"] = [row | {"problem": first} for row in content["responses"]]
-    path.write_text(json.dumps(content))
+    path = copy / "batches" / "step-000002.parquet"
+    problems = read_responses(path).column("problem")
+    changed(path, problem=[problems[0]] * len(problems))
     assert [text for step, text in faults(copy) if step == 2] == [
         "saved batch: its problems are not those that seed and data give for this step",
     ]

@@ -16,8 +16,15 @@ from torch.testing import assert_close
 
 from nemo_uecr.audit import store
 from nemo_uecr.audit.score import Scoring, score_rollouts
-from nemo_uecr.audit.sources import RolloutSource, evaluation_source, jsonl_source, run_source, students_of
-from nemo_uecr.audit.store import ScoreFolder, read_scores
+from nemo_uecr.audit.sources import (
+    RolloutSource,
+    evaluation_source,
+    jsonl_source,
+    run_source,
+    students_of,
+    table_source,
+)
+from nemo_uecr.audit.store import Scored, read_scored
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.token_model import TokenModel
@@ -44,12 +51,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RolloutSource:
 
 
 @pytest.fixture(scope="module")
-def whole(source: RolloutSource, tmp_path_factory: pytest.TempPathFactory) -> ScoreFolder:
+def whole(source: RolloutSource, tmp_path_factory: pytest.TempPathFactory) -> Scored:
     """Its scores, with the teacher as a further anchor."""
     return scored(tmp_path_factory.mktemp("whole"), source, anchors={"base": str(assets().teacher)})
 
 
-def scored(folder: Path, source: RolloutSource, **changes: Any) -> ScoreFolder:
+def scored(folder: Path, source: RolloutSource, **changes: Any) -> Scored:
     own = assets()
     fields: dict[str, Any] = {
         "teacher": str(own.teacher), "student_of": lambda step: str(own.student), "anchors": {}, "dtype": "float32",
@@ -69,19 +76,19 @@ def direct(scorer: TokenModel, prompt_ids: Sequence[int], ids: Sequence[int]) ->
     return torch.stack([log_NV.gather(1, own_N1)[:, 0], -(log_NV.exp() * log_NV).sum(dim=1), rank_N])
 
 
-def by_response(scores: ScoreFolder, anchor: str = "student") -> dict[str, torch.Tensor]:
+def by_response(scores: Scored, anchor: str = "student") -> dict[str, torch.Tensor]:
     """[5, N] of each response: ids, the teacher's log-probability, entropy and rank, the anchor's log-probability."""
     found = {}
-    for step in scores.responses.checkpoints:
+    for step in scores.checkpoints:
         table = scores.tokens(anchor, step)
         columns = (table.token_ids, table.teacher_logp, table.teacher_entropy, table.teacher_rank, table.anchor_logp)
         values_5N = torch.stack([column.double() for column in columns])
-        found |= {scores.responses.ids[row]: values_5N[:, table.span(at)] for at, row in enumerate(table.rows)}
+        found |= {scores.ids[row]: values_5N[:, table.span(at)] for at, row in enumerate(table.rows)}
     return found
 
 
 def test_a_teacher_with_padding_columns_scores_as_the_one_without(
-    tmp_path: Path, source: RolloutSource, whole: ScoreFolder
+    tmp_path: Path, source: RolloutSource, whole: Scored
 ) -> None:
     """Padding columns as likely as real tokens have no effect."""
     module = load(assets().teacher).module
@@ -93,9 +100,9 @@ def test_a_teacher_with_padding_columns_scores_as_the_one_without(
     assert_close(wide, by_response(whole), atol=2e-5, rtol=0)
 
 
-def test_scores_are_those_of_the_whole_logits(source: RolloutSource, whole: ScoreFolder) -> None:
+def test_scores_are_those_of_the_whole_logits(source: RolloutSource, whole: Scored) -> None:
     found, base = by_response(whole), by_response(whole, "base")
-    prompts = dict(zip(whole.responses.ids, whole.column("prompt_ids"), strict=True))
+    prompts = dict(zip(whole.ids, whole.column("prompt_ids"), strict=True))
     assert len(found) == 10
     models = [load(path) for path in (assets().teacher, assets().student)]
     for rollout in source.rollouts:
@@ -105,12 +112,12 @@ def test_scores_are_those_of_the_whole_logits(source: RolloutSource, whole: Scor
         expected = torch.stack([*teacher, student[0], teacher[0]])
         assert_close(torch.stack([*values, base[rollout.id][4]]), expected, atol=2e-5, rtol=0)
     assert any((rank > 1).any() for _, _, _, rank, _ in found.values())
-    rewards = dict(zip(whole.responses.ids, whole.responses.reward_B, strict=True))
+    rewards = dict(zip(whole.ids, whole.reward_B, strict=True))
     assert [rewards[each.id] for each in source.rollouts] == [0, 1, 0, 0, 0, 1, 0, 0, 0, 1]  # verified: the answer is 1
 
 
 def test_the_audit_of_the_teacher_compares_engines_and_ends_in_advice(
-    whole: ScoreFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: Scored, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["audit", "teacher", str(whole.folder), "--engines", "transformers", "transformers-bf16", "vllm-fp8"]
     assert entry_point([*words, "--out", str(tmp_path / "out")]) == 0
@@ -131,40 +138,39 @@ def test_the_audit_of_the_teacher_compares_engines_and_ends_in_advice(
 
 @pytest.mark.parametrize("writes", [2, 3])
 def test_a_kill_loses_one_part_at_most_and_the_rest_is_scored_once(
-    tmp_path: Path, source: RolloutSource, whole: ScoreFolder, writes: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, source: RolloutSource, whole: Scored, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The plan is written first; then it dies before the first part, or before the second."""
-    done = 0
+    done, write = 1, store.write_part
 
-    def replace_file(path: Path, content: bytes) -> None:
+    def write_part(*given: Any) -> None:
         nonlocal done
         done += 1
         if done == writes:
             os.kill(os.getpid(), signal.SIGKILL)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
+        write(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "replace_file", replace_file)
+        patched.setattr(store, "write_part", write_part)
         code, text = in_child(lambda: scored(tmp_path / "s", source))
     assert code == -signal.SIGKILL, text
     with pytest.raises(DataError, match="responses"):
-        read_scores(tmp_path / "s")
+        read_scored(tmp_path / "s")
     before = {path: path.read_bytes() for path in (tmp_path / "s").glob("part-*")}
     assert len(before) == writes - 2
     again = by_response(scored(tmp_path / "s", source))
     assert {path: path.read_bytes() for path in before} == before  # what was scored is not scored again
-    assert again.keys() == set(whole.responses.ids)
+    assert again.keys() == set(whole.ids)
     assert_close(again, by_response(whole), atol=1e-6, rtol=0)
 
 
-def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path, source: RolloutSource, whole: ScoreFolder) -> None:
+def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path, source: RolloutSource, whole: Scored) -> None:
     prompt = len(whole.column("prompt_ids")[0])
     scores = scored(tmp_path / "cut", source, max_length=prompt + 5)
-    found = scores.responses
-    assert set(found.scored_B.tolist()) <= {4, 5}
-    assert found.cut_B.tolist() == [tokens > 5 for tokens in scores.column("sampled_tokens")]
-    assert found.cut_B.any()
+    assert set(scores.scored_B.tolist()) <= {4, 5}
+    sampled = dict(zip(whole.ids, whole.scored_B.tolist(), strict=True))
+    assert scores.cut_B.tolist() == [sampled[name] > 5 for name in scores.ids]
+    assert scores.cut_B.any()
     kept = by_response(scores)
     heads = {name: values_5N[:, : kept[name].shape[1]] for name, values_5N in by_response(whole).items()}
     assert_close(kept, heads, atol=1e-5, rtol=0)
@@ -173,36 +179,37 @@ def test_a_long_response_keeps_its_head_and_says_so(tmp_path: Path, source: Roll
 
 
 def test_a_run_of_the_training_loop(tmp_path: Path) -> None:
-    """Evaluations of each checkpoint, with the ids that were sampled, and the batch of the first step."""
+    """Evaluations of each checkpoint, with the ids that were sampled; its saved steps need no scoring."""
     own = assets()
     folder = run(
         tmp_path / "run", "train.steps=2", "evaluation.at_start=true", "evaluation.every=1", "checkpoint.every=1",
         "checkpoint.keep_last=5", "telemetry.save_batch_every=1", f"evaluation.benchmarks={{tiny: {own.problems}}}",
     )  # fmt: skip
-    source = run_source(folder, take="evaluations", steps=frozenset({0, 2}))
+    source = run_source(folder, steps=frozenset({0, 2}))
     assert source.teacher == str(own.teacher)
     scores = scored(tmp_path / "s", source, student_of=source.student_of)
-    assert scores.responses.checkpoints == [0, 2]
-    assert not scores.responses.from_text_B.any()
+    assert scores.checkpoints == [0, 2]
+    assert not scores.from_text_B.any()
     assert scores.plan["students"]["2"]["name"] == str(folder / "checkpoints" / "step-000002")
-    batch = run_source(folder, take="batches", steps=frozenset({1}))
-    found = by_response(scored(tmp_path / "b", batch))
-    from safetensors.torch import load_file
-
-    saved = load_file(folder / "batches" / "step-000001.safetensors")
-    for row, rollout in enumerate(batch.rollouts):
-        _, teacher, _, _, student = found[rollout.id].float()
-        # what training computed for this step, scored again: the student before its first update, and the teacher
-        for again, name in ((student, "old_logp"), (teacher, "teacher_logp")):
-            assert_close(again, saved[name][row, : int(saved["mask"][row].sum())], atol=2e-5, rtol=0)
+    # What training computed for its steps, scored again: the student before each update, and the teacher.
+    again = dict[str, torch.Tensor]()
+    for step in (1, 2):
+        table = table_source(folder / "batches" / f"step-00000{step}.parquet", step=None)
+        again |= by_response(scored(tmp_path / f"step-{step}", table, student_of=source.student_of))
+    own_scores = read_scored(folder)
+    assert own_scores.checkpoints == [0, 1]
+    found = by_response(own_scores)
+    assert found.keys() == again.keys()
+    for name, values in found.items():
+        assert_close(values, again[name], atol=2e-5, rtol=0)
     with pytest.raises(DataError, match="step 7"):
-        run_source(folder, take="evaluations", steps=frozenset({7}))
+        run_source(folder, steps=frozenset({7}))
 
 
 def test_text_alone_gets_the_tokenizers_ids_and_says_so(tmp_path: Path, source: RolloutSource) -> None:
     texts = [replace(each, token_ids=None, truncated=False) for each in source.rollouts]
     by_text = scored(tmp_path / "t", replace(source, rollouts=texts))
-    assert by_text.responses.from_text_B.all()
+    assert by_text.from_text_B.all()
     ids = {each.id: list(each.token_ids or ()) for each in source.rollouts}  # the tiny tokenizer has one reading
     assert {name: each[0].tolist() for name, each in by_response(by_text).items()} == ids
 
@@ -230,8 +237,8 @@ def test_an_evaluation_folder(tmp_path: Path) -> None:
     source = evaluation_source(tmp_path / "e", step=0)
     assert source.student_of(0) == str(own.student)
     scores = scored(tmp_path / "s", source)
-    assert len(scores.responses.ids) == 12
-    assert not scores.responses.from_text_B.any()
+    assert len(scores.ids) == 12
+    assert not scores.from_text_B.any()
     with pytest.raises(DataError, match="STEP="):
         evaluation_source(tmp_path / "e", step=None)
 

@@ -62,10 +62,10 @@ def test_agreement_by_hand(tmp_path: Path) -> None:
         ("r8", "r9", "tie"),
         ("r8", "r9", "unjudgeable"),
     ]
-    sampler = ClusterBootstrap.draw(scores.responses.problem_B, replicates=50, seed=0)
-    found = agreement(judged, scores.responses, reward_B, sampler)
+    sampler = ClusterBootstrap.draw(scores.problem_B, replicates=50, seed=0)
+    found = agreement(judged, scores, reward_B, sampler)
     assert (found["pairs"], found["judgeable"]) == (6, 4)
     assert found["all"]["value"] == pytest.approx(2.5 / 4)
     for other in ("r2", "r6"):  # another verdict, another prompt
         with pytest.raises(DataError, match=f"'{other}'"):
-            agreement([("r0", other, "first")], scores.responses, reward_B, sampler)
+            agreement([("r0", other, "first")], scores, reward_B, sampler)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemo_uecr.audit.groups import teacher_rewards
-from nemo_uecr.audit.store import joined_plan, part_paths, read_scores, write_plan
+from nemo_uecr.audit.store import joined_plan, part_paths, read_scored, write_plan
 from nemo_uecr.errors import DataError, RunFolderError
 from tests.audit.made import MODEL, PLAN, Made, write_scores
 
@@ -23,14 +23,14 @@ FOUR = [
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     scores = write_scores(tmp_path, FOUR, part=3)
-    found = scores.responses
+    found = scores
     assert found.ids == ("r0", "r1", "r2", "r3")
     assert found.checkpoints == [10, 20]
     assert found.problem_B.tolist() == [0, 0, 1, 1]
     assert found.group_B.tolist() == [0, 0, 1, 1]
     assert found.truncated_B.tolist() == [False, False, True, False]
     assert found.cut_B.tolist() == [False, False, False, True]
-    assert scores.column("sampled_tokens") == [3, 1, 2, 6]
+    assert found.scored_B.tolist() == [3, 1, 2, 1]
     tokens = scores.tokens("student", 20)  # of two parts
     assert (tokens.rows.tolist(), tokens.offsets.tolist()) == ([2, 3], [0, 2, 3])
     torch.testing.assert_close(tokens.teacher_logp - tokens.anchor_logp, torch.tensor([-6, 2, 0.25]))
@@ -39,16 +39,16 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_teacher_reward_by_hand(tmp_path: Path) -> None:
     infinite = Made("a", 1.0, [1.0, float("inf"), 3.0], checkpoint=10)  # left out and counted: it is no 5
-    scores = write_scores(tmp_path, [*FOUR, infinite], part=2)
+    scores = write_scores(tmp_path, [*FOUR[:2], infinite, *FOUR[2:]], part=2)
     plain_B, nonfinite_B = teacher_rewards(scores, "student", clip=None)
-    # the sums are 7, 1, -4, 0.25 and 4
-    np.testing.assert_allclose(plain_B, [7 / 3, 1.0, -2.0, 0.25, 2.0], rtol=1e-6)
-    assert nonfinite_B.tolist() == [0, 0, 0, 0, 1]
-    # clipped, they are 5, 1, -3, 0.25 and 4
+    # the sums are 7, 1, 4, -4 and 0.25
+    np.testing.assert_allclose(plain_B, [7 / 3, 1.0, 2.0, -2.0, 0.25], rtol=1e-6)
+    assert nonfinite_B.tolist() == [0, 0, 1, 0, 0]
+    # clipped, they are 5, 1, 4, -3 and 0.25
     clipped_B, _ = teacher_rewards(scores, "student", clip=5.0)
-    np.testing.assert_allclose(clipped_B, [5 / 3, 1.0, -1.5, 0.25, 2.0], rtol=1e-6)
-    # twice the gaps: (1 - 1 + 5) / 3, 2, (-5 + 4) / 2, 0.5, (2 + 5) / 2
-    np.testing.assert_allclose(teacher_rewards(scores, "base", clip=5.0)[0], [5 / 3, 2.0, -0.5, 0.5, 3.5], rtol=1e-6)
+    np.testing.assert_allclose(clipped_B, [5 / 3, 1.0, 2.0, -1.5, 0.25], rtol=1e-6)
+    # twice the gaps: (1 - 1 + 5) / 3, 2, (2 + 5) / 2, (-5 + 4) / 2, 0.5
+    np.testing.assert_allclose(teacher_rewards(scores, "base", clip=5.0)[0], [5 / 3, 2.0, 3.5, -0.5, 0.5], rtol=1e-6)
 
 
 @pytest.mark.parametrize("damage", ["bit", "short", "copied"])
@@ -68,7 +68,7 @@ def test_a_damaged_part_is_not_read(tmp_path: Path, damage: str) -> None:
     }
     first.write_bytes(changed[damage])
     with pytest.raises((DataError, OSError, ValueError)):
-        read_scores(tmp_path).tokens("student", 0)
+        read_scored(tmp_path).tokens("student", 0)
 
 
 def test_scores_made_differently_do_not_mix(tmp_path: Path) -> None:

@@ -13,19 +13,21 @@ from torch import Tensor
 from nemo_uecr.audit.score import sequences_of
 from nemo_uecr.audit.teacher import ENGINES, EngineScores, Reference, compared, teacher_effect
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.core.methods import RunState, method_of
+from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.record import ScoredBatch
-from nemo_uecr.data.batch_file import save_batch
 from nemo_uecr.demo.task import build_tokenizer
 from nemo_uecr.errors import ScoreError
 from tests.local import tiny
 from tests.local.updates import by_hand
+from tests.responses.tables import write_step
 
 PAIRS = (((5, 6, 7), (20, 21, 3)), ((9,), (4, 8, 15, 16, 23)), ((11, 12), (2,)))
 
 
 def reference_of(scores: EngineScores, student: list[float], response: list[int], group: list[int]) -> Reference:
-    return Reference(scores.logp, scores.entropy, torch.tensor(student), np.array(response), np.array(group))
+    sampled = torch.ones(len(response), dtype=torch.bool)
+    student_logp = torch.tensor(student)
+    return Reference(scores.logp, scores.entropy, student_logp, np.array(response), np.array(group), sampled)
 
 
 def test_differences_by_hand() -> None:
@@ -147,11 +149,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     old, right, entropy, noise = torch.rand(4, 8, 20, generator=generator)
     for path, error in ((first, 0.0), (second, 0.1)):
         tensors = {
-            "task_reward": (torch.arange(8) % 3 == 0).float(), "group": torch.arange(8) // 4,
-            "mask": torch.ones(8, 20, dtype=torch.bool), "token_ids": torch.arange(160).view(8, 20), "old_logp": -old,
+            "reward": (torch.arange(8) % 3 == 0).float(), "group": torch.arange(8) // 4,
+            "sampled": torch.ones(8, 20, dtype=torch.bool), "token_ids": torch.arange(160).view(8, 20),
+            "old_logp": -old,
             "teacher_logp": -right - error * noise, "teacher_entropy": entropy + error * noise,
         }  # fmt: skip
-        save_batch(path, tensors, method=method_of("uecr", SETTINGS), run=RunState(), step=1)
+        write_step(path, tensors, method_of("uecr", SETTINGS))
     assert entry_point(["teacher", "compare", str(first), str(second), "--json", str(tmp_path / "effect.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["quantity", "gap", "entropy", "advantage", "d"]

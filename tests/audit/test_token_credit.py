@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_uecr.audit.store import ScoreFolder
+from nemo_uecr.audit.store import Scored
 from nemo_uecr.audit.token_credit import entropy_boundaries, token_credit_audit
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.errors import DataError
@@ -20,7 +20,7 @@ from tests.core.reference import confidence
 UECR = Uecr(alpha=1.0, rho=0.5, tau_delta=0.8, tau_entropy=1.5)
 
 
-def numbers_of(scores: ScoreFolder, checkpoint: int | None = None) -> dict[str, Any]:
+def numbers_of(scores: Scored, checkpoint: int | None = None) -> dict[str, Any]:
     return token_credit_audit(scores, UECR, checkpoint=checkpoint, replicates=40, seed=42).numbers
 
 
@@ -79,7 +79,7 @@ def test_against_a_slow_version(tmp_path: Path) -> None:
 def test_the_projection_holds_every_budget_at_one(tmp_path: Path) -> None:
     made = sorted(random_responses({0: 8}, problems=12, tokens=100, seed=6), key=lambda each: each.gaps[0])
     scores = write_scores(tmp_path, made, part=20)  # groups in several parts
-    weights, responses = numbers_of(scores)["weights"], scores.responses
+    weights, responses = numbers_of(scores)["weights"], scores
     mixed = [0 < responses.reward_B[responses.group_B == group].mean() < 1 for group in responses.group_B]
     assert weights["projected"]["responses"] == sum(mixed) > 8
     assert weights["projected"]["largest_error"] <= 1e-14

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.config.load import dump_config, load_config
+from nemo_uecr.config.load import dump_config, load_config, written_config
+from nemo_uecr.responses.table import read_responses, write_again
 from tests.audit.made import TOKENIZER, Made, failed_groups, random_responses, write_scores
 from tests.config.shipped import DEMO
+from tests.local import tiny
 from tests.reliability.commands import refused
 from tests.report.stories import write_run
 
@@ -52,6 +54,27 @@ def test_localization_with_the_demos_judge(tmp_path: Path, capsys: pytest.Captur
     words = ["--judge", labels, "--key", judging / "key.jsonl", "--tokenizer", tmp_path / "tokenizer", *SETTINGS]
     found = numbers_of("localization", scores, *words, "--shuffles", 2, "--replicates", 100)
     assert found["selection"]["eligible"] == 15
+
+
+def test_audits_read_what_a_run_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both saved batches, without a forward pass, by the run's own settings; without a teacher one line."""
+    run = tiny.run(tmp_path / "run", "train.steps=2", "telemetry.save_batch_every=1")
+    for name in ("signal", "alpha-sweep", "token-credit"):
+        assert entry_point(["audit", name, str(run), "--replicates", "100"]) == 0
+        numbers = json.loads((run / "audits" / name / "numbers.json").read_text())["numbers"]
+        assert numbers["scores"]["checkpoints"] == [0, 1]
+    assert numbers["settings"]["rho"] == written_config(run / "config.yaml").method.settings()["rho"]
+    assert numbers["strata"]["top1"] is not None
+    # Without the column that a teacher on a server and the NeMo-RL back end do not have.
+    for path in (run / "batches").iterdir():
+        saved = read_responses(path)
+        write_again(saved, path, rows={}, tokens={}, without={"teacher_rank"}, about=saved.about)
+    capsys.readouterr()
+    assert entry_point(["audit", "token-credit", str(run), "--replicates", "100"]) == 0
+    assert "not ranked: the teacher showed no logits to this back end" in capsys.readouterr().out
+    plain = tiny.run(tmp_path / "plain", "train.steps=1", "telemetry.save_batch_every=1", "method.name=grpo")
+    said = refused(capsys, "audit", "signal", plain)
+    assert "step-000001.parquet has no scores of a teacher, which method grpo does not read" in said
 
 
 def test_the_settings_are_those_of_a_run(tmp_path: Path) -> None:

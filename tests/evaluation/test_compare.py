@@ -10,27 +10,34 @@ import pytest
 
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.compare import differences_of
-from nemo_uecr.evaluation.samples import EvaluationSample, sample_lines
 from nemo_uecr.generation.prompts import ChatSettings
+from nemo_uecr.responses.table import sampled_tokens, write_responses
 
-VERDICTS = ("wrong", "correct")
 
-
-def sample_file(path: Path, rows: list[list[int]], answer: str = "a", asked: str = "") -> Path:
-    """Samples of the problems of one benchmark, x, by their rewards; all ask the same where it is given."""
+def sample_file(path: Path, rows: list[list[int]], answer: str = "a", benchmark: str = "x", asked: str = "") -> Path:
+    """Samples of the problems of one benchmark by their rewards; all ask the same where it is given."""
     samples = [
-        EvaluationSample("x", f"p{row}", place, asked or f"q{row}", answer, "r", None, VERDICTS[reward], 3, False)
+        {
+            "benchmark": benchmark,
+            "problem": f"p{row}",
+            "sample": k,
+            "question": asked or f"q{row}",
+            "asked": asked or f"q{row}",
+            "answer": answer,
+            "correct": each > 0,
+        }
         for row, values in enumerate(rows)
-        for place, reward in enumerate(values)
+        for k, each in enumerate(values)
     ]
-    path.write_bytes(sample_lines(samples))
+    columns = {name: [sample[name] for sample in samples] for name in samples[0]}
+    write_responses(path, columns, sampled_tokens([[1]] * len(samples)), about={})
     return path
 
 
 def evaluation(folder: Path, rows: list[list[int]], problems: int) -> Path:
-    """An evaluation folder whose settings name so many problems of two samples."""
+    """An evaluation folder whose settings name so many problems of two samples; unfinished where they are more."""
     folder.mkdir()
-    sample_file(folder / "samples.jsonl", rows)
+    sample_file(folder / ("responses.parquet" if len(rows) == problems else "parts/part-000000.parquet"), rows)
     sets = {"x": {"problems": problems, "row_set": "5f", "revision": None}}
     (folder / "settings.json").write_text(json.dumps({"samples": 2, "seed": 1, "benchmarks": sets}), encoding="utf-8")
     return folder
@@ -38,7 +45,7 @@ def evaluation(folder: Path, rows: list[list[int]], problems: int) -> Path:
 
 def test_files_of_two_checkpoints_and_finished_evaluations(tmp_path: Path) -> None:
     rows = [[1, 0], [0, 0]], [[1, 1], [0, 1]]
-    files = [sample_file(tmp_path / f"{name}.jsonl", each) for name, each in zip("ab", rows, strict=True)]
+    files = [sample_file(tmp_path / f"{name}.parquet", each) for name, each in zip("ab", rows, strict=True)]
     folders = [evaluation(tmp_path / name, each, 2) for name, each in zip("ab", rows, strict=True)]
     for first, second in (files, folders):
         found = differences_of(first, second, seed=0)
@@ -48,21 +55,21 @@ def test_files_of_two_checkpoints_and_finished_evaluations(tmp_path: Path) -> No
 
 def test_an_unfinished_evaluation_is_refused(tmp_path: Path) -> None:
     """One problem of three is not there; the folder above is none at all."""
-    first, second = (evaluation(tmp_path / name, [[1, 0], [0, 1]], 3) for name in "ab")
-    with pytest.raises(DataError, match=r"expected one of .*/a, .*/b"):
+    first, second = (evaluation(tmp_path / name, [[1, 0], [0, 1]], size) for name, size in (("a", 2), ("b", 3)))
+    with pytest.raises(DataError, match=r"expected one of .*/a"):
         differences_of(tmp_path, first, seed=0)
-    for pair in ((first, second), (second / "samples.jsonl", first)):
-        with pytest.raises(DataError, match="not finished"):
+    for pair in ((first, second), (second, first)):
+        with pytest.raises(DataError, match="not finished, it has 4 of 6 samples"):
             differences_of(*pair, seed=0)
 
 
 @pytest.mark.parametrize(("rows", "answer"), [([[1, 0], [0, 1]], "7"), ([[1, 0], [0]], "a")])
 def test_other_problems_or_numbers_of_samples_are_refused(tmp_path: Path, rows: list[list[int]], answer: str) -> None:
-    first = sample_file(tmp_path / "a.jsonl", [[1, 0], [0, 1]])
-    other = sample_file(tmp_path / "b.jsonl", rows, answer)
+    first = sample_file(tmp_path / "a.parquet", [[1, 0], [0, 1]])
+    other = sample_file(tmp_path / "b.parquet", rows, answer)
     with pytest.raises(DataError, match=r"differ in problem 'p\d' of x"):
         differences_of(first, other, seed=0)
-    other.write_text(other.read_text().replace('"x"', '"y"'))
+    sample_file(other, rows, answer, "y")
     with pytest.raises(DataError, match=r"benchmarks x, .* y;"):
         differences_of(first, other, seed=0)
 
@@ -70,7 +77,7 @@ def test_other_problems_or_numbers_of_samples_are_refused(tmp_path: Path, rows: 
 def test_problems_that_repeat_a_question_are_one(tmp_path: Path) -> None:
     """Eight problems on which the second wins are evidence, and one question that is asked eight times is none."""
     pairs = {
-        asked: [sample_file(tmp_path / f"{asked}{n}.jsonl", [[n]] * 8, asked=asked) for n in (0, 1)]
+        asked: [sample_file(tmp_path / f"{asked}{n}.parquet", [[n]] * 8, asked=asked) for n in (0, 1)]
         for asked in ("", "q")
     }
     apart, repeated = (differences_of(*files, seed=0)["x"] for files in pairs.values())

@@ -13,16 +13,20 @@ import pytest
 
 from nemo_uecr.data.benchmarks import load_benchmark
 from nemo_uecr.data.problems import Problem
-from nemo_uecr.errors import DependencyError, RunFolderError
+from nemo_uecr.errors import DataError, DependencyError, RunFolderError
+from nemo_uecr.evaluation import runner
+from nemo_uecr.evaluation.compare import differences_of
 from nemo_uecr.evaluation.runner import EvaluationSettings, PendingSample, evaluate, judge_generations, pending_samples
-from nemo_uecr.evaluation.samples import SAMPLES
+from nemo_uecr.evaluation.samples import PARTS, RESPONSES, finished, part_paths
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.engines import Decoding, Generation, Request, load_tokens
 from nemo_uecr.generation.prompts import ChatSettings
 from nemo_uecr.reproducible import derive
+from nemo_uecr.responses.table import read_responses
 from nemo_uecr.stopping import JOB_PROGRESS
 from nemo_uecr.verifier.pool import SHARED
 from tests.evaluation.tiny import save_tokenizer
+from tests.responses.tables import records
 
 SETTINGS = EvaluationSettings(
     samples=4, decoding=Decoding(0.6, 0.95, 20, 64), seed=42, chat=ChatSettings("{question}", None, False),
@@ -75,15 +79,42 @@ def test_killed_and_continued_equals_uninterrupted(run: Run, tmp_path: Path) -> 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             run("parts", stop_after=7)
-        with (tmp_path / "parts" / SAMPLES).open("ab") as file:
-            file.write(b'{"benchmark": "x", "prob')  # what a kill in the middle of a write leaves
-    assert len((tmp_path / "parts" / SAMPLES).read_bytes().splitlines()) == 6 + 6 + 1
+        (tmp_path / "parts" / PARTS / ".part-000009.parquet.tmp").write_bytes(b"PAR1")  # of a kill in a write
+    assert sum(len(read_responses(path)) for path in part_paths(tmp_path / "parts")) == 6 + 6
+    with pytest.raises(DataError, match="it has 12 of 20 samples"):
+        finished(tmp_path / "parts")
     result, rest = run("parts")
     assert len(rest) == 20 - 12
     assert result == whole
-    contents = [sorted((tmp_path / name / SAMPLES).read_text().splitlines()) for name in ("whole", "parts")]
+    contents = [sorted(map(str, records(tmp_path / name / RESPONSES))) for name in ("whole", "parts")]
     assert contents[0] == contents[1]
+    assert not (tmp_path / "parts" / PARTS).exists()
     assert run("parts", stop_after=0) == (whole, [])  # a finished evaluation is not repeated
+
+
+def test_a_kill_between_the_table_and_the_removal_of_its_parts(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(runner.shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            run("out")
+    assert part_paths(tmp_path / "out")
+    assert run("out", stop_after=0)[0]["samples"] == 4
+    assert len(read_responses(tmp_path / "out" / RESPONSES)) == 20
+    assert not part_paths(tmp_path / "out")
+
+
+def test_an_evaluation_of_an_earlier_version_is_not_continued(run: Run, tmp_path: Path) -> None:
+    run("new")
+    (tmp_path / "old").mkdir()
+    settings = (tmp_path / "new" / "settings.json").read_text()
+    (tmp_path / "old" / "settings.json").write_text(settings.replace("evaluation/3", "evaluation/2"))
+    (tmp_path / "old" / "samples.jsonl").write_text("{}\n")
+    with pytest.raises(RunFolderError, match=r"format=.nemo_uecr\.evaluation/2., this one has"):
+        run("old")
+    with pytest.raises(DataError, match=r"samples\.jsonl has a format of version 0\.3\.0 or earlier"):
+        differences_of(tmp_path / "old", tmp_path / "old", seed=0)
 
 
 @pytest.mark.parametrize(("stop_after", "advanced"), [(2, False), (7, True)])
@@ -93,7 +124,7 @@ def test_a_job_hears_whether_samples_were_saved(
     monkeypatch.setenv(JOB_PROGRESS, str(tmp_path / "progress"))
     with pytest.raises(KeyboardInterrupt):
         run("out", stop_after=stop_after)  # in batches of three
-    assert (tmp_path / "progress").exists() == advanced == (tmp_path / "out" / SAMPLES).exists()
+    assert (tmp_path / "progress").exists() == advanced == bool(part_paths(tmp_path / "out"))
 
 
 def test_numbers_by_hand(run: Run) -> None:
@@ -120,7 +151,8 @@ def test_what_a_sample_records_of_its_question_is_equal_for_repeats(model: Path,
     tokens, loaded = load_tokens(str(model)), load_benchmark(str(tmp_path / "r.jsonl"))
     pending = pending_samples({"r": tokens.prompts(loaded.problems, SETTINGS.chat, "r")}, samples=1, seed=1)
     answers = [Generation((*tokens.tokenizer(r"\boxed{5}")["input_ids"], 257), False)] * len(rows)
-    first, again, *others = (each.asked for each in judge_generations(pending, answers, tokens, SHARED))
+    rows, _ = judge_generations(pending, answers, tokens, SHARED, checkpoint=None)
+    first, again, *others = rows["asked"]
     assert first == again
     assert len({first, *others}) == 3
 
@@ -160,5 +192,5 @@ def test_a_thought_that_a_special_token_closes_is_not_judged(model: Path) -> Non
         tokens.tokenizer(text)["input_ids"] for text in ("2 + 3?<think>", r"\boxed{4}</think>\boxed{5}")
     )
     wanted = PendingSample(("b", "p", 0), Problem("p", "2 + 3?", "5"), Request(tuple(prompt), 0))
-    (sample,) = judge_generations([wanted], [Generation((*response, 257), False)], tokens, SHARED)
-    assert (sample.verdict, sample.extracted) == ("correct", "5")
+    rows, _ = judge_generations([wanted], [Generation((*response, 257), False)], tokens, SHARED, checkpoint=None)
+    assert (rows["verdict"], rows["extracted"]) == (["correct"], ["5"])

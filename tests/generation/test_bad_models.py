@@ -82,7 +82,7 @@ def test_damage_is_one_line(model: Path, tmp_path: Path, name: str, capsys: pyte
     damage, said = DAMAGES[name]
     damage(model)
     assert said in refused(capsys, *evaluate(model, tmp_path), "--system-prompt", "Be brief.")
-    assert not list(tmp_path.glob("e/**/samples.jsonl"))
+    assert not list(tmp_path.glob("e/**/*.parquet"))
 
 
 def test_pickled_weights_are_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +117,7 @@ def test_a_repaired_model_is_evaluated_in_the_same_place_and_a_changed_one_is_no
 ) -> None:
     positions = json.loads((model / "config.json").read_text())["max_position_embeddings"]
     assert f"reads at most {positions}" in refused(capsys, *evaluate(model, tmp_path, most=positions))
-    assert not (tmp_path / "e" / "m" / "samples.jsonl").exists()
+    assert not list((tmp_path / "e").glob("**/*.parquet"))
     assert entry_point([str(word) for word in evaluate(model, tmp_path)]) == 0
     weights_that_diverged(model)
     assert "--out" in refused(capsys, *evaluate(model, tmp_path))

@@ -145,8 +145,8 @@ def check_records(run: Path) -> None:
 def main(tokenizer: str, target: str) -> None:
     """Make models and problems, hook the checks in before the loop, and train."""
     sys.path.insert(0, str(ROOT))
-    from nemo_uecr.data.batch_file import load_batch
     from nemo_uecr.nemo import plug_in
+    from nemo_uecr.responses.table import read_responses
 
     folder = Path(target)
     folder.mkdir(parents=True, exist_ok=True)
@@ -168,9 +168,9 @@ def main(tokenizer: str, target: str) -> None:
     with patch.object(loop, "grpo_train", checked_loop):
         plug_in.train(str(shipped), overrides(folder))
     check_records(folder / "run")
-    saved = sorted((folder / "run" / "batches").glob("*.safetensors"))
+    saved = sorted((folder / "run" / "batches").glob("*.parquet"))
     report("training steps", passed=len(saved) == STEPS, detail=f"{len(saved)} of {STEPS} left a batch")
-    entropy = load_batch(saved[-1]).tensors["teacher_entropy"]
+    entropy = read_responses(saved[-1]).tokens("teacher_entropy")
     report("teacher entropy", passed=bool((entropy >= -1e-4).all()), detail=f"at most {float(entropy.max()):.3f} nats")
 
 

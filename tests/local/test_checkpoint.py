@@ -42,7 +42,7 @@ def test_flipped_byte_is_found(folder: Path, name: str, tmp_path: Path, capsys: 
     for words in (("export", path.parent, "--merged", tmp_path / "out"), evaluation(path.parent, tmp_path / "out")):
         assert f"{path}: content changed; the checkpoint is corrupt" in refused(capsys, *words)
     with pytest.raises(CheckpointError, match=f"{name}: content changed"):
-        run_source(folder, take="evaluations", steps=None).student_of(2)
+        run_source(folder, steps=None).student_of(2)
 
 
 def test_a_tokenizer_with_several_templates(tmp_path: Path) -> None:
@@ -88,5 +88,5 @@ def test_full_disk_while_saving_keeps_the_earlier_checkpoint(tmp_path: Path, tra
         assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-000001"]
         assert {path.name: path.read_bytes() for path in first.iterdir()} == earlier
     tiny.run(folder, *every(), resume=True)
-    told_the_steps = ("config.yaml", "origins.json", "batches/step-000001.safetensors")  # one when they were written
+    told_the_steps = ("config.yaml", "origins.json", "batches/step-000001.parquet")  # one when they were written
     assert same(outcome(folder), outcome(trained), ignoring=told_the_steps) == []

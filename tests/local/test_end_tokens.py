@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.conversion.export import export
@@ -19,7 +18,9 @@ from nemo_uecr.generation.adapter import CONFIG, add_adapter, load_causal_lm
 from nemo_uecr.generation.engines import load_tokens
 from nemo_uecr.generation.models import GENERATION, load_tokenizer, save_pretrained
 from nemo_uecr.generation.prompts import ChatSettings
+from nemo_uecr.responses.table import read_responses
 from tests.local import tiny
+from tests.responses.tables import records
 from tests.start import looking
 
 CHAT = ChatSettings(tiny.configured(Path("unused")).config.data.prompt_template, None, False)
@@ -91,7 +92,7 @@ def test_a_trained_adapter_answers_as_it_did_in_its_run(tmp_path: Path) -> None:
     """The student ends with token 2, which generation_config.json alone names; merged, it answers the same."""
     base = ending(tmp_path / "base", {"eos_token_id": [2, 0]}, {"eos_token_id": 0}, "<|endoftext|>")
     run = tiny.run(tmp_path / "run", *tiny.every(), f"student.model_name={base}", "student.lora_rank=2")
-    inside = tiny.records(run / "evaluations" / "step-000002.jsonl")
+    inside = records(run / "evaluations" / "step-000002.parquet")
     assert not all(row["truncated"] for row in inside)
     assert entry_point(["export", str(run), "--merged", str(tmp_path / "merged")]) == 0
     config = tiny.configured(run, *tiny.every()).config.evaluation
@@ -101,8 +102,8 @@ def test_a_trained_adapter_answers_as_it_did_in_its_run(tmp_path: Path) -> None:
     words = ["evaluate", *models, "--benchmarks", f"a={tiny.assets().problems}", "--max-tokens", "6"]
     assert entry_point([*words, *options, "--engine", "transformers", "--out", str(tmp_path / "e")]) == 0
     for label in ("saved", "merged"):
-        (file,) = (tmp_path / "e" / label).glob("samples*.jsonl")
-        assert [row["token_ids"] for row in tiny.records(file)] == [row["token_ids"] for row in inside]
+        (file,) = (tmp_path / "e" / label).glob("*.parquet")
+        assert [row["token_ids"] for row in records(file)] == [row["token_ids"] for row in inside]
 
 
 @pytest.fixture(scope="module")
@@ -120,14 +121,14 @@ def swapped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def first_batch(folder: Path, student: Path, *overrides: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The record and the tensors of one step, whose responses are the same whatever the teacher counts."""
     tiny.run(folder, "train.steps=1", "telemetry.save_batch_every=1", f"student.model_name={student}", *overrides)
-    return tiny.records(folder / "metrics.jsonl")[0], load_file(folder / "batches" / "step-000001.safetensors")
+    return tiny.records(folder / "metrics.jsonl")[0], tiny.tensors(folder)
 
 
 def test_what_another_end_token_costs_and_what_the_key_makes_of_it(
     swapped: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     record, plain = first_batch(tmp_path / "plain", swapped)
-    mask, ids, gap = plain["mask"].bool(), plain["token_ids"], plain["teacher_logp"] - plain["old_logp"]
+    mask, ids, gap = plain["sampled"].bool(), plain["token_ids"], plain["teacher_logp"] - plain["old_logp"]
     ends = mask & (ids == 0)
     assert ends.any()
     assert record["teacher/end_gap_mean"] == pytest.approx(float(gap[ends].mean()))
@@ -145,8 +146,8 @@ def test_what_another_end_token_costs_and_what_the_key_makes_of_it(
     assert torch.equal(sampled["teacher_logp"][mask], plain["teacher_logp"][mask])
     assert torch.equal(without["teacher_logp"][ends], plain["old_logp"][ends])
     teacher, _ = load_causal_lm(str(tiny.TEACHER), local_files_only=True, dtype=torch.float32)
-    texts = json.loads((tmp_path / "own" / "batches" / "step-000001.json").read_text())["responses"]
-    prompts = {text["row"]: load_tokens(str(swapped)).prompt(Problem("", text["question"], ""), CHAT) for text in texts}
+    asked = read_responses(tmp_path / "own" / "batches" / "step-000001.parquet").column("question")
+    prompts = [load_tokens(str(swapped)).prompt(Problem("", question, ""), CHAT) for question in asked]
     for row, column in ends.nonzero().tolist():
         read = torch.tensor([[*prompts[row], *ids[row, :column].tolist()]])
         with torch.no_grad():
@@ -163,7 +164,7 @@ def test_any_of_the_teachers_own_end_tokens_counts(swapped: Path, tmp_path: Path
         first_batch(tmp_path / name, swapped, f"teacher.model_name={both}", f"teacher.end_token={name}")[1]
         for name in ("sampled", "own")
     ]
-    ends = found[0]["mask"].bool() & (found[0]["token_ids"] == 0)
+    ends = found[0]["sampled"].bool() & (found[0]["token_ids"] == 0)
     assert (found[1]["teacher_logp"][ends] > found[0]["teacher_logp"][ends] + 0.5).all()
     assert (found[1]["teacher_logp"][ends] <= 0).all()
 

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core import invariants
 from nemo_uecr.core.methods.uecr import Uecr
-from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import InvariantError, ScoreError
 from nemo_uecr.local import trainer
 from tests.local import tiny
+from tests.responses.tables import tensors_of
 
 
-def failure(folder: Path, kept: str = "batch.safetensors") -> dict[str, str]:
+def failure(folder: Path, kept: str = "responses.parquet") -> dict[str, str]:
     """The record that was left, checked for what every one has."""
     record = json.loads((folder / "failure" / "failure.json").read_text())
     assert set(record) == {"step", "error", "kind", "sample", "command"}
@@ -58,9 +58,9 @@ def test_nan_in_the_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     # replay reads the batch and reports the same fault
     assert replay(record) == 2
     assert re.search(
-        r"error: \S*batch.safetensors: teacher_(logp|entropy) of response 0 at token 0 is nan", capsys.readouterr().err
+        r"error: \S*responses.parquet: teacher_(logp|entropy) of response 0 at token 0 is nan", capsys.readouterr().err
     )
-    assert not (tmp_path / "run" / "failure" / "advantages.safetensors").exists()
+    assert not (tmp_path / "run" / "failure" / "advantages.parquet").exists()
 
 
 def test_violated_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,12 +81,13 @@ def test_violated_invariant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert record["kind"] == "InvariantError"
     assert record["sample"] is not None
     # the batch is the one of the step, complete, and replay accepts it
-    left, good = load_batch(tmp_path / "run" / "failure" / "batch.safetensors").tensors, tiny.tensors(before)
-    assert left.keys() == good.keys() - {"advantage"}  # those that were refused are not kept
+    left, good = tensors_of(tmp_path / "run" / "failure" / "responses.parquet"), tiny.tensors(before)
+    # the advantages that were refused are not kept, and only a step that is saved ranks
+    assert left.keys() == good.keys() - {"advantage", "weight", "teacher_rank"}
     assert all(torch.equal(left[name].nan_to_num(7), good[name].nan_to_num(7)) for name in left)
     monkeypatch.undo()
     assert replay(record) == 0
-    assert (tmp_path / "run" / "failure" / "advantages.safetensors").is_file()
+    assert (tmp_path / "run" / "failure" / "advantages.parquet").is_file()
 
 
 def test_student_that_cannot_be_sampled_leaves_its_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,8 +97,8 @@ def test_student_that_cannot_be_sampled_leaves_its_batch(tmp_path: Path, capsys:
         tiny.run(tmp_path / "run", f"student.model_name={broken}")
     record = failure(tmp_path / "run")
     assert record["sample"].endswith("row 0")
-    left = load_batch(tmp_path / "run" / "failure" / "batch.safetensors").tensors
-    assert left["mask"].sum(dim=1).tolist() == [1] * 8  # the end token that stands for the one that was not drawn
+    left = tensors_of(tmp_path / "run" / "failure" / "responses.parquet")
+    assert left["sampled"].sum(dim=1).tolist() == [1] * 8  # the end token that stands for the one that was not drawn
     assert bool(left["old_logp"].isnan().all())
     assert replay(record) == 2
     assert "old_logp of response 0 at token 0 is nan" in capsys.readouterr().err

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from nemo_uecr.data.batch_file import recompute
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.local.sequences import Response, Sequences, encode_prompts
+from nemo_uecr.responses.replay import recompute
+from nemo_uecr.responses.table import read_responses
 from tests.audit.made import faults
 from tests.core import sparse
 from tests.local import tiny
 from tests.local.updates import by_hand, worst
+from tests.responses.tables import rows_of
 
 #: One optimizer step for each batch, so that every ratio of a step is 1.
 ONE_UPDATE = ("train.minibatch_responses=8", "telemetry.save_batch_every=1")
@@ -27,10 +28,10 @@ def test_each_model_is_scored_at_its_temperature(tmp_path: Path) -> None:
     student, teacher = (
         tiny.load(path, role=role) for path, role in ((tiny.STUDENT, "student"), (tiny.TEACHER, "teacher"))
     )
-    texts = json.loads((folder / "batches" / "step-000001.json").read_text())
-    problems = [Problem(row["problem"], row["question"], row["answer"]) for row in texts["responses"]]
+    rows = rows_of(read_responses(folder / "batches" / "step-000001.parquet"))
+    problems = [Problem(row["problem"], row["question"], row["answer"]) for row in rows]
     prompts = encode_prompts(problems, student.tokenizer, tiny.configured(folder, *overrides).config.data)
-    mask_BT = found["mask"]
+    mask_BT = found["sampled"]
     ids = [tuple(row[kept].tolist()) for row, kept in zip(found["token_ids"], mask_BT, strict=True)]
     sequences = Sequences(prompts, [Response(each, False, "") for each in ids])
     for name, model, temperature in (
@@ -53,7 +54,7 @@ def test_second_surrogate_counts_with_its_coefficient(tmp_path: Path) -> None:
         tmp_path / "run", *ONE_UPDATE, "train.steps=1", "method.name=grpo_plus_opd", "method.opd_coef=3.0"
     )
     found = tiny.tensors(folder)
-    mask_BT = found["mask"]
+    mask_BT = found["sampled"]
     task, opd = (float(found[name][mask_BT].double().mean()) for name in ("advantage", "advantage_opd"))
     assert abs(opd) > 0.01  # otherwise its coefficient could not be seen
     assert tiny.metrics(folder)[0]["policy/pg_loss"] == pytest.approx(-(task + 3.0 * opd), abs=1e-6)
@@ -65,7 +66,7 @@ def test_a_method_masks_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     changes = (*ONE_UPDATE, "train.steps=1", "method.name=sparse", "loss.reference_kl=0", "run.seed=1")
     folder = tiny.run(tmp_path / "run", *changes)
     found, record = tiny.tensors(folder), tiny.metrics(folder)[0]
-    kept_BT, mask_BT = found["loss_mask"], found["mask"]
+    kept_BT, mask_BT = found["loss_mask"], found["sampled"]
     assert 0 < int(kept_BT.sum()) < int(mask_BT.sum())
     assert not (kept_BT & ~mask_BT).any()
     assert not found["advantage"][~kept_BT].any()
@@ -75,7 +76,7 @@ def test_a_method_masks_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert record["advantage/mean"] == pytest.approx(mean, abs=1e-6)
     assert record["count/valid_tokens"] == int(kept_BT.sum())
     assert record["advantage/trained_share"] == pytest.approx(int(kept_BT.sum()) / int(mask_BT.sum()))
-    again = recompute(folder / "batches" / "step-000001.safetensors")
+    again = recompute(folder / "batches" / "step-000001.parquet")
     assert (again.bitwise, again.difference) == (True, 0.0)
     assert faults(folder) == []
 
@@ -90,7 +91,7 @@ def test_schedule_counts_completed_steps(tmp_path: Path) -> None:
         found = tiny.tensors(folder, step)
         delta_BT = (found["teacher_logp"] - found["old_logp"]).double()
         moved_B = (delta_BT[:, 0] - delta_BT[:, 1]).nan_to_num(0.0)
-        told_B = found["mask"][:, 1] & (moved_B.abs() > 0.1)
+        told_B = found["sampled"][:, 1] & (moved_B.abs() > 0.1)
         slope_B = ((found["advantage"][:, 0] - found["advantage"][:, 1]) / moved_B)[told_B]
         assert slope_B.tolist() == pytest.approx([kappa * 0.75] * int(told_B.sum()), abs=1e-4)
         assert bool(told_B.any())

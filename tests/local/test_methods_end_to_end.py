@@ -15,6 +15,7 @@ from nemo_uecr.telemetry.metric_table import METRICS
 from tests.data.made import deepmath_row, prepare_folder, write_benchmark, write_jsonl
 from tests.local import tiny
 from tests.local.tiny import DIGITS, LIKED, metrics, records
+from tests.responses import tables
 
 #: Metrics that these runs cannot have, and when they appear.
 CONDITIONAL = {
@@ -61,7 +62,7 @@ def test_methods_share_the_rollout_and_differ_in_the_advantage(runs: dict[str, P
     batches = {name: tiny.tensors(folder) for name, folder in runs.items()}
     for tensors in batches.values():
         assert torch.equal(tensors["token_ids"], batches["uecr"]["token_ids"])
-        assert torch.equal(tensors["task_reward"], batches["uecr"]["task_reward"])
+        assert torch.equal(tensors["reward"], batches["uecr"]["reward"])
     first = {name: metrics(folder)[0] for name, folder in runs.items()}
     fingerprints = {
         (record["advantage/std"], record["policy/loss"], record["policy/grad_norm"]) for record in first.values()
@@ -86,14 +87,14 @@ def test_atod_takes_turns(runs: dict[str, Path], tmp_path: Path) -> None:
     two = tiny.run(tmp_path / "two", *turns, "telemetry.save_batch_every=1", "train.steps=1")
     assert metrics(one)[0]["ecr/weight_min"] == metrics(one)[0]["ecr/weight_max"] == 0.75
     assert metrics(two)[0]["ecr/weight_min"] < metrics(two)[0]["ecr/weight_max"]
-    segments = tiny.tensors(two)["segments"]
+    segments = tiny.tensors(two)["turn"]
     # \boxed{ ends turn 0; what follows is turn 1
     assert segments.unique().tolist()[:2] == [0, 1]
 
 
 def test_evaluation_record_is_the_mean_of_its_samples(runs: dict[str, Path]) -> None:
     record = records(runs["uecr"] / "evaluation.jsonl")[-1]
-    samples = records(runs["uecr"] / "evaluations" / "step-000002.jsonl")
+    samples = tables.records(runs["uecr"] / "evaluations" / "step-000002.parquet")
     assert len(samples) == 12  # 6 problems, 2 samples
     share = sum(sample["verdict"] == "correct" for sample in samples) / 12
     assert record["sets"]["a"]["avg"] == pytest.approx(share)

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from nemo_uecr.config.load import load_config
-from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.generation.adapter import add_adapter, freeze_routers
 from nemo_uecr.local.memory import plain_tensors
@@ -21,6 +20,7 @@ from nemo_uecr.local.token_model import load_model
 from nemo_uecr.plan.contents import GPUS, Lengths
 from nemo_uecr.plan.local import kept_bytes, local_plan, lora_parameters, quantized_bytes
 from nemo_uecr.plan.shapes import KNOWN, ModelShape, parameters, shape_of
+from nemo_uecr.responses.table import read_responses
 from tests.config.shipped import DEMO
 from tests.local import tiny
 from tests.local.tiny import every, run
@@ -116,8 +116,8 @@ def test_a_mixture_trains_with_a_mixture_as_teacher(tmp_path: Path, freeze: bool
     folder = run(tmp_path / "run", *every(), *models, f"student.freeze_moe_router={str(freeze).lower()}")
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["policy/first_ratio_error"] for row in metrics] == [0.0, 0.0]
-    batch = load_batch(folder / "batches" / "step-000001.safetensors").tensors
-    assert bool((batch["teacher_entropy"][batch["mask"].bool()] > 0).all())
+    saved_batch = read_responses(folder / "batches" / "step-000001.parquet")
+    assert bool((saved_batch.tokens("teacher_entropy") > 0).all())
     before, after = (
         load_file(student / "model.safetensors"),
         load_file(folder / "checkpoints/step-000002/model.safetensors"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +18,10 @@ from nemo_uecr.core.functions import method_advantage
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.baselines import Grpo
 from nemo_uecr.core.record import ScoredBatch
-from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import CheckpointError, ConfigError
 from nemo_uecr.local import checkpoint
 from nemo_uecr.report.page import render_page
+from nemo_uecr.responses.table import read_responses, write_again
 from nemo_uecr.telemetry.run_folder import read_run
 from tests.local import tiny
 from tests.local.tiny import in_child, outcome, same
@@ -104,20 +103,18 @@ def test_it_trains_is_recorded_and_replays(file: Path, capsys: pytest.CaptureFix
     steps = tiny.metrics(Path("run"))
     assert [step["identity/sign_kept"] for step in steps] == [0, 0, 0]
     assert all(step["identity/budget_error"] > 1e-3 for step in steps)
-    saved = load_batch(Path("run/batches/step-000002.safetensors"))
-    assert saved.header["method_sha256"] == digest
-    assert saved.run.state == {"seen": 1.0}
+    saved = read_responses(Path("run/batches/step-000002.parquet"))
+    assert saved.about["method_sha256"] == digest
+    assert saved.about["run"]["state"] == {"seen": 1.0}
     plain = tiny.run(Path("grpo"), *EVERY, "method.name=grpo")
-    assert not torch.equal(saved.tensors["advantage"], tiny.tensors(plain, 2)["advantage"])
+    assert not torch.equal(saved.padded("advantage"), tiny.tensors(plain, 2)["advantage"])
     for words in (["replay", "run", "--check"], ["report", "run", "--verify"], ["report", "run"]):
         assert entry_point(words) == 0
     told = capsys.readouterr().out
     assert "3 of 3 saved steps reproduced" in told
     assert "0 changed" in told
-    out = ["--set", "width=0.5", "--out", "out.safetensors"]
-    assert (
-        entry_point(["replay", "run/batches/step-000001.safetensors", "--method", "my_method.py:SoftGate", *out]) == 0
-    )
+    out = ["--set", "width=0.5", "--out", "out.parquet"]
+    assert entry_point(["replay", "run/batches/step-000001.parquet", "--method", "my_method.py:SoftGate", *out]) == 0
 
 
 def test_the_report_runs_no_changed_or_missing_file(file: Path) -> None:
@@ -160,7 +157,7 @@ def test_a_changed_file_is_refused_at_resume_and_by_replay(file: Path, capsys: p
     with pytest.raises(CheckpointError, match=changed):
         tiny.run(Path("run"), *own, "train.steps=2", resume=True)
     line = refused(capsys, "replay", "run", "--check")
-    assert "step-000001.safetensors names method my_method.py:SoftGate: my_method.py: sha256" in line
+    assert "step-000001.parquet names method my_method.py:SoftGate: my_method.py: sha256" in line
     assert "in the run; put the run's content of the file back" in line
     file.unlink()
     assert "my_method.py: no such file" in refused(capsys, "replay", "run", "--check")
@@ -242,11 +239,10 @@ def test_code_that_a_downloaded_run_or_batch_brings_is_not_run(file: Path, capsy
     alone = Path("alone")
     alone.mkdir()
     (alone / "m.py").write_text(evil)
-    raw = (folder / "batches" / "step-000001.safetensors").read_bytes()
-    old, new = b"my_method.py:SoftGate", b"alone/m.py:SoftGate"
-    (alone / "step-000001.safetensors").write_bytes(raw.replace(old, new.ljust(len(old), b"X")))
-    shutil.copy(folder / "batches" / "step-000001.json", alone)
-    assert "whose file lies beside it" in refused(capsys, "replay", alone / "step-000001.safetensors", "--check")
+    saved = read_responses(folder / "batches" / "step-000001.parquet")
+    about = {**saved.about, "method": "alone/m.py:SoftGate"}
+    write_again(saved, alone / "step-000001.parquet", rows={}, tokens={}, without=frozenset(), about=about)
+    assert "whose file lies beside it" in refused(capsys, "replay", alone / "step-000001.parquet", "--check")
     assert not file.with_name("ran").exists()
 
 

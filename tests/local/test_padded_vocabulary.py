@@ -66,9 +66,9 @@ def test_a_padded_teacher_trains_a_student_as_one_without_padding(tmp_path: Path
     plain = tiny.run(tmp_path / "plain", *options)
     wide = tiny.run(tmp_path / "wide", *options, f"teacher.model_name={teacher}")
     first, second = (tiny.tensors(run) for run in (plain, wide))
-    for name in ("token_ids", "task_reward", "old_logp", "old_logp_rollout"):
+    for name in ("token_ids", "reward", "old_logp", "old_logp_rollout"):
         torch.testing.assert_close(first[name], second[name], atol=0, rtol=0, equal_nan=True)
-    for name in ("teacher_logp", "teacher_entropy", "advantage"):
+    for name in ("teacher_logp", "teacher_entropy", "advantage", "teacher_rank"):
         torch.testing.assert_close(first[name], second[name], atol=1e-5, rtol=1e-5, equal_nan=True)
     for record in tiny.metrics(wide):
         assert 0 < record["teacher/dropped_mass_mean"] <= record["teacher/dropped_mass_max"] < 1
@@ -85,7 +85,7 @@ def test_a_student_may_be_the_wider_one_until_it_samples_its_padding(tmp_path: P
     message = rf"^response \d has token id {KNOWN}|{KNOWN + 1} at column \d+, but the tokenizer has ids below {KNOWN}: "
     with pytest.raises(ScoreError, match=message):
         tiny.run(tmp_path / "stopped", f"student.model_name={loud}", "train.steps=3")
-    assert (tmp_path / "stopped" / "failure" / "batch.safetensors").is_file()
+    assert (tmp_path / "stopped" / "failure" / "responses.parquet").is_file()
 
 
 def test_a_tokenizer_that_reaches_into_the_padding_is_refused(tmp_path: Path) -> None:

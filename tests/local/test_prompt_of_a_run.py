@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nemo_uecr.audit.sources import run_source
 from nemo_uecr.cli.evaluate import _prompt as prompt_of
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.generation.engines import load_tokens
 from tests.data.made import write_jsonl
 from tests.local.tiny import assets, evaluation, every, records, run
 from tests.reliability.commands import refused
+from tests.responses import tables
 
 CHAT = {"template": "Q {question}", "system": "Be brief.", "thinking": True}
+
+
+def drawn(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """The rows of an evaluation by problem and sample, without what names the place of the model in a run."""
+    rows = tables.records(path)
+    return {
+        (row["problem"], row["sample"]): {name: row[name] for name in row if name not in ("id", "checkpoint")}
+        for row in rows
+    }
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +57,9 @@ def test_checkpoint_run_and_export_are_evaluated_as_the_run_evaluates_itself(
     assert f"\nrun: {last}, the newest of the run\n" in said
     assert "\ncheckpoint: /" not in said, "it was named itself"
     assert entry_point(words(tmp_path, f"export={merged}")) == 0
-    own = {(row["problem"], row["sample"]): row for row in records(prompted / "evaluations" / "step-000002.jsonl")}
+    own = drawn(prompted / "evaluations" / "step-000002.parquet")
     for name in ("checkpoint", "run", "export"):
-        drawn = {(row["problem"], row["sample"]): row for row in records(tmp_path / name / "samples.jsonl")}
-        assert drawn == own
+        assert drawn(tmp_path / name / "responses.parquet") == own
     assert chat_of(tmp_path / "base") == CHAT
     assert entry_point(["evaluate", "compare", str(prompted), str(tmp_path / "export")]) == 0
     assert "0     0 of 4" in capsys.readouterr().out  # six problems ask four questions
@@ -90,8 +99,8 @@ def test_a_runs_evaluation_is_neither_compared_nor_ranked_with_one_taken_otherwi
     if not given:  # as if vLLM had drawn them
         settings = json.loads((other / "settings.json").read_text())
         (other / "settings.json").write_text(json.dumps(settings | {"engine": "vllm"}))
-    for ours in (prompted, prompted / "evaluations" / "step-000002.jsonl"):
-        for theirs in (other, other / "samples.jsonl"):
+    for ours in (prompted, prompted / "evaluations" / "step-000002.parquet"):
+        for theirs in (other, other / "responses.parquet"):
             assert f"were evaluated with {key}" in refused(capsys, "evaluate", "compare", ours, theirs)
     assert entry_point(["evaluate", "table", str(prompted), str(other)]) == 0
     table = capsys.readouterr().out
@@ -119,15 +128,14 @@ def test_a_conversation_is_the_prompt_in_the_run_in_evaluate_and_in_audits(promp
     prompt = ("data.prompt_template=Q {question}", "data.enable_thinking=true", f"data.train={talks}")
     benchmark = f"evaluation.benchmarks={{a: {talks}}}"
     folder = run(tmp_path / "run", *every(), *prompt, benchmark)
-    samples = records(folder / "evaluations/step-000002.jsonl")
-    bare = records(prompted / "evaluations/step-000002.jsonl")
-    assert [row | {"context": [], "asked": own["asked"]} for row, own in zip(samples, bare, strict=True)] == bare
-    assert samples[0]["context"] == [system]
-    tokenizer = load_tokens(str(assets().student)).tokenizer
-    for take in ("evaluations", "batches"):
-        ours, theirs = (run_source(each, take=take, steps=None).rollouts for each in (folder, prompted))
-        assert [each.prompt(tokenizer) for each in ours] == [each.prompt(tokenizer) for each in theirs]
+    samples = drawn(folder / "evaluations/step-000002.parquet")
+    assert {tuple(turn.items()) for row in samples.values() for turn in row["context"]} == {tuple(system.items())}
+    bare = drawn(prompted / "evaluations/step-000002.parquet")
+    assert {key: row | {"context": [], "asked": bare[key]["asked"]} for key, row in samples.items()} == bare
+    ours, theirs = (run_source(each, steps=None).rollouts for each in (folder, prompted))
+    assert [each.prompt(None) for each in ours] == [each.prompt(None) for each in theirs]
+    ours, theirs = (tables.records(each / "batches" / "step-000001.parquet") for each in (folder, prompted))
+    assert [row["prompt_ids"] for row in ours] == [row["prompt_ids"] for row in theirs]
     given = [word.replace(str(assets().problems), str(talks)) for word in words(tmp_path, f"again={folder}")]
     assert entry_point(given) == 0
-    drawn = {(row["problem"], row["sample"]): row for row in records(tmp_path / "again" / "samples.jsonl")}
-    assert drawn == {(row["problem"], row["sample"]): row for row in samples}
+    assert drawn(tmp_path / "again" / "responses.parquet") == samples

@@ -10,6 +10,7 @@ import pytest
 from nemo_uecr.config.load import load_config
 from nemo_uecr.errors import CheckpointError, ConfigError, RewardError
 from nemo_uecr.report.curves import curves
+from nemo_uecr.responses.table import read_responses
 from nemo_uecr.telemetry.run_folder import read_run
 from tests.local.tiny import assets, metrics, run
 
@@ -43,8 +44,9 @@ def test_ten_steps_with_two_rewards_reach_telemetry_and_report(tmp_path: Path, f
         assert record["reward/short/mean"] == pytest.approx(-record["response/length_mean"] / 6)
         weighted = record["reward/verifier/mean"] + 0.25 * record["reward/short/mean"]
         assert record["reward/task_mean"] == pytest.approx(weighted, abs=1e-6)
-    texts = json.loads((folder / "batches" / "step-000001.json").read_text())["responses"]
-    assert all(text["rewards"]["verifier"] == (text["verdict"] == "correct") for text in texts)
+    saved = read_responses(folder / "batches" / "step-000001.parquet")
+    verdicts = [float(verdict == "correct") for verdict in saved.column("verdict")]
+    assert saved.column("reward/verifier") == verdicts
     _, others = curves([read_run(folder)])
     assert {"reward/short/mean", "reward/verifier/mean"} <= {panel.name for panel in others}
     record = json.loads((folder / "provenance.json").read_text())
@@ -71,9 +73,9 @@ def test_a_function_that_breaks_stops_the_run_with_its_traceback(tmp_path: Path,
         run(tmp_path / "run", f"reward={{call: {file}:breaks}}")
     said = json.loads((tmp_path / "run" / "failure" / "failure.json").read_text())
     assert "row 0" in said["sample"]
-    kept = json.loads((tmp_path / "run" / "failure" / "responses.json").read_text())
+    kept = read_responses(tmp_path / "run" / "failure" / "responses.parquet")
     assert len(kept) == 8
-    assert kept[0]["id"] == said["sample"]
+    assert kept.column("id")[0] == said["sample"]
 
 
 def test_names_must_differ(file: Path) -> None:

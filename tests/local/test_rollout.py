@@ -22,6 +22,7 @@ from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.token_model import TokenModel
 from tests.evaluation.tiny import save_tokenizer
 from tests.local import tiny
+from tests.responses.tables import records
 
 PLAIN = Decoding(temperature=1.0, top_p=1.0, top_k=0, max_tokens=6)
 
@@ -126,7 +127,7 @@ def test_an_evaluation_in_a_run_draws_what_the_command_draws(tmp_path: Path) -> 
     problems = tiny.assets().problems
     changes = (f"evaluation.benchmarks={{a: {problems}}}", "evaluation.at_start=true", "train.steps=1")
     evaluation = tiny.configured(tmp_path / "run", *changes).config.evaluation
-    samples = tiny.records(tiny.run(tmp_path / "run", *changes) / "evaluations" / "step-000000.jsonl")
+    samples = records(tiny.run(tmp_path / "run", *changes) / "evaluations" / "step-000000.parquet")
     decoding = Decoding(evaluation.temperature, evaluation.top_p, evaluation.top_k, evaluation.max_tokens)
     chat = ChatSettings("{question}", None, thinking=False)
     settings = EvaluationSettings(
@@ -135,6 +136,6 @@ def test_an_evaluation_in_a_run_draws_what_the_command_draws(tmp_path: Path) -> 
     runner.evaluate("a", str(tiny.STUDENT), load_benchmarks([f"a={problems}"]), settings, tmp_path / "command")
     ours, theirs = (
         {(row["problem"], row["sample"]): row["token_ids"] for row in rows}
-        for rows in (samples, tiny.records(tmp_path / "command" / "samples.jsonl"))
+        for rows in (samples, records(tmp_path / "command" / "responses.parquet"))
     )
     assert ours == theirs

@@ -12,9 +12,11 @@ from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.generation.prompts import ChatSettings, prompt_ids
 from nemo_uecr.local.rollout import ids_sha256
 from nemo_uecr.report.page import write_report
+from nemo_uecr.responses.table import read_responses
 from tests.data.made import write_jsonl
 from tests.local import tiny
 from tests.local.tiny import metrics, tensors
+from tests.responses.tables import rows_of
 
 SAVED = ("telemetry.save_batch_every=1", "train.steps=1")
 TWO = f"teachers={{a: {{model_name: {tiny.TEACHER}}}, b: {{model_name: {tiny.STUDENT}}}}}"
@@ -42,8 +44,8 @@ def test_each_problem_has_the_scores_of_its_own_teacher(tmp_path: Path) -> None:
     assert abs(record["teacher/b/gap_mean"]) < 1e-5 < record["teacher/a/gap_std"]
     for kind in ("top1_agreement", "top20_overlap"):  # b is the student itself
         assert record[f"teacher/a/{kind}"] < record[f"teacher/{kind}"] < record[f"teacher/b/{kind}"] == 1
-    texts = json.loads((tmp_path / "two" / "batches" / "step-000001.json").read_text())
-    assert [row["teacher"] for row in texts["responses"]] == ["a"] * 4 + ["b"] * 4
+    saved = read_responses(tmp_path / "two" / "batches" / "step-000001.parquet")
+    assert saved.column("teacher") == ["a"] * 4 + ["b"] * 4
     gap_BT = (found["teacher_logp"] - found["old_logp"]).nan_to_num().abs()
     assert gap_BT[4:].max() < 1e-5 < gap_BT[:4].max()
 
@@ -63,7 +65,7 @@ def test_the_initial_student_with_its_own_prompt_has_no_gap_at_first(more: tuple
     own = 'teacher={self: initial, prompt_template: "{question}"}'
     folder = tiny.run(tmp_path / "run", *SAVED, "train.steps=2", own, *more)
     first = tensors(folder)
-    assert torch.equal(first["teacher_logp"][first["mask"]], first["old_logp"][first["mask"]])
+    assert torch.equal(first["teacher_logp"][first["sampled"]], first["old_logp"][first["sampled"]])
     steps = metrics(folder)
     assert steps[0]["teacher/gap_abs_mean"] == 0 < steps[1]["teacher/gap_abs_mean"]
 
@@ -75,12 +77,12 @@ def test_the_current_student_reads_the_hint(tmp_path: Path) -> None:
     plain = metrics(tiny.run(tmp_path / "plain", data, own))
     assert [step["teacher/gap_abs_mean"] for step in plain] == [0, 0]
     folder = tiny.run(tmp_path / "hint", data, hint, "telemetry.save_batch_every=1")
-    found, texts = tensors(folder), json.loads((folder / "batches" / "step-000001.json").read_text())
-    assert texts["teachers"] == {"teacher": {"weights": "step 0", "prompt_template": "{question}{hint}"}}
+    found, saved = tensors(folder), read_responses(folder / "batches" / "step-000001.parquet")
+    assert saved.about["teachers"] == {"teacher": {"weights": "step 0", "prompt_template": "{question}{hint}"}}
     model, tokenizer = tiny.load().module, tiny.tokenizer()
-    for row, said in enumerate(texts["responses"]):
+    for row, said in enumerate(rows_of(saved)):
         prompt = prompt_ids(tokenizer, said["question"] * 2, ChatSettings("{question}", None, False))
-        response = found["token_ids"][row][found["mask"][row]]
+        response = found["token_ids"][row][found["sampled"][row]]
         assert said["teacher_prompt_sha256"] == ids_sha256(prompt)
         assert said["teacher_response_sha256"] == ids_sha256(response.tolist())
         with torch.no_grad():

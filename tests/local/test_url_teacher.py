@@ -424,7 +424,7 @@ def test_a_server_killed_between_two_steps(
         tiny.run(killed, section(served.url), "train.steps=4")
     record = json.loads((killed / "failure" / "failure.json").read_text())
     assert (record["step"], record["command"]) == (3, None)
-    assert (killed / "failure" / "batch.safetensors").is_file()
+    assert (killed / "failure" / "responses.parquet").is_file()
     assert [path.name for path in (killed / "checkpoints").iterdir()] == ["step-000002"]
 
 

@@ -24,13 +24,13 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from nemo_uecr.config.load import Loaded, load_config
 from nemo_uecr.config.schema import Config
-from nemo_uecr.data.batch_file import load_batch
 from nemo_uecr.errors import UecrError
 from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.local.token_model import TokenModel, load_model
 from nemo_uecr.start.local_run import train
 from nemo_uecr.stopping import StopRequest
 from tests.data.made import write_jsonl
+from tests.responses.tables import tensors_of
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDENT, TEACHER = (ROOT / "tools" / "oracle" / "models" / name for name in ("student", "teacher"))
@@ -190,8 +190,8 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def tensors(folder: Path, step: int = 1) -> dict[str, torch.Tensor]:
-    """The batch that a run saved of a step."""
-    return load_batch(folder / "batches" / f"step-{step:06d}.safetensors").tensors
+    """The token columns and rewards that a run saved of a step."""
+    return tensors_of(folder / "batches" / f"step-{step:06d}.parquet")
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from nemo_uecr.cli.main import entry_point
+from nemo_uecr.evaluation.samples import part_paths
 from nemo_uecr.local import checkpoint, rollout, teachers, trainer
 from tests.local import tiny
 from tests.local.tiny import in_child, outcome, same
+from tests.responses.tables import records
 
 BUSY = ("train.steps=3", "checkpoint.every=1", "rollout.responses_per_prompt=4")
 #: Where a step can die: the function whose second call never returns, by part of the step.
@@ -79,11 +81,11 @@ def test_an_evaluation_killed_in_the_middle(tmp_path: Path) -> None:
         run("parts")
 
     assert in_child(work)[0] == -signal.SIGKILL
-    kept = (tmp_path / "parts" / "student" / "samples.jsonl").read_text().splitlines()
+    kept = [row for part in part_paths(tmp_path / "parts" / "student") for row in records(part)]
     assert 0 < len(kept) < 8
     assert run("parts") == run("whole") == 0
-    again = (tmp_path / "parts" / "student" / "samples.jsonl").read_text().splitlines()
+    again, whole = (records(tmp_path / name / "student" / "responses.parquet") for name in ("parts", "whole"))
     assert again[: len(kept)] == kept
-    assert sorted(again) == sorted((tmp_path / "whole" / "student" / "samples.jsonl").read_text().splitlines())
+    assert sorted(map(str, again)) == sorted(map(str, whole))
     results = [json.loads((tmp_path / name / "student" / "result.json").read_text()) for name in ("parts", "whole")]
     assert results[0]["sets"] == results[1]["sets"]

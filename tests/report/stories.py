@@ -12,8 +12,9 @@ from pathlib import Path
 from nemo_uecr.config.load import load_config
 from nemo_uecr.config.methods import objective
 from nemo_uecr.core.methods import Method, RunState
-from nemo_uecr.data.batch_file import save_batch
-from nemo_uecr.evaluation.samples import EvaluationSample, write_samples
+from nemo_uecr.evaluation.samples import write_samples
+from nemo_uecr.responses.replay import about_step
+from nemo_uecr.responses.table import sampled_tokens, write_responses
 from nemo_uecr.telemetry.metric_table import identity_name
 from nemo_uecr.telemetry.run_folder import write_first_files
 from tests.config.shipped import DEMO
@@ -72,17 +73,19 @@ def _metrics(step: int, level: float, method: Method, dice: random.Random) -> di
 
 def write_evaluations(folder: Path, shares: dict[int, dict[str, list[float]]], *, samples: int) -> None:
     """Replace a run's evaluations: step -> set -> share of correct samples of each problem."""
-    lines, verdict = [], ("wrong", "correct")
+    lines = []
     for step, sets in shares.items():
         rows = [
-            EvaluationSample(
-                name, str(problem), k, f"q{problem}", "a", "r", None, verdict[k < share * samples], 3, False
-            )
+            (name, str(problem), k, k < share * samples)
             for name, by_problem in sets.items()
             for problem, share in enumerate(by_problem)
             for k in range(samples)
         ]
-        lines.append(json.dumps(write_samples(folder, step, rows, started=time.perf_counter() - 2.2)) + "\n")
+        table = dict(zip(("benchmark", "problem", "sample", "correct"), zip(*rows, strict=True), strict=True))
+        asked = [f"q{problem}" for _, problem, _, _ in rows]
+        texts = {"question": asked, "asked": asked, "answer": ["a"] * len(rows)}
+        started, tokens = time.perf_counter() - 2.2, sampled_tokens([[1]] * len(rows))
+        lines.append(json.dumps(write_samples(folder, step, table | texts, tokens, started=started)) + "\n")
     (folder / "evaluation.jsonl").write_text("".join(lines))
 
 
@@ -101,16 +104,19 @@ def _write_batch(folder: Path, step: int, method: Method) -> None:
     scores = {"old_logp": old_BT, "initial_logp": old_BT - 0.1, "student_entropy": gap_BT.abs()}
     if method.needs_teacher():
         scores |= {"teacher_logp": old_BT + gap_BT, "teacher_entropy": gap_BT.abs()}
-    tensors = {"task_reward": right_B.float(), "group": group_B, "mask": mask_BT}
-    tensors |= {name: value.masked_fill(~mask_BT, math.nan) for name, value in scores.items()}
-    path = folder / f"step-{step:06d}.safetensors"
-    save_batch(path, tensors, method=method, run=RunState(total_steps=40), step=step)
-    texts = [
-        {
-            "row": row, "id": f"s{step}-r{row}", "problem": f"train-{row // SAMPLES}", "question": "47+8*3-5 = ?",
-            "answer": "60", "response": "1" * length, "verdict": "correct" if right_B[row] else "wrong",
-            "tokens": ["1"] * length,
-        }
-        for row, length in enumerate(mask_BT.sum(dim=1).tolist())
-    ]  # fmt: skip
-    path.with_suffix(".json").write_text(json.dumps({"step": step, "responses": texts}))
+    tokens = {"token_ids": torch.ones(rows, width, dtype=torch.long), "sampled": mask_BT}
+    tokens |= {name: value.masked_fill(~mask_BT, math.nan) for name, value in scores.items()}
+    about = about_step(method, RunState(total_steps=40), step=step) | {"teachers": {}}
+    texts = {
+        "id": [f"s{step}-r{row}" for row in range(rows)],
+        "checkpoint": [step - 1] * rows,
+        "problem": [f"train-{row // SAMPLES}" for row in range(rows)],
+        "group": list(map(str, group_B.tolist())),
+        "sample": sample_B.tolist(),
+        "question": ["47+8*3-5 = ?"] * rows,
+        "answer": ["60"] * rows,
+        "verdict": ["correct" if right else "wrong" for right in right_B.tolist()],
+        "correct": right_B.tolist(),
+        "reward": right_B.float().numpy(),
+    }
+    write_responses(folder / f"step-{step:06d}.parquet", texts, tokens, about=about, word=str)

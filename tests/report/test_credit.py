@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.data.batch_file import compute_again, load_batch, saved_texts, scored_batch
 from nemo_uecr.report.credit import chosen_rows, credit_maps, step_map
+from nemo_uecr.responses.replay import compute_again, scored_batch
+from nemo_uecr.responses.table import read_responses
 from nemo_uecr.telemetry.run_folder import read_run
 from tests.report.stories import RunMaker
 
@@ -15,15 +16,15 @@ PLENTY = 100_000
 
 def test_numbers_are_those_of_core(make_run: RunMaker) -> None:
     path = read_run(make_run("uecr")).batches[1]
-    saved, texts = load_batch(path), saved_texts(path)
-    batch = scored_batch(saved, path)
-    expected = compute_again(saved, batch, path)
+    saved = read_responses(path)
+    batch, words = scored_batch(saved), saved.words(range(len(saved)))
+    expected = compute_again(saved, batch)
     gap_BT = batch.teacher_logp_BT - batch.old_logp_BT
-    rows = chosen_rows(batch, texts, token_budget=PLENTY)
+    rows = chosen_rows(batch, token_budget=PLENTY)
     assert len(rows) == 24
     for row, response in zip(rows, step_map(1, path, token_budget=PLENTY)["responses"], strict=True):
         valid = batch.mask_BT[row]
-        assert response["text"] == texts[row]["tokens"]
+        assert response["text"] == words[row]
         assert response["before"] == pytest.approx(float(expected.advantage_unified_B[row]), rel=1e-4)
         shown = {"after": expected.advantage_BT, "w": expected.weight_BT, "delta": gap_BT}
         for name, value_BT in shown.items():
@@ -62,8 +63,8 @@ def test_method_without_teacher_shows_what_there_is(make_run: RunMaker) -> None:
 
 def test_chosen_rows_are_whole_groups_with_a_degenerate_one(make_run: RunMaker) -> None:
     path = read_run(make_run("uecr")).batches[1]
-    batch = scored_batch(load_batch(path), path)
-    labels = batch.group_B[chosen_rows(batch, saved_texts(path), token_budget=PLENTY)].tolist()
+    batch = scored_batch(read_responses(path))
+    labels = batch.group_B[chosen_rows(batch, token_budget=PLENTY)].tolist()
     assert [labels.count(label) for label in dict.fromkeys(labels)] == [8, 8, 8]
     spreads = [len(set(batch.task_reward_B[batch.group_B == label].tolist())) for label in set(labels)]
     assert sorted(spreads) == [1, 2, 2]

@@ -30,7 +30,7 @@ def test_the_change_is_that_of_a_paired_comparison(make_run: RunMaker) -> None:
     assert (lift.difference, lift.p_value) == (0.5, 1 / 32)
     assert differences(runs)[0]["lift"].difference == 0.0
     assert "no clear difference" in plain(render_page(runs))
-    (other / "evaluations" / "step-000002.jsonl").unlink()
+    (other / "evaluations" / "step-000002.parquet").unlink()
     assert outcome_of(read_run(other)).lift is None
     assert differences(runs)[0]["lift"] is None
     assert "other not compared" in plain(render_page(runs))
@@ -47,7 +47,7 @@ def test_the_headline_reports_only_clear_changes(make_run: RunMaker) -> None:
     assert "raised avg@2 by 87.5 points, from 6.2 to 93.8 %" in words([1.0, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0])
     assert "no clear change, from 6.2 to 18.8 %" in words([0.5, 1.0, *[0.0] * 6])
     write_evaluations(folder, {0: {"a": [0.5, 0.0]}, 2: {"a": [0.0, 0.5]}}, samples=2)
-    (folder / "evaluations" / "step-000002.jsonl").unlink()  # equal averages need no samples
+    (folder / "evaluations" / "step-000002.parquet").unlink()  # equal averages need no samples
     run = read_run(folder)
     assert "no clear change, from 25.0 to 25.0 %" in plain(headline([run], [outcome_of(run)]))
 

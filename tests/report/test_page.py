@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 
 from nemo_uecr.report.page import render_page, write_report
+from nemo_uecr.responses.table import read_responses
 from nemo_uecr.telemetry.run_folder import read_run, read_runs
+from tests.reliability.commands import refused
 from tests.report.stories import RunMaker
+from tests.responses.tables import changed
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 FETCHED = ("src", "href", "action")
@@ -96,11 +99,9 @@ def test_curves_hold_the_numbers_of_the_file(make_run: RunMaker) -> None:
 def hostile(make_run: RunMaker) -> Path:
     """A run whose responses have markup in their texts."""
     folder = make_run("hostile", steps=2, batches=(1,))
-    path = folder / "batches" / "step-000001.json"
-    content = json.loads(path.read_text())
-    for response in content["responses"]:
-        response["tokens"][0] = response["question"] = response["answer"] = HOSTILE
-    path.write_text(json.dumps(content))
+    path = folder / "batches" / "step-000001.parquet"
+    tokens = [[HOSTILE, *own[1:]] for own in read_responses(path).column("tokens")]
+    changed(path, tokens=tokens, question=[HOSTILE] * len(tokens), answer=[HOSTILE] * len(tokens))
     return folder
 
 
@@ -111,6 +112,21 @@ def test_text_of_a_response_stays_text(hostile: Path) -> None:
     assert "onerror=alert" not in re.sub(r'<script type="application/json".*?</script>', "", page)
     first = json.loads(seen.blocks["credit-data"])["runs"][0]["steps"][0]["responses"][0]
     assert first["question"] == first["text"][0] == HOSTILE
+
+
+def test_a_finished_run_of_an_earlier_version_opens(make_run: RunMaker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its curves and accuracy are there, what needs its responses is not, and other commands say so in one line."""
+    folder = make_run("old", steps=40, batches=())
+    (folder / "batches" / "step-000001.safetensors").write_bytes(b"{}")
+    (folder / "batches" / "step-000001.json").write_bytes(b"{}")
+    for path in (folder / "evaluations").iterdir():
+        path.rename(path.with_suffix(".jsonl"))
+    page = page_of(folder)
+    assert "1 saved batches are in a format of version 0.3.0 or earlier: no credit map shows them." in page
+    assert "credit-data" not in Outline(page).blocks
+    for words in (["replay", folder, "--check"], ["evaluate", "compare", folder, folder]):
+        assert "has a format of version 0.3.0 or earlier" in refused(capsys, *words)
+    assert "has no saved batch" in refused(capsys, "audit", "signal", folder)
 
 
 def test_several_runs_share_charts_and_keep_their_colours(make_run: RunMaker) -> None:

@@ -33,6 +33,14 @@ def test_evaluate(slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment
     assert (tmp_path / "evaluations" / "uecr" / "result.json").is_file()
 
 
+def wait_for_parts(folder: Path, count: int, log: Path) -> None:
+    """Wait until an evaluation has written so many parts."""
+    deadline = time.monotonic() + 60
+    while len(list(folder.glob("part-*"))) < count:
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.3)
+
+
 def test_an_evaluation_is_requeued_and_goes_on(
     slurm: OneHostSlurm, tmp_path: Path, tiny: Assets, environment_folder: Path
 ) -> None:
@@ -40,17 +48,14 @@ def test_an_evaluation_is_requeued_and_goes_on(
     words = [here.get(word, word) for word in at_home(shown_job("eval"), environment_folder)]
     words[words.index("--samples") + 1] = "100000"
     job = slurm.submit(tmp_path, *words, "--batch", "64", UECR_ROOT=str(ROOT))
-    log, samples = tmp_path / f"uecr-eval-{job}.log", tmp_path / "evaluations" / "uecr" / "samples.jsonl"
-    slurm.wait_for_line(samples, "\n")
+    log, parts = tmp_path / f"uecr-eval-{job}.log", tmp_path / "evaluations" / "uecr" / "parts"
+    wait_for_parts(parts, 1, log)
     slurm.call("scancel", "--batch", "--signal=USR1", str(job))
     slurm.wait_for_line(log, "slurm: REQUEUED: ")
     assert "slurm: REQUEUED: srun" not in log.read_text(), "the run's own last line is asked for"
-    written = len(samples.read_text().splitlines())
+    written = len(list(parts.iterdir()))
     slurm.wait_for_line(log, f"slurm: job {job} attempt 1 on n")
-    deadline = time.monotonic() + 60
-    while len(samples.read_text().splitlines()) <= written:
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.3)
+    wait_for_parts(parts, written + 1, log)
     slurm.call("scancel", str(job))
     assert slurm.wait_for_end(job, log).state == "CANCELLED"
 

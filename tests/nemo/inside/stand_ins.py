@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nemo_uecr.data.batch_file import SavedBatch, load_batch
 from nemo_uecr.nemo import plug_in, upstream
 from nemo_uecr.nemo.recipe import teacher_policy
 from tests.nemo.inside.launched import CHARACTERS, ids_of, make_tokenizer, text_of
@@ -175,8 +174,8 @@ def launch(patch: pytest.MonkeyPatch, recipe: str | Path, given: Sequence[str], 
     plug_in.run_script(SOURCE / "examples" / script, ["--config", str(RECIPES / recipe), *given])
 
 
-def saved_batches(folder: Path) -> list[SavedBatch]:
-    return [load_batch(path) for path in sorted((folder / "checkpoints" / "uecr" / "batches").glob("*.safetensors"))]
+def saved_steps(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints" / "uecr" / "batches").glob("*.parquet"))
 
 
 def logged(folder: Path, tag: str) -> list[tuple[int, float]]:

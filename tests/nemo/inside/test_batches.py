@@ -15,11 +15,12 @@ from torch import Tensor
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.loss import policy_loss
 from nemo_uecr.core.methods.base import LOSS_TENSORS, Advantages
-from nemo_uecr.data.batch_file import Recomputed, load_batch, recompute, scored_batch
 from nemo_uecr.nemo import upstream
 from nemo_uecr.nemo.recipe import Settings
 from nemo_uecr.nemo.score_checks import score
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
+from nemo_uecr.responses.replay import Recomputed, recompute, scored_batch
+from nemo_uecr.responses.table import read_responses
 from tests.core import sparse
 from tests.nemo.inside.loop import run_of, train_ours
 from tests.nemo.inside.nemo_forward import sharded
@@ -33,6 +34,7 @@ from tests.nemo.inside.tiny_world import (
     columns_of,
     training_logp,
 )
+from tests.responses.tables import tensors_of
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 ROWS = 1007
@@ -83,13 +85,13 @@ def test_a_saved_step_gives_one_loss_everywhere(method: str, tmp_path: Path, mon
     sparse.register(monkeypatch)
     saving = run_of(method, "++uecr.save_batch_every=1", f"++uecr.folder={tmp_path}")
     run = train_ours(saving)
-    path = tmp_path / "batches" / "step-000001.safetensors"
-    saved = load_batch(path)
+    path = tmp_path / "batches" / "step-000001.parquet"
+    saved = read_responses(path)
     assert recompute(path) == Recomputed(same_arithmetic=True, bitwise=True, difference=0.0)  # replay --check
-    advantages = compute(saving.settings.method, scored_batch(saved, path)).named_tensors()
+    advantages = compute(saving.settings.method, scored_batch(saved)).named_tensors()
     assert torch.equal(advantages["advantage"], run.trained[0]["advantages"])
     for loss in (core_loss, local_loss):
-        total, gradient = loss(saved.tensors, advantages, saving.settings)
+        total, gradient = loss(tensors_of(path), advantages, saving.settings)
         assert total == pytest.approx(run.losses[0], abs=1e-6)
         torch.testing.assert_close(gradient, run.gradients[0], atol=1e-6, rtol=1e-4)
 
@@ -100,7 +102,7 @@ def gradient_of(model: TinyModel) -> Tensor:
 
 def core_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Settings) -> tuple[float, Tensor]:
     """The loss of a saved step at the model it was sampled from, token columns as they are: no shift, no NeMo-RL."""
-    mask, model = tensors.get("loss_mask", tensors["mask"]), TinyModel(0)
+    mask, model = tensors.get("loss_mask", tensors["sampled"]), TinyModel(0)
     logp = torch.cat((torch.zeros(mask.shape[0], 1), training_logp(model, tensors["token_ids"])), 1)
     second = (advantages["advantage_opd"], 1.0) if "advantage_opd" in advantages else None
     loss = policy_loss(
@@ -116,7 +118,7 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: S
     from nemo_uecr.local.sequences import Sequences
     from nemo_uecr.local.update import update
 
-    ids, mask = tensors["token_ids"], tensors["mask"].bool()
+    ids, mask = tensors["token_ids"], tensors["sampled"].bool()
     lengths = mask.sum(dim=1).tolist()
     assert bool((mask.long().argmax(dim=1) == PROMPT).all())
     rows = [row.tolist() for row in ids]

@@ -24,6 +24,7 @@ from nemo_uecr.errors import CheckpointError, ConfigError
 from nemo_uecr.generation.engines import Decoding
 from nemo_uecr.nemo import evaluation, plug_in, upstream
 from nemo_uecr.nemo.plug_in import NotPluggedInError
+from nemo_uecr.responses.table import read_responses
 from nemo_uecr.stopping import RunStopped
 from tests.nemo.inside.launched import ASKED, examined, make_benchmarks
 from tests.nemo.inside.stand_ins import (
@@ -39,10 +40,11 @@ from tests.nemo.inside.stand_ins import (
     launch,
     local_problems,
     logged,
-    saved_batches,
+    saved_steps,
     shrunk,
 )
 from tests.nemo.inside.stand_ins import stand_ins as stand_ins
+from tests.responses.tables import tensors_of
 
 LLM = "recipes/llm/"
 #: What moves a recipe of NeMo-RL's other worker to Megatron.
@@ -56,7 +58,7 @@ REWARDS = [[1.0, 0.0, 0.0, 1.0]] * PROMPTS
 
 
 def rewards_of(folder: Path) -> list[list[list[float]]]:
-    return [batch.tensors["task_reward"].view(PROMPTS, GROUP).tolist() for batch in saved_batches(folder)]
+    return [tensors_of(step)["reward"].view(PROMPTS, GROUP).tolist() for step in saved_steps(folder)]
 
 
 def test_8b_with_its_data_environment_and_validation(
@@ -73,8 +75,8 @@ def test_8b_with_its_data_environment_and_validation(
     launch(monkeypatch, EIGHT_B, [*shrunk(tmp_path), *local_problems(tmp_path), *given, *metric])
     assert stand_ins.policy.given["fqn"] == upstream.WORKER_FQN
     assert rewards_of(tmp_path) == [REWARDS] * STEPS
-    for batch in saved_batches(tmp_path):
-        assert bool((batch.tensors["teacher_entropy"][batch.tensors["mask"].bool()] > 0).all())
+    for step in saved_steps(tmp_path):
+        assert bool((read_responses(step).tokens("teacher_entropy") > 0).all())
     assert [step for step, _ in logged(tmp_path, "validation/accuracy")] == [0, 1, 2]
     kept = [json.loads(path.read_text()) for path in (tmp_path / "checkpoints").glob("step_*/training_info.json")]
     assert kept
@@ -154,9 +156,9 @@ def test_the_sliding_puzzle_by_its_own_script(tmp_path: Path, stand_ins: Seen, m
     ]  # fmt: skip
     script = "run_grpo_sliding_puzzle.py"
     launch(monkeypatch, "grpo_sliding_puzzle.yaml", [*shrunk(tmp_path), *given], script)
-    saved = saved_batches(tmp_path)
+    saved = saved_steps(tmp_path)
     assert len(saved) == STEPS
-    mask = saved[-1].tensors["mask"].bool().int()
+    mask = tensors_of(saved[-1])["sampled"].int()
     turns = Counter(((mask[:, 1:] - mask[:, :-1]) == 1).sum(dim=1).tolist())
     assert max(turns) == 3
 
@@ -241,7 +243,7 @@ def test_several_data_loaders(tmp_path: Path, stand_ins: Seen, monkeypatch: pyte
     monkeypatch.syspath_prepend(str(SOURCE))
     launch(monkeypatch, tmp_path / "loaders.yaml", arguments)
     assert rewards_of(tmp_path) == [REWARDS] * STEPS
-    first = saved_batches(tmp_path)[0].tensors["token_ids"]
+    first = tensors_of(saved_steps(tmp_path)[0])["token_ids"]
     assert not torch.equal(first[0], first[GROUP])
 
 
@@ -345,7 +347,7 @@ def test_several_teachers_by_a_column(tmp_path: Path, stand_ins: Seen, monkeypat
     for name in "ab":
         shares.update(dict(logged(tmp_path, f"train/teacher/{name}/response_share")))
     assert shares == {1: 1.0, 2: 1.0}
-    assert all("teachers" in batch.header for batch in saved_batches(tmp_path))
+    assert all({*read_responses(step).column("teacher")} <= {"a", "b"} for step in saved_steps(tmp_path))
 
 
 GATE = """
@@ -374,11 +376,10 @@ def test_a_method_in_a_file_of_the_users(tmp_path: Path, stand_ins: Seen, monkey
     arguments = [*(each for each in shrunk(tmp_path) if each != METHOD), *local_problems(tmp_path), own]
     given = ["checkpointing.enabled=true", "grpo.max_num_steps=1", "grpo.val_period=0", "grpo.val_at_start=false"]
     launch(monkeypatch, EIGHT_B, [*arguments, *given])
-    (batch,) = saved_batches(tmp_path)
-    mask = batch.tensors["mask"].bool()
-    gap = (batch.tensors["teacher_logp"] - batch.tensors["old_logp"])[mask]
-    assert bool((batch.tensors["advantage"][mask] == 0)[gap < 0].all())
-    assert float(batch.tensors["advantage"].abs().sum()) > 0
+    (step,) = map(read_responses, saved_steps(tmp_path))
+    gap, advantage = step.tokens("teacher_logp") - step.tokens("old_logp"), step.tokens("advantage")
+    assert bool((advantage == 0)[gap < 0].all())
+    assert float(advantage.abs().sum()) > 0
     record = json.loads((tmp_path / "checkpoints" / "uecr" / "provenance.json").read_text())
     assert len(record["code"]["uecr.method.name"]) == 64
     (tmp_path / "gate.py").write_text(GATE.replace("> 0", ">= 0"))
@@ -418,7 +419,7 @@ def test_a_stopped_run_saves_and_is_continued(tmp_path: Path, stand_ins: Seen, m
     with pytest.raises(CheckpointError, match=r"step_1 was written with uecr\.method\.alpha=1\.0, this run has 2\.0"):
         launch(monkeypatch, EIGHT_B, [*given, "uecr.method.alpha=2.0"])
     launch(monkeypatch, EIGHT_B, given)
-    assert len(saved_batches(tmp_path)) == STEPS
+    assert len(saved_steps(tmp_path)) == STEPS
     last = json.loads((tmp_path / "checkpoints" / f"step_{STEPS}" / "training_info.json").read_text())
     assert last[upstream.METHOD_STATE]["groups"] == pytest.approx(1.8 * saved[upstream.METHOD_STATE]["groups"], rel=0.2)
 

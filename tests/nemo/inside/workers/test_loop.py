@@ -40,18 +40,18 @@ def test_the_loop_trains_two_steps(run: Any) -> None:
 def test_the_teacher_scored_what_was_trained(run: Any) -> None:
     assert run["batches"].keys() == {1, 2}
     for tensors in run["batches"].values():
-        mask = tensors["mask"].bool()
+        mask = tensors["sampled"].bool()
         assert int(mask.sum()) > 8
         assert bool((tensors["teacher_logp"][mask] < 0).all())
         assert float((tensors["teacher_logp"] - tensors["old_logp"])[mask].abs().mean()) > 0.01
-        assert float(tensors["task_reward"].std()) > 0
+        assert float(tensors["reward"].std()) > 0
         assert float(tensors["advantage"][mask].abs().mean()) > 0
 
 
 def test_scores_over_two_ranks_are_the_definitions(run: Any, folder: Path) -> None:
     """Of the first step, whose student is the one in the folder; both roles are sequence-parallel."""
     tensors = run["batches"][1]
-    mask = tensors["mask"].bool()
+    mask = tensors["sampled"].bool()
     lengths_B = (mask * torch.arange(1, mask.shape[1] + 1)).max(dim=1).values
     data = {"input_ids": tensors["token_ids"].long(), "input_lengths": lengths_B}
     teacher = {"logp": tensors["teacher_logp"], "entropy": tensors["teacher_entropy"]}

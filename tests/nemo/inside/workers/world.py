@@ -158,14 +158,14 @@ def left_behind(run: Path) -> dict[str, Any]:
     """The numbers that a run logged, by name and step, and its saved batches by step."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from nemo_uecr.data.batch_file import load_batch
+    from tests.responses.tables import tensors_of
 
     logged: dict[str, dict[int, float]] = {}
     for file in sorted(run.rglob("events.out*")):
         events = EventAccumulator(str(file)).Reload()
         for tag in events.Tags()["scalars"]:
             logged.setdefault(tag, {}).update({event.step: event.value for event in events.Scalars(tag)})
-    batches = {int(file.stem[-6:]): load_batch(file).tensors for file in sorted(run.glob("batches/step-*.safetensors"))}
+    batches = {int(file.stem[-6:]): tensors_of(file) for file in sorted(run.glob("batches/step-*.parquet"))}
     return {"logged": logged, "batches": batches}
 
 
