@@ -120,7 +120,7 @@ def _check_steps(path: Path) -> int:
     run = path if path.is_dir() else path.parent.parent
     steps = sorted(path.glob("batches/step-*.parquet")) if path.is_dir() else [path]
     if not steps:
-        steps = sorted(path.glob("batches/step-*"))[:1]  # of a version before 0.4.0, which the reader refuses
+        steps = sorted(path.glob("batches/step-*.safetensors"))[:1]  # which the reader refuses
     if not steps:
         raise DataError(f"{path} has no batches/step-*.parquet; expected a run with telemetry.save_batch_every > 0")
     failed = 0
