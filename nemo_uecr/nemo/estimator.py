@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
+from nemo_uecr.nemo.recipe import PROBLEM
 from nemo_uecr.nemo.score_checks import BatchFactsError, ContractError, check_same
 from nemo_uecr.nemo.step import StepContext, StepOutcome
 from nemo_uecr.steps.step_record import StepRecord, turn_labels
@@ -33,11 +34,13 @@ class UecrEstimator:
         logprobs_policy: Tensor,
         logprobs_reference: Tensor | None,
         valid_mask: Tensor | None = None,
+        **unread: Any,
     ) -> Tensor:
         """[B, S] advantages of the first surrogate, 0 outside the sampled tokens.
 
         The prompts are read only where groups are formed NeMo-RL's way, the reference not at all: the KL is in the
         loss. ``valid_mask`` [B], of later versions, marks the responses that count in their group's mean and deviation.
+        The asynchronous loop also passes what NeMo-RL's own distillation reads.
         """
         context, settings, scores = self._context, self._context.settings, self._context.scores
         check_same(logprobs_policy, scores.student.rollout_logp_BT, what="prev_logprobs")
@@ -51,7 +54,7 @@ class UecrEstimator:
                 "statistics; expected whole groups: switch off what invalidates responses"
             )
         group_B = groups_of_rows(prompt_ids, scores.sample_mask_B.bool(), settings.responses_per_prompt)
-        problems = problems_of_rows(repeated_batch, group_B)
+        problems = problems_of_rows(repeated_batch, group_B, numbered=settings.lag is None)
         if context.routes and context.routes.of_rows(repeated_batch) != list(scores.teachers):
             raise ContractError("rows were scored by the wrong teachers; expected those that uecr.routing.key gives")
         mask_BS = scores.token_mask_BS.bool()
@@ -94,9 +97,17 @@ def groups_of_rows(prompt_ids: Tensor, kept_B: Tensor, responses_per_prompt: int
     return group_B
 
 
-def problems_of_rows(batch: Mapping[str, Any], group_B: Tensor) -> list[str | int]:
-    """Each row's problem: its number, with the task where each task numbers its own; its group where it has none."""
-    numbers, tasks = batch.get("idx", group_B.tolist()), list(batch.get("task_name", ()))  # NeMo-Gym's have no number
+def problems_of_rows(batch: Mapping[str, Any], group_B: Tensor, *, numbered: bool) -> list[str | int]:
+    """Each row's problem: its number, with the task where each task numbers its own; its group where it has none.
+
+    NeMo-Gym's rows have no number. In the asynchronous loop, where rows are not ``numbered``, the rollout writes the
+    place in its own batch over the number; our data set has noted it elsewhere.
+    """
+    groups, tasks = group_B.tolist(), list(batch.get("task_name", ()))
+    numbers = batch.get("idx", groups)
+    if not numbered:
+        noted = [(about or {}).get(PROBLEM) for about in batch["extra_env_info"]]
+        numbers = [group if own is None else own for own, group in zip(noted, groups, strict=True)]
     if len(set(tasks)) <= 1:
         return [int(number) for number in numbers]
     return [f"{task} {int(number)}" for task, number in zip(tasks, numbers, strict=True)]

@@ -26,6 +26,12 @@ FIRST_STEP_COLUMN = "uecr_first_step"
 PREFIX = "uecr/"
 #: 1 for a micro-batch of the first optimizer step, beside which NeMo-RL keeps the micro-batch's largest ratio.
 FIRST_STEP = f"{PREFIX}first_step_tokens"
+#: NeMo-RL's metrics of the policy before the update: against the one that generated, and against the one in training.
+OF_THE_OLD_POLICY = (
+    "gen_kl_error", "policy_kl_error", "js_divergence_error", "token_mult_prob_error", "sampling_importance_ratio",
+    "probs_ratio", "probs_ratio_clamped", "probs_ratio_min", "probs_ratio_max", "probs_ratio_clamped_min",
+    "probs_ratio_clamped_max",
+)  # fmt: skip
 
 
 def predicting(column_BS: Tensor) -> Tensor:
@@ -38,6 +44,11 @@ class UecrLoss:
 
     With ``uecr.kl=paper`` the KL is the plain k3 estimate, a mean over the optimizer step's tokens, without NeMo-RL's
     score-function factor and clamps.
+
+    In the asynchronous loop older policies sampled the responses. There the ratio is pi_theta / mu, mu the recorded
+    probability of each token under the policy that sampled it, so that the clip acts on how far the update is from
+    what was sampled; the advantages come from the policy that is about to be updated (not in the paper, whose policies
+    are one). An importance weight between the two would count the same ratio twice: it is 1 then.
     """
 
     def __init__(self, settings: Settings, loss_fn: Any) -> None:
@@ -47,6 +58,7 @@ class UecrLoss:
         self._clip = loss_fn.ratio_clip_min, loss_fn.ratio_clip_max
         self._far = settings.tolerances.first_ratio_p99
         self._opd_coef = settings.method.opd_coef  # None for a method without a second surrogate
+        self._lags = bool(settings.lag)
         self._kl_is_ours = settings.kl == "paper" and self.reference_policy_kl_penalty > 0
         native, no_kl = upstream.native("ClippedPGLossFn"), {"reference_policy_kl_penalty": 0.0}
         self._first = native(loss_fn.model_copy(update=no_kl) if self._kl_is_ours else loss_fn)
@@ -67,9 +79,14 @@ class UecrLoss:
             global_valid_toks: tokens in the loss of the optimizer step on all ranks.
         """
         counts = {"global_valid_seqs": global_valid_seqs, "global_valid_toks": global_valid_toks}
-        total, native_metrics = self._first(next_token_logprobs=next_token_logprobs, data=data, **counts)
+        sampled = type(data)({**data, "prev_logprobs": data["generation_logprobs"]}) if self._lags else data
+        total, native_metrics = self._first(next_token_logprobs=next_token_logprobs, data=sampled, **counts)
+        if self._lags:  # the copy has one policy in the places of two
+            with torch.no_grad():
+                _, told = self._first(next_token_logprobs=next_token_logprobs, data=data, **counts)
+            native_metrics = native_metrics | {name: told[name] for name in OF_THE_OLD_POLICY}
         if self._second is not None:
-            columns = type(data)({**data, "advantages": data[OPD_COLUMN]})
+            columns = type(data)({**sampled, "advantages": data[OPD_COLUMN]})
             second, _ = self._second(next_token_logprobs=next_token_logprobs, data=columns, **counts)
             total = total + self._opd_coef * second
         mask = predicting(data["token_mask"] * data["sample_mask"].unsqueeze(1)).bool()
@@ -88,10 +105,14 @@ class UecrLoss:
         return total, native_metrics | metrics | self._ratios(next_token_logprobs, data, mask, float(global_valid_toks))
 
     def _ratios(self, logp_BS: Tensor, data: Mapping[str, Tensor], mask: Tensor, tokens: float) -> dict[str, float]:
-        """How far the ratio is from 1: in all optimizer steps, and in the first, before anything was updated."""
-        ratio = importance_ratio(logp_BS.detach(), predicting(data["prev_logprobs"]), mask).double()
+        """The loss's ratio, and that to the policy before the update, which is 1 in the first optimizer step."""
+        before = importance_ratio(logp_BS.detach(), predicting(data["prev_logprobs"]), mask).double()
+        ratio, behind = before, {}
+        if self._lags:
+            ratio = importance_ratio(logp_BS.detach(), predicting(data["generation_logprobs"]), mask).double()
+            behind = {f"{PREFIX}behind_kl": ratio / before}
         first = (data[FIRST_STEP_COLUMN] > 0).unsqueeze(1)
-        off_first = torch.where(first, (ratio - 1.0).abs(), 0.0)
+        off_first = torch.where(first, (before - 1.0).abs(), 0.0)
 
         def mean(value: Tensor) -> float:
             return float(value.double().masked_fill(~mask, 0.0).sum()) / tokens
@@ -100,6 +121,7 @@ class UecrLoss:
             f"{PREFIX}clip_low_share": mean(ratio < 1.0 - self._clip[0]),
             f"{PREFIX}clip_high_share": mean(ratio > 1.0 + self._clip[1]),
             f"{PREFIX}approx_kl": mean(ratio - 1.0 - ratio.log()),
+            **{name: mean(weight - 1.0 - weight.log()) for name, weight in behind.items()},
             f"{PREFIX}first_ratio_mean": mean(off_first),
             f"{PREFIX}first_ratio_far_share": mean(~(off_first <= self._far)),
             f"{PREFIX}trained_tokens": float(mask.sum()),

@@ -21,7 +21,7 @@ from typing import Any
 
 from nemo_uecr.config.load import value_at
 from nemo_uecr.ending import USER_ERROR, reported
-from nemo_uecr.errors import ConfigError, DataError, RunFolderError, UecrError
+from nemo_uecr.errors import ConfigError, DataError, RunFolderError, UecrError, first_line
 from nemo_uecr.files import locked
 from nemo_uecr.nemo import recipe, records, teacher, upstream
 from nemo_uecr.nemo.estimator import UecrEstimator
@@ -55,7 +55,7 @@ def plugged_in(origins: Mapping[str, str] | None = None) -> Iterator[None]:
     upstream.register_environment(recipe.ENVIRONMENT, "nemo_uecr.nemo.task.RewardEnvironment")
     runs: list[Run] = []
     with contextlib.ExitStack() as until_the_end:
-        native = upstream.native("setup")
+        native, train = upstream.native("setup"), upstream.native("async_grpo_train")
         if early := upstream.importers(native):
             raise NotPluggedInError(
                 f"{early[0]} has imported NeMo-RL's setup before the block, and would train plain GRPO; import it "
@@ -67,7 +67,10 @@ def plugged_in(origins: Mapping[str, str] | None = None) -> Iterator[None]:
             runs.append(Run(arguments["master_config"], arguments["tokenizer"], version, origins or {}))
             return runs[-1].set_up(native, arguments, until_the_end)
 
-        until_the_end.enter_context(upstream.substituted({"setup": setup}))
+        def async_grpo_train(*args: Any, **given: Any) -> None:
+            runs[-1].train_asynchronously(train, args, given)
+
+        until_the_end.enter_context(upstream.substituted({"setup": setup, "async_grpo_train": async_grpo_train}))
         try:
             yield
         except SystemExit as end:  # a script may end in sys.exit(main())
@@ -129,12 +132,17 @@ class Run:
         if not value_at(config, "data.use_multiple_dataloader") and len(made[upstream.LOADER]) == 0:
             per_step = settings.prompts_per_step
             raise DataError(f"the data has fewer problems than grpo.num_prompts_per_step={per_step}: no step is filled")
+        if settings.lag is not None and settings.own_rewards and (readers := upstream.readers_of_the_step()):
+            raise ConfigError(
+                f"uecr.reward: {readers[0]} asks for the step (trainer_state), which a response of the asynchronous "
+                "loop does not have; take grpo.async_grpo.enabled=false, or a reward without it"
+            )
         made[upstream.LOSS] = UecrLoss(settings, config.loss_fn)
         if not settings.log_batches:
             upstream.without_batches(made[upstream.LOGGER])
         if context.routes is not None:
             made[upstream.LOADER] = LearningLoader(made[upstream.LOADER], context.routes)
-        context.completed_steps = upstream.completed_steps(state)
+        context.completed_steps = upstream.completed_steps(state, asynchronous=settings.lag is not None)
         context.state = upstream.method_state(checkpoint)
         context.save_state = lambda values: upstream.keep_method_state(state, values)
         schedule = None
@@ -161,7 +169,7 @@ class Run:
                 student=given["config"],
                 cluster=own or given["cluster"],
                 tokenizer=given["tokenizer"],
-                stays=own is not None,
+                stays=own is not None or section.stays,
                 workers=name if name == "teacher" else f"teacher_{name}",
             )
             for name, section in distinct(self.settings).items()
@@ -173,6 +181,21 @@ class Run:
         }
         kind = type("UecrPolicy", (PolicyMethods, upstream.native("Policy")), {})
         return kind(context=self.context, teachers=teachers, worker_extension_cls_fqn=upstream.WORKER_FQN, **given)
+
+    def train_asynchronously(self, native: Callable[..., None], args: Sequence[Any], given: Mapping[str, Any]) -> None:
+        """Run NeMo-RL's asynchronous loop; an error that it printed and did not raise, as 0.7 does, is raised."""
+        with upstream.collecting(self.context) as ended, upstream.printed_errors() as printed:
+            try:
+                native(*args, **given)
+            except Exception:
+                if not ended:  # else it is what came of the collector's end
+                    raise
+        completed, steps = self.context.completed_steps, self.settings.steps
+        if completed >= steps or self.stop.reason or any(each.last_saved for each in self.timeouts):
+            return
+        cause = next(iter([*ended, *printed]), None)
+        said = "without an error" if cause is None else f"{type(cause).__name__}: {first_line(cause)}"
+        raise upstream.WorkerError(f"the asynchronous loop ended after step {completed} of {steps}: {said}") from cause
 
     def report_early_end(self) -> None:
         """Raise an error that says how the run ended early; nothing where the last step is done."""

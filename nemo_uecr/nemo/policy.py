@@ -147,7 +147,9 @@ class PolicyMethods:
     def _make_room(self) -> None:
         """The student's GPUs for the teacher: vLLM has left them; on GPUs of its own, it has left the student there."""
         self.assert_room(waking=False)
-        if self._context.settings.generation_share is None and self._teachers:
+        settings = self._context.settings
+        stay = all(teacher.stays for teacher in settings.teachers.values())
+        if settings.generation_share is None and not stay:
             super().offload_after_refit()  # type: ignore[misc]
 
     def _bring_student(self) -> None:

@@ -39,6 +39,8 @@ from nemo_uecr.ranges import Count, NonNegativeInt, Positive
 Form = Literal["recipe", "paper"]
 #: Our data set and our environment, by the names under which a recipe asks for them.
 DATASET, ENVIRONMENT = "nemo_uecr.nemo.task.ProblemsDataset", "nemo_uecr"
+#: The key under which a row of our data set carries the number of its problem, besides NeMo-RL's `idx`.
+PROBLEM = "uecr_problem"
 #: Sections of a policy in which a teacher may have keys that the student's has not.
 OPEN_SECTIONS = re.compile(r"(hf_config_overrides|megatron_cfg\.(env_vars|fp8_cfg))\.?")
 
@@ -58,6 +60,8 @@ class TeacherSection(Section):
     megatron_checkpoint: Text | None = None  # Megatron checkpoint of that model; null: convert its weights.
     # GPUs of its own: some of a single node's, or whole nodes. 0: it scores on the student's GPUs.
     dedicated_gpus: NonNegativeInt = 0
+    # Whether it stays on the student's GPUs while the student trains: only where vLLM has GPUs of its own.
+    stays: bool = False
     offload_limit_mebi: Count = 64  # MiB that may remain on each GPU after its offload; checked at the start.
 
     @property
@@ -164,7 +168,6 @@ OFF = _is(None, False)
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "policy.megatron_cfg.enabled": (_is(True), "student and teacher are scored by a Megatron worker"),
     "policy.generation.backend": (_is("vllm"), "the order of a step and its memory checks are vLLM's"),
-    "grpo.async_grpo.enabled": (OFF, "it trains on responses of older policies, for which no scores exist"),
     "data_plane.enabled": (OFF, "its loop hands the estimator neither problems nor truncation"),
     "on_policy_distillation": (_is(None), "it is another teacher; take uecr.teacher"),
     "grpo.adv_estimator.name": (_is(None, "grpo"), "uecr.method takes the estimator's place; take grpo"),
@@ -236,6 +239,7 @@ def faults_of(values: Mapping[str, Any], section: UecrSection) -> list[str]:
     for name, teacher in section.active_teachers.items():
         faults += list(_overlay_faults(name, teacher, values["policy"]))
     faults += list(_dedicated_faults(values, section)) + list(_gym_faults(values, section))
+    faults += list(_async_faults(values, section))
     return faults + list(_own_parts_faults(values, section)) + list(_evaluation_faults(values, section))
 
 
@@ -312,9 +316,53 @@ def _gym_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str
 def _dedicated_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
     own, cluster = section.dedicated_gpus, values["cluster"]
     nodes, gpus = cluster["num_nodes"], cluster["gpus_per_node"]
+    shared = value_at(values, "policy.generation.colocated.enabled")
+    if shared and not own and any(teacher.stays for teacher in section.active_teachers.values()):
+        yield "uecr.teacher.stays: got True; vLLM needs the room (policy.generation.colocated.enabled)"
     if own and (own >= nodes * gpus or (nodes > 1 and own % gpus)):
         wanted = f"whole nodes of {gpus}, fewer than {nodes}" if nodes > 1 else f"fewer than the node's {gpus}"
         yield f"uecr.teacher.dedicated_gpus: got {own}; expected {wanted}"
+
+
+def lag_of(values: Mapping[str, Any]) -> int | None:
+    """Updates between the policy that begins a response and the one that trains on it; None in the synchronous loop."""
+    asynchronous = value_at(values, "grpo.async_grpo") or {}
+    return int(asynchronous["max_trajectory_age_steps"]) if asynchronous.get("enabled") else None
+
+
+#: What NeMo-RL's asynchronous loop does not do, or not for us: keys with the values that it takes, and why.
+OF_THE_ASYNC_LOOP: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "policy.generation.colocated.enabled": (OFF, "vLLM answers while the student trains, on GPUs of its own"),
+    "policy.generation.vllm_cfg.async_engine": (_is(True), "the loop needs vLLM's asynchronous engine"),
+    "loss_fn.use_importance_sampling_correction": (_is(True), "the loop asks for it"),
+    "grpo.use_dynamic_sampling": (OFF, "the asynchronous loop does not resample"),
+    "grpo.reward_scaling.enabled": (OFF, "the asynchronous loop does not scale rewards"),
+    "grpo.reward_shaping.enabled": (OFF, "the asynchronous loop does not shape rewards"),
+    "data.use_multiple_dataloader": (OFF, "the asynchronous loop has one loader"),
+    "policy.router_replay.enabled": (OFF, "replay of routes has not been tried in it"),
+}
+
+
+def _async_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
+    """What the asynchronous loop lacks, and what cannot be said of a response that older policies sampled."""
+    if (lag := lag_of(values)) is None:
+        return
+    for key, (fits, why) in OF_THE_ASYNC_LOOP.items():
+        if not fits(given := value_at(values, key)):
+            yield f"{key}: got {given!r} with grpo.async_grpo.enabled; {why}"
+    if len(section.active_teachers) > 1:
+        yield "uecr.teachers: got several with grpo.async_grpo.enabled; rows are routed to teachers in the driver alone"
+    if section.evaluation is not None and section.evaluation.benchmarks:
+        yield (
+            "uecr.evaluation.benchmarks: given with grpo.async_grpo.enabled; vLLM does not stop for an evaluation: "
+            "evaluate the checkpoints"
+        )
+    if lag and filtered(values["policy"]["generation"]):
+        key = "top_p" if values["policy"]["generation"]["top_p"] < 1 else "top_k"
+        yield (
+            f"policy.generation.{key}: got {values['policy']['generation'][key]}; a token of an older policy may lie "
+            "outside what the present one may draw: take top_p=1 and top_k=null"
+        )
 
 
 def _evaluation_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
@@ -457,6 +505,11 @@ def notes(values: Mapping[str, Any]) -> list[str]:
             "grpo.use_dynamic_sampling drops groups of equal rewards before they are scored; "
             "there R^T alone would have given them a signal"
         )
+    if lag_of(values):
+        said.append(
+            "loss_fn.use_importance_sampling_correction is not used: the ratio of the loss is to the policy that "
+            "sampled, which is the correction"
+        )
     return said
 
 
@@ -541,6 +594,7 @@ class Settings:
     responses_per_prompt: int
     minibatch_responses: int
     steps: int  # grpo.max_num_steps; a run of fewer epochs ends before
+    lag: int | None  # updates by which a response may be older than the policy it trains; None: the synchronous loop
     temperature: float
     reference_kl: float
     generation_share: float | None  # vLLM's share of the student's GPUs; None where it has GPUs of its own
@@ -586,6 +640,7 @@ def view(values: Mapping[str, Any], section: UecrSection, vocabulary: int) -> Se
         responses_per_prompt=grpo["num_generations_per_prompt"],
         minibatch_responses=policy["train_global_batch_size"],
         steps=grpo["max_num_steps"],
+        lag=lag_of(values),
         temperature=generation["temperature"],
         reference_kl=loss["reference_policy_kl_penalty"],
         generation_share=generation["vllm_cfg"]["gpu_memory_utilization"] if shares else None,

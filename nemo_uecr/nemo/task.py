@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,7 @@ from nemo_uecr.errors import ConfigError
 from nemo_uecr.generation.engines import load_tokens
 from nemo_uecr.generation.prompts import fitting_prompts
 from nemo_uecr.nemo import upstream
-from nemo_uecr.nemo.recipe import section_of
+from nemo_uecr.nemo.recipe import PROBLEM, section_of
 from nemo_uecr.verifier.extract import opens_thought
 from nemo_uecr.verifier.pool import ComparisonPool
 from nemo_uecr.verifier.rewards import Outcome, Rewards, Sample, component_metrics
@@ -80,7 +81,7 @@ def with_columns(process: Callable[..., Any], datum: Mapping[str, Any], *args: A
     made = process(datum, *args, **given)
     columns = json.loads(datum["columns"])
     known = made["extra_env_info"] | {"prompt": datum["messages"][0]["content"], "columns": columns}
-    made["extra_env_info"] = columns | known
+    made["extra_env_info"] = columns | known | {PROBLEM: made["idx"]}
     return made
 
 
@@ -99,14 +100,19 @@ class RewardEnvironmentImpl:
             raise ConfigError("uecr.reward: missing; expected the rewards of this environment, such as math")
         self._pool = ComparisonPool(workers=section.verifier_workers)
         self._dataset = "" if section.data is None else section.data.train
-        self._rewards = Rewards(section.reward, correct_at=section.correct_at, pool=self._pool)
+        workers = section.verifier_workers
+        self._rewards = Rewards(section.reward, correct_at=section.correct_at, pool=self._pool, copies=workers)
         self._outcomes: list[Outcome] = []
+        self._lock = threading.Lock()
         self._steps = 0
 
     def step(
         self, message_log_batch: Sequence[Sequence[Mapping[str, object]]], metadata: Sequence[Mapping[str, Any]]
     ) -> Any:
-        """Judge the assistant's turn of each conversation; every conversation ends."""
+        """Judge the assistant's turn of each conversation; every conversation ends.
+
+        The synchronous loop calls it once a step; the asynchronous one with single responses, many at a time.
+        """
         texts = [said("assistant", turns) for turns in message_log_batch]
         prompts = [said("user", turns) for turns in message_log_batch]
         samples = [
@@ -123,9 +129,12 @@ class RewardEnvironmentImpl:
             )
             for row, (prompt, about, text) in enumerate(zip(prompts, metadata, texts, strict=True))
         ]
-        self._steps += 1
-        outcomes = self._rewards.judge(samples, step=self._steps)
-        self._outcomes += outcomes
+        with self._lock:
+            self._steps += 1
+            step = self._steps
+        outcomes = self._rewards.judge(samples, step=step)
+        with self._lock:
+            self._outcomes += outcomes
         rewards_B = torch.tensor([outcome.reward for outcome in outcomes])
         return upstream.native("EnvironmentReturn")(
             observations=[{"role": "environment", "content": OBSERVATION[outcome.correct]} for outcome in outcomes],
@@ -138,8 +147,13 @@ class RewardEnvironmentImpl:
 
     def components(self) -> dict[str, float]:
         """Metrics of the components since the last call."""
-        outcomes, self._outcomes = self._outcomes, []
+        with self._lock:
+            outcomes, self._outcomes = self._outcomes, []
         return component_metrics(outcomes)
+
+    def readers_of_the_step(self) -> list[str]:
+        """Rewards that ask for the step's number."""
+        return self._rewards.readers_of_the_step
 
     def shutdown(self) -> None:
         """End the processes."""
@@ -147,7 +161,9 @@ class RewardEnvironmentImpl:
         self._pool.close()
 
 
+#: Calls at a time, most of which wait for a process of the verifier's or of a function's.
+CONCURRENCY = 64
 #: By its name the driver asks for the components of rewards.
-RewardEnvironment: Any = ray.remote(name=upstream.ENVIRONMENT_ACTOR, max_restarts=-1, max_task_retries=-1)(
-    RewardEnvironmentImpl
-)
+RewardEnvironment: Any = ray.remote(
+    name=upstream.ENVIRONMENT_ACTOR, max_restarts=-1, max_task_retries=-1, max_concurrency=CONCURRENCY
+)(RewardEnvironmentImpl)

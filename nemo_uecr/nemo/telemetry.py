@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,11 @@ from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.upstream import components
 from nemo_uecr.steps.metrics import check_first_ratio, count_metrics
 from nemo_uecr.steps.step_record import StepRecord
+
+#: Nats per token of KL(mu || pi) above which responses are too old; below, all forms of the ratio agree.
+FAR_BEHIND = 0.01
+
+log = logging.getLogger(__name__)
 
 
 def check_step_counts(context: StepContext, data: Mapping[str, Tensor], result: Any) -> None:
@@ -102,6 +108,14 @@ def _policy(context: StepContext, result: Any) -> dict[str, float]:
         **first,
         "policy/grad_norm": float(result["grad_norm"].double().mean()),
     }
+    if settings.lag:
+        values["policy/behind_kl"] = behind = mean(f"{PREFIX}behind_kl")
+        if behind > FAR_BEHIND:
+            log.warning(
+                "step %d: KL(mu || pi) = %.3g nats per token between the policies that sampled and the one that is "
+                "updated; expected below %g: lower grpo.async_grpo.max_trajectory_age_steps or the learning rate",
+                context.step, behind, FAR_BEHIND,
+            )  # fmt: skip
     if settings.reference_kl > 0:
         values["policy/ref_kl"] = mean(f"{PREFIX}ref_kl")
     return values

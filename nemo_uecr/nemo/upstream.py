@@ -12,7 +12,9 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +45,9 @@ LOADER, LOSS, LOGGER, STATE, CONFIG = 4, 6, 7, 9, 10
 #: Seconds before the end of the job by which the checkpoint must have begun.
 SAVING_S = 300
 
+
+#: Seconds between two looks at the asynchronous loop's collector, and looks after which one that stands still is over.
+WATCH_S, QUIET_LOOKS = 10.0, 3
 
 log = logging.getLogger(__name__)
 
@@ -203,15 +208,117 @@ def components() -> dict[str, float]:
     return dict(ray.get(ray.get_actor(ENVIRONMENT_ACTOR).components.remote()))
 
 
+def readers_of_the_step() -> list[str]:
+    """Rewards of our environment that ask for the step's number."""
+    import ray
+
+    return list(ray.get(ray.get_actor(ENVIRONMENT_ACTOR).readers_of_the_step.remote()))
+
+
+@contextlib.contextmanager
+def printed_errors() -> Iterator[list[BaseException]]:
+    """The errors whose traceback is printed within the block: 0.7's asynchronous loop prints its own, and returns."""
+    found: list[BaseException] = []
+    native = traceback.print_exc
+
+    def print_exc(*args: Any, **given: Any) -> None:
+        if error := sys.exc_info()[1]:
+            found.append(error)
+        native(*args, **given)
+
+    traceback.print_exc = print_exc
+    try:
+        yield found
+    finally:
+        traceback.print_exc = native
+
+
+class Recorded:
+    """A class of Ray actors, of whose actors the latest is kept."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._given: dict[str, Any] = {}
+        self.actor: Any = None
+
+    def options(self, **given: Any) -> Recorded:
+        """The class with these options, for the next actor."""
+        self._given = given
+        return self
+
+    def remote(self, *args: Any, **given: Any) -> Any:
+        """A new actor."""
+        self.actor = self._kind.options(**self._given).remote(*args, **given)
+        return self.actor
+
+
+@contextlib.contextmanager
+def collecting(context: Any) -> Iterator[list[BaseException]]:
+    """Watch the actor that fills the asynchronous loop's buffer: without it 0.7's loop waits for ever.
+
+    Where it is dead, or has stopped with too few responses for a step, the buffer is ended as well, which the loop
+    notices; the list then has the reason.
+    """
+    utils = load("nemo_rl.algorithms.async_utils")
+    names = {"AsyncTrajectoryCollector": Recorded, "ReplayBuffer": Recorded}
+    theirs = {name: getattr(utils, name) for name in names}
+    ours = {name: kind(theirs[name]) for name, kind in names.items()}
+    ended: list[BaseException] = []
+    over = threading.Event()
+    watch = threading.Thread(target=_watch_collection, args=(ours, context, ended, over), daemon=True)
+    vars(utils).update(ours)
+    watch.start()
+    try:
+        yield ended
+    finally:
+        over.set()
+        watch.join()
+        vars(utils).update(theirs)
+
+
+def _watch_collection(
+    actors: Mapping[str, Recorded], context: Any, ended: list[BaseException], over: threading.Event
+) -> None:
+    import ray
+
+    quiet, seen = 0, -1
+    while not over.wait(WATCH_S):
+        collector, buffer = (actors[name].actor for name in ("AsyncTrajectoryCollector", "ReplayBuffer"))
+        if collector is None:
+            continue
+        try:
+            running = ray.get(collector.__ray_call__.remote(lambda self: self.running or bool(self._inflight_threads)))
+            groups = ray.get(buffer.size.remote())
+        except ray.exceptions.RayActorError as error:
+            if over.is_set():  # the loop ends them itself
+                return
+            ended.append(WorkerError(f"the collector of responses {_death(error)}"))
+            ray.kill(buffer)
+            return
+        idle = not running and groups < context.settings.prompts_per_step and not hasattr(context, "scores")
+        quiet = quiet + 1 if idle and context.completed_steps == seen else 0
+        seen = context.completed_steps
+        if quiet == QUIET_LOOKS:
+            of = f"{groups} of the {context.settings.prompts_per_step} groups of step {context.step}"
+            why = "the data is exhausted (grpo.max_num_epochs), or its error is in its log"
+            ended.append(WorkerError(f"the collector of responses has stopped with {of}: {why}"))
+            ray.kill(buffer)
+            return
+
+
 def latest_checkpoint(config: Any) -> Path | None:
     """The checkpoint from which NeMo-RL's set-up continues."""
     found = native("CheckpointManager")(config.checkpointing).get_latest_checkpoint_path()
     return None if found is None else Path(found)
 
 
-def completed_steps(state: Any) -> int:
-    """Training steps in the loop's state: a mapping in NeMo-RL 0.7, a dataclass since."""
-    return int(state["total_steps"] if isinstance(state, Mapping) else state.total_steps)
+def completed_steps(state: Any, *, asynchronous: bool) -> int:
+    """Training steps in the loop's state: a mapping in NeMo-RL 0.7, a dataclass since.
+
+    The asynchronous loop has no epochs, and counts in the synchronous one's steps of the epoch.
+    """
+    name = "current_step" if asynchronous else "total_steps"
+    return int(state[name] if isinstance(state, Mapping) else getattr(state, name))
 
 
 def without_batches(logger: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from nemo_uecr.config.load import changed, value_at
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.nemo.layout import Job, job_of
-from nemo_uecr.nemo.recipe import section_of
+from nemo_uecr.nemo.recipe import lag_of, section_of
 from nemo_uecr.plan import contents, shapes
 from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
 from nemo_uecr.plan.faults import job_faults, refuse
@@ -484,10 +484,16 @@ def _assumptions(setting: Setting) -> tuple[str, ...]:
         f"{device.network / 1e9:.0f} GB/s between nodes",
         f"{contents.REACHED}, with {DECODE_STEP * 1e3:g} ms per decoding step besides",
         *_of_mixtures(setting),
+        *_of_async(job),
         f"besides tensors: {PROCESS_BYTES / GIB:.1f} GiB per worker process, "
         f"{VLLM_BYTES / GIB:.0f} GiB for vLLM's activations and graphs",
         "not counted: start-up, checkpoints, evaluation, fragmentation",
     )
+
+
+def _of_async(job: Job) -> Iterator[str]:
+    if lag_of(job.values):
+        yield "a synchronous step; grpo.async_grpo lets rollout and training overlap, which is not planned"
 
 
 def _of_mixtures(setting: Setting) -> Iterator[str]:

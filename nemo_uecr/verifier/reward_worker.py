@@ -58,6 +58,7 @@ class UserReward:
         plain = (each for each in parameters.values() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
         asked = {each.name for each in plain if each.default is each.empty} - args.keys() - GIVEN[self.batched]
         self.columns = sorted(asked) if self.batched else []  # that the problems must have
+        self.reads_step = self.batched and "trainer_state" in self._names
         self.reads_content = self.batched and CONTENT.search(found.source) is not None
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         if self.batched == (not VERL.isdisjoint(parameters)):
@@ -139,7 +140,10 @@ def main(pipe: Connection, settings: Record, orphan_limit: int) -> None:
         fault = str(error) if isinstance(error, ConfigError | UnusableError) else _traceback(error)
         pipe.send_bytes(json.dumps({"error": fault}).encode())
         return
-    hello = {"batched": reward.batched, "columns": reward.columns, "reads_content": reward.reads_content}
+    hello = {
+        "batched": reward.batched, "columns": reward.columns, "reads_content": reward.reads_content,
+        "reads_step": reward.reads_step,
+    }  # fmt: skip
     serve(pipe, hello, reward.judge, seconds=orphan_limit)
 
 

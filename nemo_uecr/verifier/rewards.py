@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import logging
 import math
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, cast
@@ -21,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: Largest share of a step's responses on which a function may fail, and most in a row that it may leave unanswered.
 MOST_FAILED, MOST_SILENT = 0.05, 5
+#: Of how many responses that share is, where they come one by one.
+SINGLES = 100
 #: What a function prints goes where the run's own messages go.
 STDERR = 2
 #: Seconds beyond its time limit after which a worker whose parent is gone ends itself.
@@ -79,7 +83,9 @@ class FunctionReward(ChildProcess):
         if "error" in hello:
             self.close()
             raise ConfigError(f"reward.call: {settings.call} cannot be used: {hello['error']}")
+        self._singles: collections.deque[bool] = collections.deque(maxlen=SINGLES)  # whether it failed on each
         self._batched: bool = hello["batched"]
+        self.reads_step: bool = hello["reads_step"]
         self.columns: list[str] = hello["columns"]
         self.misses_messages: bool = hello["reads_content"] and not settings.messages
 
@@ -109,11 +115,15 @@ class FunctionReward(ChildProcess):
             else:
                 rewards += found
                 silent = 0
-            if len(reasons) > MOST_FAILED * len(samples) or silent == MOST_SILENT:  # do not wait for the rest
+            failed, responses = len(reasons), len(samples)
+            if responses == 1:
+                self._singles.append(bool(reasons))
+                failed, responses = sum(self._singles), SINGLES
+            if failed > MOST_FAILED * responses or silent == MOST_SILENT:  # do not wait for the rest
                 limit = f"{silent} in a row" if silent == MOST_SILENT else f"over {MOST_FAILED:.0%}"
                 first, reason = next(iter(reasons.items()))
                 raise RewardError(
-                    f"reward {self._label} failed on at least {len(reasons)} of {len(samples)} responses, {limit}; "
+                    f"reward {self._label} failed on at least {failed} of {responses} responses, {limit}; "
                     f"the first ({first}):\n{reason}"
                 )
         return rewards
@@ -130,23 +140,66 @@ class FunctionReward(ChildProcess):
         return Failure(Verdict.ERROR, answer["failed"]) if "failed" in answer else answer["values"]
 
 
+class Copies:
+    """A user's function in several processes, for calls from several threads: one more starts when all are busy."""
+
+    def __init__(self, settings: CallReward, most: int) -> None:
+        """Start the first of at most ``most`` processes."""
+        self._settings, self._most = settings, most
+        self.first = FunctionReward(settings)
+        self._started, self._free, self._change = [self.first], [self.first], threading.Condition()
+
+    def judge(self, samples: Sequence[Sample], *, step: int) -> list[float | Failure | None]:
+        """The function's rewards, by one of the processes."""
+        with self._change:
+            self._change.wait_for(lambda: self._free or len(self._started) < self._most)
+            if not self._free:
+                self._free.append(FunctionReward(self._settings))
+                self._started.append(self._free[0])
+            one = self._free.pop()
+        try:
+            return one.judge(samples, step=step)
+        finally:
+            with self._change:
+                self._free.append(one)
+                self._change.notify()
+
+    def close(self) -> None:
+        """End the processes."""
+        for each in self._started:
+            each.close()
+
+
 class Rewards:
     """The rewards of a run."""
 
     def __init__(
-        self, settings: Sequence[VerifierReward | CallReward], *, correct_at: float, pool: ComparisonPool
+        self,
+        settings: Sequence[VerifierReward | CallReward],
+        *,
+        correct_at: float,
+        pool: ComparisonPool,
+        copies: int = 1,
     ) -> None:
-        """Start the functions; the verifier compares in ``pool``, which stays the caller's."""
+        """Start the functions; the verifier compares in ``pool``, which stays the caller's.
+
+        ``copies`` is the most processes of a function, which calls from several threads are shared among.
+        """
         self._settings, self._correct_at, self._pool = settings, correct_at, pool
         calls = (cast("CallReward", each) for each in settings if hasattr(each, "call"))
-        self._functions = {each.label: FunctionReward(each) for each in calls}
+        self._functions = {each.label: Copies(each, copies) for each in calls}
         self._hinted = set[str]()
 
     def check_columns(self, there: Collection[str]) -> None:
         """Refuse a function with a parameter that is no column of the problems."""
         for label, function in self._functions.items():
-            if lost := sorted(set(function.columns) - set(there)):
+            if lost := sorted(set(function.first.columns) - set(there)):
                 raise ConfigError(f"reward {label} asks for {lost[0]}; the problems have {', '.join(there)}")
+
+    @property
+    def readers_of_the_step(self) -> list[str]:
+        """Functions that ask for the step's number."""
+        return sorted(label for label, function in self._functions.items() if function.first.reads_step)
 
     def judge(self, samples: Sequence[Sample], *, step: int) -> list[Outcome]:
         """R^task of every response, in order.
@@ -172,12 +225,14 @@ class Rewards:
 
     def _hint(self, samples: Sequence[Sample], found: Mapping[str, Sequence[float | Failure | None]]) -> None:
         """Name, once per reward, what in the texts may be the cause of 0 for a whole step."""
+        if len(samples) == 1:  # the asynchronous loop's; no step is seen whole
+            return
         skipped = ", ".join(sorted({repr(token) for sample in samples for token in sample.skipped}))
         for label in sorted(self._functions.keys() - self._hinted):
             if any(value != 0 for value in found[label]):
                 continue
             cause = skipped and f"the texts lack the special tokens {skipped}; set rollout.skip_special_tokens=false"
-            if self._functions[label].misses_messages:
+            if self._functions[label].first.misses_messages:
                 cause = "it reads the ['content'] of messages and gets texts; set messages: true"
             elif all(sample.thinking for sample in samples):
                 cause = "the prompts open <think>, so no response has it; look for </think> alone"

@@ -54,7 +54,8 @@ RECIPE: dict[str, Any] = {
 
 def made(**values: Any) -> dict[str, Any]:
     """The recipe with other values at dotted keys, a dot written as two underscores."""
-    return changed(copy.deepcopy(RECIPE), {key.replace("__", "."): value for key, value in values.items()})
+    given = {key.replace("__", "."): value for key, value in values.items()}
+    return changed(copy.deepcopy(RECIPE), copy.deepcopy(given))
 
 
 def made_settings(vocabulary: int, **values: Any) -> Settings:

@@ -13,7 +13,7 @@ from nemo_uecr.config.load import value_at
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.nemo import recipe
 from nemo_uecr.nemo.layout import job_of, layout_faults
-from nemo_uecr.nemo.recipe import DATASET, faults_of, section_of, teacher_policy
+from nemo_uecr.nemo.recipe import DATASET, faults_of, section_of, teacher_policy, view
 from tests.nemo.made_recipe import METHOD, made
 
 OTHER_PROBLEMS = {
@@ -91,7 +91,6 @@ def test_a_usual_recipe_has_no_fault() -> None:
     [
         ("policy.megatron_cfg.enabled", False),
         ("policy.generation.backend", "sglang"),
-        ("grpo.async_grpo.enabled", True),
         ("data_plane.enabled", True),
         ("grpo.adv_estimator.name", "gdpo"),
         ("grpo.advantage_clip_high", 2.0),
@@ -210,6 +209,47 @@ def test_what_a_teacher_would_not_get_is_refused() -> None:
 def layout_of(**values: Any) -> list[str]:
     given = made(**values)
     return layout_faults(job_of(given, section_of(given)))
+
+
+ASYNC = {
+    "grpo__async_grpo": {"enabled": True, "max_trajectory_age_steps": 1}, "grpo__use_dynamic_sampling": False,
+    "policy__generation__colocated": {"enabled": False, "resources": {"gpus_per_node": 4, "num_nodes": None}},
+    "policy__generation__vllm_cfg__async_engine": True, "loss_fn__use_importance_sampling_correction": True,
+}  # fmt: skip
+
+
+def test_responses_of_older_policies_are_accepted_where_the_asynchronous_loop_has_what_they_need() -> None:
+    assert faults(**ASYNC) == []
+    settings = view(made(**ASYNC), section_of(made(**ASYNC)), 9)
+    assert (settings.lag, settings.generation_share) == (1, None)
+    assert recipe.lag_of(made()) is None
+    (said,) = recipe.notes(made(**ASYNC, grpo__use_leave_one_out_baseline=False))
+    assert said.startswith("loss_fn.use_importance_sampling_correction is not used")
+    assert faults(**ASYNC, uecr__teacher__stays=True) == []
+    assert faults(uecr__teacher__stays=True)[0].startswith("uecr.teacher.stays: got True")
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"policy__generation__colocated__enabled": True}, "policy.generation.colocated.enabled"),
+        ({"policy__generation__vllm_cfg__async_engine": False}, "policy.generation.vllm_cfg.async_engine"),
+        ({"loss_fn__use_importance_sampling_correction": False}, "loss_fn.use_importance_sampling_correction"),
+        ({"grpo__use_dynamic_sampling": True}, "grpo.use_dynamic_sampling"),
+        ({"grpo__reward_shaping": {"enabled": True}}, "grpo.reward_shaping.enabled"),
+        ({"policy__generation__top_p": 0.95}, "policy.generation.top_p"),
+        ({"uecr__teacher": None, "uecr__teachers": {"a": {"model_name": "x"}, "b": {"model_name": "y"}},
+          "uecr__routing": {"key": "subject"}}, "uecr.teachers"),
+    ],
+)  # fmt: skip
+def test_what_the_asynchronous_loop_lacks_is_refused(change: dict[str, Any], key: str) -> None:
+    (fault,) = faults(**(ASYNC | change))
+    assert fault.startswith(f"{key}: ")
+
+
+def test_an_evaluation_does_not_stop_the_asynchronous_engine() -> None:
+    found = faults(**ASYNC, uecr__data=OTHER_PROBLEMS, uecr__evaluation=EVALUATION)
+    assert "uecr.evaluation.benchmarks" in [fault.partition(":")[0] for fault in found]
 
 
 def test_what_is_to_be_known_of_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,16 +81,16 @@ def test_what_cannot_work_is_refused_in_one_line(
 
 
 def test_every_refused_key_is_printed_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    several = ["policy.megatron_cfg.enabled=false", "grpo.async_grpo.enabled=true", "++data.train.processor=vlm_any"]
+    several = ["policy.megatron_cfg.enabled=false", "++grpo.advantage_clip_low=2", "++data.train.processor=vlm_any"]
     assert entry_point(["config", "check", str(BASE), *world(tmp_path), *several]) == 2
     printed = capsys.readouterr()
     assert [line.partition("; ")[0] for line in printed.out.splitlines()] == [
         "refused: policy.megatron_cfg.enabled: got False",
-        "refused: grpo.async_grpo.enabled: got True",
+        "refused: grpo.advantage_clip_low: got 2",
         "refused: data.train.processor: got 'vlm_any'",
     ]
     assert printed.err.endswith(
-        "cannot be trained as it is: policy.megatron_cfg.enabled, grpo.async_grpo.enabled, data.train.processor\n"
+        "cannot be trained as it is: policy.megatron_cfg.enabled, grpo.advantage_clip_low, data.train.processor\n"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +176,34 @@ def test_a_file_imports_the_one_beside_it(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     with closing(Rewards([CallReward(call="rewards/r.py:f")], correct_at=0.5, pool=SHARED)) as judges:
         assert rewards(judges.judge(samples("a"), step=1)) == [1.0]
+
+
+def test_calls_of_several_threads_are_shared_among_copies(tmp_path: Path) -> None:
+    """Each waits in a process of its own; without copies one would wait for the other."""
+    (tmp_path / "slow.py").write_text("import os, time\ndef f(solution_str): return time.sleep(0.5) or os.getpid()")
+    call = [CallReward(call=f"{tmp_path}/slow.py:f")]
+    with (
+        closing(Rewards(call, correct_at=0.5, pool=SHARED, copies=2)) as judges,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        found = [*threads.map(lambda text: judges.judge(samples(text), step=1)[0].reward, "abcd")]
+    assert len(set(found)) == 2
+
+
+def test_of_responses_that_come_one_by_one_a_share_may_fail(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text("def f(solution_str): return 1 / (solution_str != 'no')")
+    with closing(Rewards([CallReward(call=f"{tmp_path}/odd.py:f")], correct_at=0.5, pool=SHARED)) as judges:
+        assert rewards(judges.judge(samples("yes"), step=1)) == [1.0]
+        assert [judges.judge(samples("no"), step=1)[0].failed for _ in range(5)] == [("f",)] * 5
+        with pytest.raises(RewardError, match="failed on at least 6 of 100 responses"):
+            judges.judge(samples("no"), step=1)
+
+
+def test_a_reward_that_asks_for_the_step_says_so(tmp_path: Path) -> None:
+    (tmp_path / "step.py").write_text("def f(completions, trainer_state): ...\ndef g(completions): ...")
+    calls = [CallReward(call=f"{tmp_path}/step.py:{name}") for name in "fg"]
+    with closing(Rewards(calls, correct_at=0.5, pool=SHARED)) as judges:
+        assert judges.readers_of_the_step == ["f"]
 
 
 def test_special_tokens_that_mark_a_thought_reach_the_verifier(judge: Judge) -> None:

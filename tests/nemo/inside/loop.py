@@ -127,13 +127,13 @@ def _loop(policy: Any, loss: Any, run: Run, steps: int, problems: TinyProblems) 
     ):
         grpo.grpo_train(
             policy, generation, loader, None, TinyTokenizer(), loss, {"t": make_environment()}, None, logger,
-            MagicMock(), _fresh_state(grpo), run.native,
+            MagicMock(), fresh_state(grpo), run.native,
         )  # fmt: skip
     calls = [call for call in logger.log_metrics.call_args_list if call.kwargs.get("prefix") == "train"]
     policy.metrics = [call.args[0] for call in calls if "loss" in call.args[0]]
 
 
-def _fresh_state(grpo: Any) -> Any:
+def fresh_state(grpo: Any) -> Any:
     """The state of a loop that begins: a mapping in NeMo-RL 0.7, a dataclass since."""
     named = getattr(grpo, "_initial_grpo_save_state", None)
     return named() if named is not None else grpo._default_grpo_save_state()

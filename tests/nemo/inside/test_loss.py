@@ -20,13 +20,20 @@ pytestmark = pytest.mark.usefixtures("nemo_rl")
 KL = 0.1
 
 
-def loss_of(*, kl: str = "paper", reference_kl: float = 0.0, opd_coef: float | None = None, **loss_fn: Any) -> UecrLoss:
+def loss_of(
+    *,
+    kl: str = "paper",
+    reference_kl: float = 0.0,
+    opd_coef: float | None = None,
+    lag: int | None = None,
+    **loss_fn: Any,
+) -> UecrLoss:
     """Of ``grpo``, or of a method with a second surrogate, with further keys of the recipe's section loss_fn."""
     second = METHOD | {"name": "grpo_plus_opd", "opd_coef": opd_coef}
     method = {"uecr__method": {"name": "grpo"}, "uecr__teacher": None} if opd_coef is None else {"uecr__method": second}
     keys = {"reference_policy_kl_penalty": reference_kl, "ratio_clip_min": 0.2, "ratio_clip_max": 0.2, **loss_fn}
     section = upstream.native("ClippedPGLossFn").__init__.__annotations__["cfg"](**keys)
-    return UecrLoss(replace(made_settings(9, **method), kl=kl, reference_kl=reference_kl), section)
+    return UecrLoss(replace(made_settings(9, **method), kl=kl, reference_kl=reference_kl, lag=lag), section)
 
 
 def data_of(rows: int = 2, width: int = 5, **changes: Tensor) -> dict[str, Tensor]:
@@ -123,6 +130,39 @@ def test_every_key_of_the_loss_reaches_both_surrogates(keys: dict[str, Any], fir
     alone, _ = call(loss_of(kl="recipe", reference_kl=KL, **keys), one_token(1.0, -1.0), LOGP)
     both, _ = call(loss_of(kl="recipe", reference_kl=KL, opd_coef=2.0, **keys), one_token(1.0, -1.0), LOGP)
     assert float(both) - float(alone) == pytest.approx(2 * second, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("keys", "first", "second"),
+    [
+        ({}, -1.2, 3.0),  # the ratio is to the policy that sampled: 3; -min(3, 1.2), and -min(3 * -1, 1.2 * -1)
+        ({"ratio_clip_c": 1.4}, -1.2, 1.4),
+        ({"use_importance_sampling_correction": True}, -1.2, 3.0),  # the ratio counts once
+        ({"ratio_clip_max": 2.5}, -3.0, 3.0),
+    ],
+)
+def test_with_a_lag_the_ratio_of_both_surrogates_is_to_the_policy_that_sampled(
+    keys: dict[str, Any], first: float, second: float
+) -> None:
+    total, metrics = call(loss_of(opd_coef=2.0, lag=1, **keys), one_token(1.0, -1.0), LOGP)
+    assert float(total) == pytest.approx(first + 2 * second, abs=1e-5)
+    assert metrics[f"{PREFIX}behind_kl"] == pytest.approx(2 - 1 - math.log(2), abs=1e-6)  # pi / mu = 2
+    assert metrics["probs_ratio_max"] == pytest.approx(1.5, abs=1e-6)  # to the policy before the update
+    assert metrics[f"{PREFIX}first_ratio_mean"] == pytest.approx(0.5, abs=1e-6)
+    assert metrics[f"{PREFIX}clip_high_share"] == (1.0 if keys.get("ratio_clip_max", 0.2) < 2 else 0.0)
+    assert metrics["gen_kl_error"] > 0
+
+
+@pytest.mark.parametrize("kl", ["paper", "recipe"])
+def test_at_age_0_the_bits_are_those_of_the_synchronous_loop(kl: str) -> None:
+    data = data_of()
+    logp = (data["prev_logprobs"][:, 1:] + 0.3).requires_grad_()
+    keys = {"kl": kl, "reference_kl": KL, "use_importance_sampling_correction": True}
+    (one, of_one), (other, of_other) = (call(loss_of(lag=lag, **keys), data, logp) for lag in (None, 0))
+    assert torch.equal(one, other)
+    assert of_one == of_other
+    gradients = [torch.autograd.grad(each, logp, retain_graph=True)[0] for each in (one, other)]
+    assert torch.equal(*gradients)
 
 
 def test_the_error_of_the_first_ratio_is_of_the_first_optimizer_step() -> None:

@@ -427,7 +427,7 @@ def test_a_stopped_run_saves_and_is_continued(tmp_path: Path, stand_ins: Seen, m
 @pytest.mark.parametrize(
     ("recipe", "said"),
     [
-        (f"{LLM}grpo-qwen3-30ba3b-10n8g-megatron-cp2-r3-async.yaml", r"grpo\.async_grpo\.enabled: got True"),
+        (f"{LLM}grpo-qwen3-30ba3b-10n8g-megatron-cp2-r3-async.yaml", r"policy\.router_replay\.enabled: got True"),
         ("grpo_math_1B.yaml", r"policy\.megatron_cfg\.enabled: got False"),
     ],
 )
