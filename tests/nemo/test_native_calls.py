@@ -136,7 +136,7 @@ def test_what_the_loop_passes_is_read_in_its_source(
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "later_loop", raising=False)
-    (row,) = [row for row in SIDES[0].passed if row.call == call.partition("(")[0]]
+    row = next(row for row in SIDES[0].passed if row.call == call.partition("(")[0])
     row = row._replace(module="later_loop")
     if not fault:
         check_passed(row, "later")

@@ -102,7 +102,7 @@ def test_a_batch_chooses_the_share_of_experts_that_random_draws_do() -> None:
     ("content", "fault"),
     [
         ({"model_type": "mamba"}, "model_type 'mamba'"),
-        (WHOLE | {"num_experts": 128}, "model_type 'qwen3' with 128 experts; expected one of"),
+        (WHOLE | {"num_experts": 128}, "model_type 'qwen3' with 128 experts, not one of"),
         (MIXTURE | {"model_type": "gpt_oss"}, "model_type 'gpt_oss' with 4 experts"),
         (
             MIXTURE | {"decoder_sparse_step": 2},
