@@ -17,7 +17,15 @@ from tests.nemo.inside.tiny_world import PROMPT, TinyTeacher
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
 
-@pytest.mark.parametrize(("method", "age"), [("grpo", 1), ("uecr", 2), ("uecr_trust", 1), ("grpo_plus_opd", 1)])
+@pytest.mark.parametrize(
+    ("method", "age"),
+    [
+        ("uecr", 2),
+        ("grpo_plus_opd", 1),
+        pytest.param("grpo", 1, marks=pytest.mark.slow),
+        pytest.param("uecr_trust", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_responses_of_older_policies_train(method: str, age: int) -> None:
     run = train_asynchronously(async_run_of(method, age), steps=3)
     assert len(run.metrics) == 3
