@@ -107,10 +107,9 @@ class UecrLoss:
     def _ratios(self, logp_BS: Tensor, data: Mapping[str, Tensor], mask: Tensor, tokens: float) -> dict[str, float]:
         """The loss's ratio, and that to the policy before the update, which is 1 in the first optimizer step."""
         before = importance_ratio(logp_BS.detach(), predicting(data["prev_logprobs"]), mask).double()
-        ratio, behind = before, {}
-        if self._lags:
-            ratio = importance_ratio(logp_BS.detach(), predicting(data["generation_logprobs"]), mask).double()
-            behind = {f"{PREFIX}behind_kl": ratio / before}
+        sampled = data["generation_logprobs" if self._lags else "prev_logprobs"]
+        ratio = importance_ratio(logp_BS.detach(), predicting(sampled), mask).double()
+        behind = ratio / before  # pi / mu, 1 in the synchronous loop
         first = (data[FIRST_STEP_COLUMN] > 0).unsqueeze(1)
         off_first = torch.where(first, (before - 1.0).abs(), 0.0)
 
@@ -121,7 +120,7 @@ class UecrLoss:
             f"{PREFIX}clip_low_share": mean(ratio < 1.0 - self._clip[0]),
             f"{PREFIX}clip_high_share": mean(ratio > 1.0 + self._clip[1]),
             f"{PREFIX}approx_kl": mean(ratio - 1.0 - ratio.log()),
-            **{name: mean(weight - 1.0 - weight.log()) for name, weight in behind.items()},
+            f"{PREFIX}behind_kl": mean(behind - 1.0 - behind.log()),
             f"{PREFIX}first_ratio_mean": mean(off_first),
             f"{PREFIX}first_ratio_far_share": mean(~(off_first <= self._far)),
             f"{PREFIX}trained_tokens": float(mask.sum()),

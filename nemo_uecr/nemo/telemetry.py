@@ -17,7 +17,7 @@ from nemo_uecr.nemo.upstream import components
 from nemo_uecr.steps.metrics import check_first_ratio, count_metrics
 from nemo_uecr.steps.step_record import StepRecord
 
-#: Nats per token of KL(mu || pi) above which responses are too old; below, all forms of the ratio agree.
+#: Nats per token of KL(mu || pi) above which a step is warned of.
 FAR_BEHIND = 0.01
 
 log = logging.getLogger(__name__)
