@@ -2,7 +2,7 @@
 # shellcheck shell=bash
 
 dry_run() { # SCRIPT COMMAND...: everything that would run, and nothing runs
-  local script=$1 code=0 plan
+  local script=$1 code=0 planned=0 plan
   section "script $script"
   cat "$script"
   shift
@@ -15,13 +15,12 @@ dry_run() { # SCRIPT COMMAND...: everything that would run, and nothing runs
   else
     uecr config show "$CONFIG" "${RESOLVED[@]}" || code=$?
     section plan
-    if plan=$(uecr plan "$CONFIG" "${RESOLVED[@]}"); then
-      printf '%s\n' "$plan"
-      compare_notice "$(sbatch_value "$script" signal)" "$plan"
-    elif [[ $plan == *"whose sizes are not known here"* ]]; then
+    plan=$(uecr plan "$CONFIG" "${RESOLVED[@]}") || planned=$?
+    if [[ $plan == *"whose sizes are not known here"* ]]; then
       echo "none: ${plan##*error: }"
     else
-      code=$? && printf '%s\n' "$plan"
+      printf '%s\n' "$plan"
+      if ((planned == 0)); then compare_notice "$(sbatch_value "$script" signal)" "$plan"; else code=$planned; fi
     fi
   fi
   ((code == 0)) || refuse "the dry run found an error, see above"
