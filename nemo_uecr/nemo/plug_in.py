@@ -114,7 +114,9 @@ class Run:
         checkpoint = upstream.latest_checkpoint(config)
         if checkpoint is not None:
             records.check_same_method(checkpoint, config.model_dump())
-            records.check_same_code(settings, self.section)
+        prompts = records.prompt_digests(arguments["dataset"], arguments.get("val_dataset"))
+        if checkpoint is not None:
+            records.check_same_inputs(settings, self.section, prompts)
         evaluation = training_evaluation(settings)
         until_the_end.enter_context(locked(settings.folder))
         # Listening begins here: Ray, which the script has started by now, sets a handler of its own for SIGTERM.
@@ -154,7 +156,7 @@ class Run:
         until_the_end.enter_context(upstream.substituted({"validate": validate}))
         records.write(
             settings, self.section, config.model_dump(),
-            origins=self.origins, version=self.version, step=context.completed_steps,
+            origins=self.origins, prompts=prompts, version=self.version, step=context.completed_steps,
         )  # fmt: skip
         return tuple(made)
 

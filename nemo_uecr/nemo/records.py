@@ -7,7 +7,7 @@ import logging
 import platform
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from nemo_uecr.config.schema import CallReward
 from nemo_uecr.core import EPSILON, GAP_CLIP
 from nemo_uecr.errors import CheckpointError
 from nemo_uecr.files import file_sha256, read_object, replace_file
+from nemo_uecr.generation.prompts import prompts_sha256
 from nemo_uecr.nemo.recipe import Settings, UecrSection, section_of
 from nemo_uecr.reproducible import installed
 from nemo_uecr.telemetry.sinks import EVALUATIONS, truncate_records
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 #: Packages whose versions the record has.
 PACKAGES = ("torch", "transformers", "megatron-core", "megatron-bridge", "transformer-engine", "vllm", "ray")
+#: Rows of a data set, evenly spaced, whose prompts stand for all of it.
+DIGESTED_ROWS = 64
 #: Keys that a continued run may not change: what is trained, and on which model.
 FIXED = re.compile(r"uecr\..*|policy\.(uecr\..*|model_name)|loss_fn\..*")
 #: Of those, what does not change what is trained.
@@ -44,6 +47,7 @@ def write(
     values: Mapping[str, Any],
     *,
     origins: Mapping[str, str],
+    prompts: Mapping[str, str],
     version: str,
     step: int,
 ) -> None:
@@ -56,6 +60,7 @@ def write(
         section: the recipe's section `uecr`, with its defaults.
         values: the recipe as it runs.
         origins: where each value came from, as far as it is known.
+        prompts: their digests, by data set.
         version: NeMo-RL's.
         step: completed steps.
     """
@@ -68,6 +73,7 @@ def write(
         "command": sys.argv,
         "conventions": {"epsilon": EPSILON, "gap_clip": GAP_CLIP},
         "code": code_digests(section),
+        "prompts": dict(prompts),
     }  # fmt: skip
     settings.folder.mkdir(parents=True, exist_ok=True)
     truncate_records(settings.folder / EVALUATIONS, last_step=step or -1)
@@ -90,15 +96,36 @@ def plain_yaml(values: Mapping[str, Any]) -> str:
     return str(yaml.safe_dump(json.loads(json.dumps(values, default=str)), sort_keys=False))
 
 
-def check_same_code(settings: Settings, section: UecrSection) -> None:
-    """Refuse to continue a run whose method's or reward's file has changed since."""
-    record = settings.folder / "provenance.json"
-    before = read_object(record)["code"] if record.is_file() else {}
-    if changed := [name for name, digest in code_digests(section).items() if before.get(name, digest) != digest]:
-        raise CheckpointError(
-            f"the file of {changed[0]} has changed since {record} was written; continue with the file as it was, or "
-            "name another checkpointing.checkpoint_dir"
-        )
+def prompt_digests(dataset: Any, validation: Any) -> dict[str, str]:
+    """A digest of the token ids of prompts, as the recipe's processors render them, by data set.
+
+    They are read from 64 rows of each, evenly spaced: another template, tokenizer or date shows in every row. A data
+    set that makes its rows as it goes has none.
+    """
+    every = {**(dataset if isinstance(dataset, Mapping) else {"train": dataset}), "validation": validation}
+    digests = {}
+    for name, rows in every.items():
+        if isinstance(rows, Sized) and hasattr(type(rows), "__getitem__"):
+            places = range(0, len(rows), -(-len(rows) // DIGESTED_ROWS) or 1)
+            turns_R = [rows[place]["message_log"] for place in places]
+            digests[name] = prompts_sha256(
+                [int(token) for turn in turns for token in turn.get("token_ids", ())] for turns in turns_R
+            )
+    return digests
+
+
+def check_same_inputs(settings: Settings, section: UecrSection, prompts: Mapping[str, str]) -> None:
+    """Refuse to continue a run whose method's or reward's file, or whose rendered prompts, have changed since."""
+    path = settings.folder / "provenance.json"
+    before = read_object(path) if path.is_file() else {}
+    now = {"code": code_digests(section), "prompts": prompts}
+    for part, what in {"code": "file", "prompts": "prompts"}.items():
+        recorded = before.get(part, {})
+        if changed := [name for name, digest in now[part].items() if recorded.get(name, digest) != digest]:
+            raise CheckpointError(
+                f"the {what} of {changed[0]} changed since {path} was written; continue with what the run had, or name "
+                "another checkpointing.checkpoint_dir"
+            )
 
 
 def check_same_method(checkpoint: Path, values: Mapping[str, Any]) -> None:

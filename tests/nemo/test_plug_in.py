@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -194,7 +195,10 @@ def test_the_record_has_the_resolved_recipe_and_versions(tmp_path: Path) -> None
     settings.folder.mkdir()
     evaluations = settings.folder / EVALUATIONS
     evaluations.write_text("".join(json.dumps({"step": step}) + "\n" for step in (0, 7, 14)))
-    records.write(settings, section, values, origins={"grpo.seed": "override"}, version="0.7.0", step=7)
+    rows = [{"message_log": [{"token_ids": [row]}]} for row in range(200)]
+    prompts = records.prompt_digests(rows, None)
+    named = {"origins": {"grpo.seed": "override"}, "version": "0.7.0", "step": 7}
+    records.write(settings, section, values, prompts=prompts, **named)
     written = yaml.safe_load((settings.folder / "config.yaml").read_text())
     assert {key: value for key, value in written.items() if key != "uecr"} | {"uecr": values["uecr"]} == values
     assert written["uecr"]["tolerances"]["first_ratio"] == 0.05
@@ -204,6 +208,15 @@ def test_the_record_has_the_resolved_recipe_and_versions(tmp_path: Path) -> None
     record = json.loads((settings.folder / "provenance.json").read_text())
     assert (record["versions"]["nemo_rl"], list(record["code"])) == ("0.7.0", ["uecr.reward.right"])
     assert [json.loads(line)["step"] for line in evaluations.read_text().splitlines()] == [0, 7]
+    records.check_same_inputs(settings, section, prompts)
+    rows[-4]["message_log"][0]["token_ids"] = [9, 9]  # 64 rows of 200 are read: every fourth
+    with pytest.raises(CheckpointError, match="the prompts of train changed since"):
+        records.check_same_inputs(settings, section, records.prompt_digests({"train": rows}, None))
+
+
+def test_rows_that_are_made_as_they_are_read_have_no_digest() -> None:
+    made_on_the_way = iter([{"message_log": []}])
+    assert records.prompt_digests(made_on_the_way, []) == {"validation": hashlib.sha256().hexdigest()}
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------

@@ -383,7 +383,7 @@ def test_a_method_in_a_file_of_the_users(tmp_path: Path, stand_ins: Seen, monkey
     record = json.loads((tmp_path / "checkpoints" / "uecr" / "provenance.json").read_text())
     assert len(record["code"]["uecr.method.name"]) == 64
     (tmp_path / "gate.py").write_text(GATE.replace("> 0", ">= 0"))
-    with pytest.raises(CheckpointError, match=r"the file of uecr\.method\.name has changed since"):
+    with pytest.raises(CheckpointError, match=r"the file of uecr\.method\.name changed since"):
         launch(monkeypatch, EIGHT_B, [*arguments, *given, "grpo.max_num_steps=2"])
 
 
@@ -418,6 +418,8 @@ def test_a_stopped_run_saves_and_is_continued(tmp_path: Path, stand_ins: Seen, m
     assert saved[upstream.METHOD_STATE]["groups"] > 0
     with pytest.raises(CheckpointError, match=r"step_1 was written with uecr\.method\.alpha=1\.0, this run has 2\.0"):
         launch(monkeypatch, EIGHT_B, [*given, "uecr.method.alpha=2.0"])
+    with pytest.raises(CheckpointError, match="the prompts of train changed since"):
+        launch(monkeypatch, EIGHT_B, [*given, "++policy.tokenizer.chat_template='{{ messages[0].content }}'"])
     launch(monkeypatch, EIGHT_B, given)
     assert len(saved_steps(tmp_path)) == STEPS
     last = json.loads((tmp_path / "checkpoints" / f"step_{STEPS}" / "training_info.json").read_text())
