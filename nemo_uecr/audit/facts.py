@@ -19,13 +19,13 @@ from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
 from nemo_uecr.audit.groups import scored_batch as batch_of_scores
 from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.signal import conflicts
-from nemo_uecr.audit.store import STUDENT, Scored
+from nemo_uecr.audit.store import STUDENT, Scored, asked_alike
 from nemo_uecr.config.load import written_config
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import Method, method_of
 from nemo_uecr.core.methods.uecr_trust import UecrTrust, trust
-from nemo_uecr.core.record import ScoredBatch, group_ids
+from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError
 from nemo_uecr.local.failure import Evidence
 from nemo_uecr.local.rollout import StepBatch, check_drawn, draw, samples_of
@@ -36,7 +36,7 @@ from nemo_uecr.local.trainer import Models, Rollouts
 from nemo_uecr.reproducible import derive
 from nemo_uecr.responses.replay import scored_batch
 from nemo_uecr.responses.table import read_responses
-from nemo_uecr.stats import DIFFERENT, Array, ClusterBootstrap, Share, pass_at_k, score_interval
+from nemo_uecr.stats import DIFFERENT, Array, ClusterBootstrap, Share, clusters_of, pass_at_k, score_interval
 from nemo_uecr.steps.metrics import Stopwatch, agreement_metrics, method_metrics
 from nemo_uecr.telemetry.run_folder import read_run
 from nemo_uecr.verifier.pool import SHARED
@@ -77,8 +77,8 @@ def facts_of_run(folder: Path) -> Facts:
         *_asked(written_config(folder / "config.yaml")),
         scored_batch(saved),
         np.asarray(saved.column("correct")),
-        problem_B=group_ids(saved.column("problem"), torch.device("cpu")).numpy(),
-        teacher_B=None,
+        problem_B=asked_alike(saved.column("problem"), saved.column("prompt_ids")),
+        teacher=None,
         numbers={name: record.get(name) for name in RECORDED},
         columns={},
     )
@@ -99,7 +99,7 @@ def facts_of_scores(scores: Scored) -> Facts:
         batch_of_scores(scores, tokens, np.arange(len(rows))),
         right_B,
         problem_B=np.unique(responses.problem_B[rows], return_inverse=True)[1],
-        teacher_B=None,
+        teacher=None,
         numbers=dict.fromkeys(RECORDED) | {"response/truncated_share": float(responses.truncated_B[rows].mean())},
         columns={},
     )
@@ -131,14 +131,16 @@ def facts_of_config(config: Config, *, problems: int) -> Facts:
         log.info("audit teacher: %d responses of the student to %d problems", count * each, count)
         batch = rollouts.rollout(1, Stopwatch(), {}, Evidence())
         asked = [prompt for prompt in batch.sequences.prompts[::each] for _ in range(size // 2)]
-        teacher_B, cut = _verdicts_of_teachers(rollouts, asked)
+        right_T, cut = _verdicts_of_teachers(rollouts, asked)
     record = batch.record
+    problem_B = clusters_of([tuple(prompt.token_ids) for prompt in batch.sequences.prompts])
+    problem_T = np.repeat(problem_B[::each], size // 2)
     return _facts(
         *_asked(config),
         replace(record.scored, group_B=torch.arange(count * each) // size),
         record.correct_B.numpy(),
-        problem_B=np.repeat(np.arange(count), each),
-        teacher_B=teacher_B,
+        problem_B=problem_B,
+        teacher=None if right_T is None else [right_T[problem_T == problem] for problem in np.unique(problem_B)],
         numbers=_numbers_of(batch) | {"teacher/truncated_share": cut},
         columns=_columns_of(models),
     )
@@ -212,11 +214,11 @@ def _facts(
     right_B: Array,
     *,
     problem_B: Array,
-    teacher_B: Array | None,
+    teacher: Sequence[Array] | None,
     numbers: Mapping[str, float | None],
     columns: Mapping[str, int],
 ) -> Facts:
-    """``teacher_B`` are verdicts of the teacher's own responses, as many to each problem, in the order of problems."""
+    """``teacher`` has the verdicts of the teacher's own responses to each problem."""
     scored = batch.teacher_logp_BT is not None
     sampler = ClusterBootstrap.draw(problem_B, replicates=REPLICATES, seed=SEED)
     problem_K = np.arange(sampler.clusters)
@@ -228,7 +230,7 @@ def _facts(
     def mean(value_K: Array) -> Share:
         return sampler.mean(value_K, np.ones(len(value_K), dtype=bool), problem_K)
 
-    teacher = lead = order = kappa = None
+    strength = lead = order = kappa = None
     spread = safe_alpha = None
     if scored:
         groups, reward_B = batch.groups, batch.teacher_reward_B
@@ -239,15 +241,15 @@ def _facts(
             kappa = kappa_interval(batch, problem_B, sampler, horizon=rule.horizon, margin=rule.margin)
             ties = [tie_point(correct_C, wrong_W) for correct_C, wrong_W in table.mixed(reward_B.numpy())]
             safe_alpha = float(np.quantile(ties, SHARE, method="inverted_cdf"))
-    if teacher_B is not None:
-        theirs = teacher_B.reshape(sampler.clusters, -1).astype(float)
-        teacher = _pass_rate([*theirs])
-        lead = mean(theirs.mean(axis=1) - [rows.mean() for rows in rewards])
+    if teacher is not None:
+        theirs = [rows.astype(float) for rows in teacher]
+        strength = _pass_rate(theirs)
+        lead = mean(np.asarray([own.mean() - rows.mean() for own, rows in zip(theirs, rewards, strict=True)]))
     student, equal = _pass_rate(rewards), mean(equal_K2[size].sum(axis=1))
     metrics = _metrics(method, batch, right_B)
     return Facts(
         shares={
-            "teacher": teacher, "lead": lead, "order": order, "kappa": kappa, "student": student, "equal": equal,
+            "teacher": strength, "lead": lead, "order": order, "kappa": kappa, "student": student, "equal": equal,
         },
         problems=sampler.clusters,
         mixed=mixed,

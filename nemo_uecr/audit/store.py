@@ -24,7 +24,7 @@ from nemo_uecr.core.record import group_ids
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import read_object, replace_file
 from nemo_uecr.responses.table import ANCHOR, Responses, read_responses, write_responses
-from nemo_uecr.stats import Array
+from nemo_uecr.stats import Array, clusters_of
 from nemo_uecr.telemetry.run_folder import read_run
 
 FORMAT = "nemo_uecr.scores/5"
@@ -223,7 +223,7 @@ def _scored(folder: Path, plan: dict[str, Any], tables: tuple[Responses, ...]) -
         ids=tuple(column("id")),
         checkpoint_B=np.asarray(checkpoints),
         problems=problems,
-        problem_B=group_ids(problems, cpu).numpy(),
+        problem_B=asked_alike(problems, column("prompt_ids")),
         sample_B=np.asarray(column("sample")),
         group_B=group_ids(list(zip(checkpoints, column("group"), strict=True)), cpu).numpy(),
         reward_B=np.asarray(column("correct"), dtype=np.float64),  # None becomes NaN
@@ -231,6 +231,14 @@ def _scored(folder: Path, plan: dict[str, Any], tables: tuple[Responses, ...]) -
         truncated_B=np.asarray(column("truncated")),
         cut_B=np.asarray(column("cut")) == True,  # noqa: E712 - None in a run, which cuts nothing
         from_text_B=np.asarray(column("ids_from")) == "text",
+    )
+
+
+def asked_alike(problems: Sequence[str], prompts: Sequence[Sequence[int]]) -> Array:
+    """[B] the cluster of each response: a problem is one, and so are problems whose first prompts are equal."""
+    first: dict[str, tuple[int, ...]] = {}
+    return clusters_of(
+        [first.setdefault(problem, tuple(prompt)) for problem, prompt in zip(problems, prompts, strict=True)]
     )
 
 

@@ -7,7 +7,7 @@ import logging
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def prompt_digests(dataset: Any, validation: Any) -> dict[str, str]:
     every = {**(dataset if isinstance(dataset, Mapping) else {"train": dataset}), "validation": validation}
     digests = {}
     for name, rows in every.items():
-        if isinstance(rows, Sized) and hasattr(type(rows), "__getitem__"):
+        if hasattr(type(rows), "__getitem__") and hasattr(type(rows), "__len__"):
             places = range(0, len(rows), -(-len(rows) // DIGESTED_ROWS) or 1)
             turns_R = [rows[place]["message_log"] for place in places]
             digests[name] = prompts_sha256(

@@ -40,6 +40,7 @@ class Made:
     logp: float = 0.0  # the teacher's of every token; lower by twice a negative gap
     response: str = ""
     question: str = "question"
+    prompt: str = ""  # what the model read; by default each problem's own
     answer: str = "1"
     truncated: bool = False
     cut: bool = False
@@ -85,7 +86,8 @@ def write_scores(folder: Path, made: Sequence[Made], *, part: int = 1000) -> Sco
         rows.append({
             "id": f"r{number}", "checkpoint": each.checkpoint, "benchmark": "made", "problem": each.problem,
             "sample": seen[key], "group": f"{each.checkpoint}/{each.problem}", "question": each.question,
-            "answer": each.answer, "response": each.response, "prompt_ids": [1, 2], "truncated": each.truncated,
+            "answer": each.answer, "response": each.response, "prompt_ids": encoded(each.prompt or each.problem),
+            "truncated": each.truncated,
             "correct": None if each.reward is None else each.reward == 1.0, "cut": each.cut, "ids_from": "sampled",
         })  # fmt: skip
         seen[key] += 1

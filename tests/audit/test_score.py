@@ -36,13 +36,19 @@ from tests.local.tiny import assets, in_child, load, run, save_model
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> RolloutSource:
     """A JSONL file with sampled ids of different lengths."""
-    prompt = TOKENIZER.apply_chat_template(
-        [{"role": "user", "content": "1"}], add_generation_prompt=True, tokenize=False, enable_thinking=False
-    )
+    prompts = [
+        TOKENIZER.apply_chat_template(
+            [{"role": "user", "content": str(problem)}],
+            add_generation_prompt=True,
+            tokenize=False,
+            enable_thinking=False,
+        )
+        for problem in range(5)
+    ]
     texts = [("1=" * (row % 3)) + rf"\boxed{{{row % 4}}}" for row in range(10)]
     rows = [
         {
-            "problem": f"p{row // 2}", "checkpoint": 0, "prompt": prompt, "response": text, "answer": "1",
+            "problem": f"p{row // 2}", "checkpoint": 0, "prompt": prompts[row // 2], "response": text, "answer": "1",
             "token_ids": encoded(text), "question": "1",
         }
         for row, text in enumerate(texts)

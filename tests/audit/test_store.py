@@ -37,6 +37,15 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert scores.column("problem") == ["a", "a", "b", "b"]
 
 
+def test_problems_that_ask_the_same_are_one_cluster(tmp_path: Path) -> None:
+    """A question that the data has under two names is one observation of the bootstrap; its groups stay apart."""
+    repeated = [Made(name, 1.0, [0.5], prompt="1+1=?") for name in ("a", "again", "a", "again")]
+    scores = write_scores(tmp_path, [*repeated, Made("other", 1.0, [0.5])])
+    assert scores.problem_B.tolist() == [0, 0, 0, 0, 1]
+    assert scores.group_B.tolist() == [0, 1, 0, 1, 2]
+    assert scores.provenance()["problems"] == 2
+
+
 def test_teacher_reward_by_hand(tmp_path: Path) -> None:
     infinite = Made("a", 1.0, [1.0, float("inf"), 3.0], checkpoint=10)  # left out and counted: it is no 5
     scores = write_scores(tmp_path, [*FOUR[:2], infinite, *FOUR[2:]], part=2)
