@@ -26,7 +26,7 @@ from nemo_uecr.responses.table import read_responses
 from nemo_uecr.stopping import JOB_PROGRESS
 from nemo_uecr.verifier.pool import SHARED
 from tests.evaluation.tiny import save_tokenizer
-from tests.responses.tables import records
+from tests.responses.tables import records, with_observed
 
 SETTINGS = EvaluationSettings(
     samples=4, decoding=Decoding(0.6, 0.95, 20, 64), seed=42, chat=ChatSettings("{question}", None, False),
@@ -140,6 +140,15 @@ def test_numbers_by_hand(run: Run) -> None:
         assert result["sets"][name]["verdicts"]["correct"] == sum(map(sum, rows))
     # x has three problems and y two; the average gives each benchmark one half.
     assert result["average"]["avg"] == pytest.approx((means["x"] + means["y"]) / 2)
+
+
+def test_a_result_counts_no_token_that_was_observed(run: Run, tmp_path: Path) -> None:
+    before, _ = run("a")
+    with_observed(tmp_path / "a" / RESPONSES)
+    again, drawn = run("a")
+    assert again == before
+    assert not drawn
+    assert differences_of(tmp_path / "a", tmp_path / "a", seed=0)["average"].difference == 0
 
 
 def test_what_a_sample_records_of_its_question_is_equal_for_repeats(model: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nemo_uecr.core.methods import Method, RunState
 from nemo_uecr.responses.replay import about_step
-from nemo_uecr.responses.table import ROWS, Responses, read_responses, write_responses
+from nemo_uecr.responses.table import ANCHOR, ROWS, TOKENS, Responses, read_responses, write_responses
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
@@ -50,6 +50,22 @@ def changed(path: Path, **columns: Any) -> None:
         field = table.schema.field(name)
         table = table.set_column(table.schema.get_field_index(name), field, pyarrow.array(values, type=field.type))
     parquet.write_table(table, path)
+
+
+def with_observed(path: Path) -> None:
+    """Write a table again with a token that was observed after the first and in the middle of every response."""
+    import pyarrow.parquet as parquet
+
+    observed = {"token_ids": 9, "tokens": "(observed)", "sampled": False, "loss_mask": False}
+    table = parquet.read_table(path)
+    columns = {}
+    for name in (name for name in table.column_names if name in TOKENS or name.startswith(ANCHOR)):
+        new = observed.get(name)
+        columns[name] = [
+            [own[0], new, *own[1 : len(own) // 2], *[new] * (len(own) > 3), *own[max(1, len(own) // 2) :]]
+            for own in table[name].to_pylist()
+        ]
+    changed(path, **columns)
 
 
 def records(path: Path) -> list[dict[str, Any]]:
