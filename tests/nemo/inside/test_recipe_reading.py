@@ -8,7 +8,6 @@ import functools
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,34 +48,50 @@ def _readable(nemo_rl: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OmegaConf, "load", lambda path: copy.deepcopy(read(str(Path(path).resolve()))))
 
 
-def grpo_recipes() -> Iterator[Path]:
-    """Every file below examples/ that has, or inherits, a section grpo."""
-    from nemo_rl.utils.config import load_config
-
+@functools.cache
+def grpo_recipes() -> dict[Path, Any]:
+    """Every file below examples/ that has, or inherits, a section grpo, with its values as NeMo-RL resolves them."""
+    found = {}
     for path in sorted(EXAMPLES.rglob("*.yaml")):
         with contextlib.suppress(AssertionError, FileNotFoundError):  # lists, and files for other loaders
-            if "grpo" in load_config(path):
-                yield path
+            config = native_config(path)
+            if "grpo" in config:
+                found[path] = resolved(config)
+    return found
+
+
+@functools.cache
+def ours(path: Path) -> dict[str, Any]:
+    return load_recipe(path, []).values
+
+
+def native_config(path: Path) -> Any:
+    from nemo_rl.utils.config import load_config, register_omegaconf_resolvers
+
+    register_omegaconf_resolvers()
+    return load_config(path)
+
+
+def resolved(config: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(config, resolve=True)
 
 
 def theirs(path: Path, overrides: list[str]) -> Any:
-    from nemo_rl.utils.config import load_config, parse_hydra_overrides, register_omegaconf_resolvers
-    from omegaconf import OmegaConf
+    from nemo_rl.utils.config import parse_hydra_overrides
 
-    register_omegaconf_resolvers()
-    config = load_config(path)
-    return OmegaConf.to_container(parse_hydra_overrides(config, overrides) if overrides else config, resolve=True)
+    return resolved(parse_hydra_overrides(native_config(path), overrides))
 
 
 def test_every_recipe_resolves_as_nemo_rl_resolves_it() -> None:
-    paths = list(grpo_recipes())
-    assert len(paths) > 170
-    wrong = [str(path) for path in paths if not _same(load_recipe(path, []).values, theirs(path, []))]
+    assert len(grpo_recipes()) > 170
+    wrong = [str(path) for path, native in grpo_recipes().items() if not _same(ours(path), native)]
     assert wrong == []
 
 
 def test_overrides_resolve_as_nemo_rl_resolves_them() -> None:
-    for path in list(grpo_recipes())[::12]:
+    for path in [*grpo_recipes()][::12]:
         assert _same(load_recipe(path, OVERRIDES).values, theirs(path, OVERRIDES)), path
 
 
@@ -100,10 +115,8 @@ TABLE = re.findall(r"^\| .* \| `([\w.]+)` \| (\d+) \| (\d+) \|$", PAGE, re.M)
 def test_the_table_of_the_page_is_what_the_check_says(nemo_rl: str) -> None:
     """Every recipe with a method and a teacher is accepted, or refused with a key, its value and a reason."""
     counted, accepted = Counter[str](), 0
-    paths = list(grpo_recipes())
-    for path in paths:
-        values = load_recipe(path, []).values
-        found = refusals({**values, "uecr": {"method": METHOD, "teacher": {"model_name": "teacher"}}})
+    for path in grpo_recipes():
+        found = refusals({**ours(path), "uecr": {"method": METHOD, "teacher": {"model_name": "teacher"}}})
         assert all(re.match(r"[\w.]+: (got .*|missing.*); .+", fault) for fault in found), found
         counted.update({fault.partition(":")[0] for fault in found})
         accepted += not found
@@ -112,7 +125,7 @@ def test_the_table_of_the_page_is_what_the_check_says(nemo_rl: str) -> None:
     assert {key: counted[key] for key in numbers} == numbers
     said = re.search(r"^\| \*\*accepted\*\*, of (\d+) and (\d+) \| \| (\d+) \| (\d+) \|$", PAGE, re.M)
     assert said is not None
-    assert (len(paths), accepted) == (int(said[column]), int(said[2 + column]))
+    assert (len(grpo_recipes()), accepted) == (int(said[column]), int(said[2 + column]))
 
 
 def refusals(values: dict[str, Any]) -> list[str]:
@@ -159,12 +172,12 @@ def test_any_text_is_read_as_hydra_reads_it() -> None:
         except HydraException:
             expected = None
         try:
-            ours = parsed(text)
+            read_here = parsed(text)
         except ConfigError:
             assert expected is None, text
             continue
         assert expected is not None, text
-        assert (ours.kind, ours.key, repr(ours.value)) == (
+        assert (read_here.kind, read_here.key, repr(read_here.value)) == (
             kinds[expected.type.name], expected.key_or_group, repr(expected.value()),
         ), text  # fmt: skip
         read += 1
