@@ -31,18 +31,26 @@ class _Absent(on_cpu._StandIn):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if wanted else None
 
 
-def score_and_compare(
-    rank: int, *, tensor: int, pipeline: int, sixteen_bit: bool = False, packed: bool = True
-) -> dict[str, Any]:
+def score_and_compare(rank: int, *, tensor: int, pipeline: int) -> dict[str, dict[str, Any]]:
     """Our scores through NeMo-RL's forward, and its own log-probabilities at T_r of the same model and batch.
 
-    With ``sixteen_bit`` in bf16, the logits left in it until they are reduced in chunks, as the shipped runs do.
+    Packed, in padded rows, and in bf16, the logits left in it until they are reduced in chunks, as the shipped runs do;
+    the last without pipeline stages, between which this model hands float32 on.
     """
     tiny_qwen3.start(tensor, pipeline)
-    from nemo_uecr.nemo import megatron_worker, upstream
+    from nemo_uecr.nemo import upstream
 
     megatron_data()
     upstream.check()
+    forms: dict[str, dict[str, bool]] = {"packed": {}, "padded rows": {"packed": False}}
+    if pipeline == 1:
+        forms["sixteen bits"] = {"sixteen_bit": True}
+    return {name: _compared(tensor, pipeline, **form) for name, form in forms.items()}
+
+
+def _compared(tensor: int, pipeline: int, *, sixteen_bit: bool = False, packed: bool = True) -> dict[str, Any]:
+    from nemo_uecr.nemo import megatron_worker, upstream
+
     model = tiny_qwen3.parallel_model(tensor, pipeline)
     worker = SimpleNamespace(
         model=model.bfloat16() if sixteen_bit else model, cfg=_settings(tensor, pipeline, packed=packed),
