@@ -11,7 +11,7 @@ from nemo_uecr.core.methods import Method
 from nemo_uecr.stats import DIFFERENT, Share
 from nemo_uecr.tables import percent, shown
 
-#: In trained runs kappa of a wrong teacher was below 0.01, and of permuted verdicts 0.03 on average (docs/method.md).
+#: On batches of runs kappa of a wrong teacher was near 0, and of permuted verdicts 0.03 on average (docs/method.md).
 TRUSTED = 0.05
 #: A group's standard deviation of so many times the noise bounds what noise does to an advantage to a third.
 FLOOR = 3.0
@@ -24,10 +24,13 @@ TOKENS, RANKING = "follow token by token", "follow in the ranking only"
 REFUSED, UNDECIDED = "do not distil", "not enough evidence"
 #: The method that does so, and what it does.
 METHOD = {
-    TOKENS: ("uecr_trust", "follows as far as kappa, measured at each step; grpo_plus_opd follows in full"),
+    TOKENS: (
+        "uecr_trust",
+        "from grpo to the teacher as far as kappa, measured at each step; grpo_plus_opd follows in full",
+    ),
     RANKING: ("uecr", "the teacher ranks responses and divides credit between tokens; it is not imitated"),
     REFUSED: ("grpo", "learns from the verifier alone"),
-    UNDECIDED: ("uecr_trust", "is uecr until the verdicts of the run speak for the teacher"),
+    UNDECIDED: ("uecr_trust", "is grpo until the verdicts of the run speak for the teacher"),
 }
 #: Bounds of shares, and what an interval above, below and across each means.
 BOUNDS = {

@@ -18,6 +18,7 @@ from nemo_uecr import door
 from nemo_uecr.config.load import flattened, own_code, read_written
 from nemo_uecr.config.schema import CallReward
 from nemo_uecr.core import EPSILON, GAP_CLIP
+from nemo_uecr.core.methods import check_revision
 from nemo_uecr.errors import CheckpointError
 from nemo_uecr.files import file_sha256, read_object, replace_file
 from nemo_uecr.generation.prompts import prompts_sha256
@@ -73,6 +74,7 @@ def write(
         "command": sys.argv,
         "conventions": {"epsilon": EPSILON, "gap_clip": GAP_CLIP},
         "code": code_digests(section),
+        "method_revision": settings.method.revision,
         "prompts": dict(prompts),
     }  # fmt: skip
     settings.folder.mkdir(parents=True, exist_ok=True)
@@ -115,9 +117,11 @@ def prompt_digests(dataset: Any, validation: Any) -> dict[str, str]:
 
 
 def check_same_inputs(settings: Settings, section: UecrSection, prompts: Mapping[str, str]) -> None:
-    """Refuse to continue a run whose method's or reward's file, or whose rendered prompts, have changed since."""
+    """Refuse to continue a run whose equation, method's or reward's file, or rendered prompts have changed since."""
     path = settings.folder / "provenance.json"
     before = read_object(path) if path.is_file() else {}
+    if before:
+        check_revision(settings.folder, settings.method, before)
     now = {"code": code_digests(section), "prompts": prompts}
     for part, what in {"code": "file", "prompts": "prompts"}.items():
         recorded = before.get(part, {})

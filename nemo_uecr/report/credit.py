@@ -12,8 +12,8 @@ from statistics import pvariance
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr import door
-from nemo_uecr.core.methods import method_class
-from nemo_uecr.errors import ConfigError
+from nemo_uecr.core.methods import check_revision, method_class
+from nemo_uecr.errors import CheckpointError, ConfigError
 from nemo_uecr.responses.replay import compute_again, method_of_run, scored_batch
 from nemo_uecr.responses.table import read_responses
 from nemo_uecr.telemetry.run_folder import RunFolder
@@ -47,11 +47,12 @@ def credit_data(runs: Sequence[RunFolder]) -> dict[str, Any] | None:
 
 def credit_fault(run: RunFolder) -> str | None:
     """Why a run with saved batches has no map: its method is in a file that is not here, or not as in the run."""
-    if run.batches and door.is_own(run.method):
-        try:
-            method_class(run.method, sha256=run.provenance.get("code", {}).get("method.name", "none"))
-        except ConfigError as error:
-            return f"No credit map, which needs the run's method: {error}."
+    sha256 = run.provenance.get("code", {}).get("method.name", "none") if door.is_own(run.method) else None
+    try:
+        if run.batches:
+            check_revision(run.label, method_class(run.method, sha256=sha256), run.provenance)
+    except (ConfigError, CheckpointError) as error:
+        return f"No credit map, which needs the run's method: {error}."
     return None
 
 

@@ -56,7 +56,10 @@ def arithmetic() -> str:
 
 def about_step(method: Method, run: RunState, *, step: int) -> dict[str, object]:
     """What a step's table says of all its rows: with what the advantages were computed."""
-    about = {"step": step, "method": method.name, "settings": method.settings(), "run": vars(run)}
+    about = {
+        "step": step, "method": method.name, "method_revision": method.revision, "settings": method.settings(),
+        "run": vars(run),
+    }  # fmt: skip
     return about | ({} if method.file_sha256 is None else {"method_sha256": method.file_sha256})
 
 
@@ -112,8 +115,9 @@ def method_of_run(saved: Responses) -> Method:
 
     Raises:
         DataError: There is no such method; or it is in a file that lies beside the table, or is not the run's.
+        CheckpointError: The method had another equation in the run.
     """
-    from nemo_uecr.core.methods import METHODS, method_of
+    from nemo_uecr.core.methods import METHODS, check_revision, method_of
 
     path, name, sha256 = saved.path, saved.about.get("method"), None
     if name is not None and door.is_own(name):
@@ -124,9 +128,11 @@ def method_of_run(saved: Responses) -> Method:
     elif name not in METHODS:
         raise DataError(f"{path} names method {name!r}; expected one of {', '.join(METHODS)}")
     try:
-        return method_of(name, saved.about["settings"], sha256=sha256)
+        method = method_of(name, saved.about["settings"], sha256=sha256)
     except ConfigError as error:
         raise DataError(f"{path} names method {name}: {error}") from error
+    check_revision(path, method, saved.about)
+    return method
 
 
 def compute_again(saved: Responses, batch: ScoredBatch) -> Advantages:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from nemo_uecr.config.load import check_same_configuration, written_config
 from nemo_uecr.config.schema import Config
-from nemo_uecr.files import locked
+from nemo_uecr.core.methods import check_revision
+from nemo_uecr.files import locked, read_object
 from nemo_uecr.local import run as local
 from nemo_uecr.start import folders
 from nemo_uecr.start.checks import TRAIN, require
@@ -28,6 +29,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
 
     def check_same(written: Path) -> None:
         check_same_configuration(written, config, written_config(written).model_dump(mode="json"))
+        check_revision(written.parent, config.method, read_object(written.with_name("provenance.json")))
 
     rewards = closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED))
     with local.writing(folder), rewards as started, locked(folder):

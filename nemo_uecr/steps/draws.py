@@ -55,6 +55,7 @@ def run_provenance(config: Config, versions: Mapping[str, str]) -> dict[str, Any
         "objective": objective(config),
         "versions": {"nemo_uecr": nemo_uecr.__version__, "python": platform.python_version(), **versions},
         "platform": platform.platform(),
+        "method_revision": method.revision,
         "seeds": {"run": config.run.seed, "evaluation": config.evaluation.seed},
         "conventions": {
             "reward": f"weighted sum of: {', '.join(own)}" if own else "1 for a correct final answer, 0 otherwise",

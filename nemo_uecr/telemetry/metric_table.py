@@ -174,7 +174,12 @@ _TABLE: tuple[tuple[str, str, str, str] | tuple[str, str, str, str, Callable[[St
     ("ecr/weight_mean", "1", "mean over tokens", "token weight w"),
     ("ecr/weight_min", "1", "min over tokens", "token weight w"),
     ("ecr/weight_max", "1", "max over tokens", "token weight w"),
-    ("trust/kappa", "1", "after the step's batch", "trust in the teacher token by token, 0 to 1 (uecr_trust)"),
+    (
+        "trust/kappa",
+        "1",
+        "after the step's batch",
+        "how far the teacher is trusted: 0 GRPO, 1 UECR and its tokens (uecr_trust)",
+    ),
     ("trust/lead", "1", "fading sum over mixed groups", "how far the teacher keeps right responses before wrong ones"),
     ("trust/groups", "groups", "fading sum", "mixed groups that kappa rests on"),
     ("identity/finite", "tokens", "max over responses", "advantages that are not finite"),

@@ -21,7 +21,8 @@ SETTINGS = Settings(
     amplification=0.7, share=0.3, step=20, seed=7, total_steps=90, horizon=2.0, margin=0.4, memory=0.7,
     state={"first_kl": 1.0, "warmup_end": 12.0, "lead": 1.5, "groups": 2.0},
 )  # fmt: skip
-ECR_FAMILY = tuple(name for name, method in METHODS.items() if "rho" in method.ranges())
+#: UECR and its ablations; uecr_trust is a mixture with GRPO.
+ECR_FAMILY = tuple(name for name, method in METHODS.items() if "rho" in method.ranges() and name != "uecr_trust")
 OF_THE_RUN = ("step", "total_steps", "seed", "state")
 
 

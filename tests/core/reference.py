@@ -347,7 +347,28 @@ def uecr_trust(responses: Sequence[Response], k: Settings) -> Fields:
     kappa = max(0.0, lead / (groups + 1.0))
     opd = [[kappa * x for x in row] for row in clipped_gaps(responses)]
     state = {"kappa": kappa, "lead": lead, "groups": groups}
-    return redistributed(responses, k) | {"advantage_opd_BT": opd, "state": state}
+    return mixture(responses, k, kappa) | {"advantage_opd_BT": opd, "state": state}
+
+
+def mixture(responses: Sequence[Response], k: Settings, kappa: float) -> Fields:
+    """A^GRPO + kappa (A^UECR - A^GRPO); what of it follows from which response, token and judge."""
+    uecr, grpo_B = redistributed(responses, k), grpo_values(responses, k)
+    task_B = [g + kappa * (t - g) for g, t in zip(grpo_B, uecr["advantage_task_B"], strict=True)]
+    unified_B = [g + kappa * (u - g) for g, u in zip(grpo_B, uecr["advantage_unified_B"], strict=True)]
+    advantage_BT = [
+        on_mask(r, [g + kappa * (x - g) for x in row])
+        for r, g, row in zip(responses, grpo_B, uecr["advantage_BT"], strict=True)
+    ]
+    # A token's share of the verifier's credit that is not its response's: (A - A^U) / A^task|U = rho q.
+    q_BT = [
+        [0.0 if t == 0.0 else kappa * own * x / t for x in row]
+        for t, own, row in zip(task_B, uecr["advantage_task_B"], uecr["residual_BT"], strict=True)
+    ]
+    return uecr | {
+        "advantage_BT": advantage_BT, "advantage_unified_B": unified_B, "advantage_task_B": task_B,
+        "advantage_teacher_B": [kappa * x for x in uecr["advantage_teacher_B"]],
+        "residual_BT": q_BT, "weight_BT": [[1.0 + k.rho * x for x in row] for row in q_BT],
+    }  # fmt: skip
 
 
 def top_d(responses: Sequence[Response], k: Settings) -> Fields:

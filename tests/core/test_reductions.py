@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from nemo_uecr.core.invariants import reductions
@@ -102,19 +103,37 @@ def test_the_shuffle_keeps_values_and_holes_and_is_that_of_every_version() -> No
 
 
 @pytest.mark.parametrize("state", [{}, {"lead": -9.0, "groups": 9.0}])
-def test_without_evidence_trust_is_uecr(state: dict[str, float]) -> None:
+@pytest.mark.parametrize("sample_std", [False, True])
+def test_without_evidence_trust_is_grpo(state: dict[str, float], sample_std: bool) -> None:
     """All groups right, or a past that speaks against the teacher: the same loss and gradient, bit for bit."""
     of = random_responses if state else lambda seed: [replace(r, task=1.0) for r in random_responses(seed)]
-    batch, settings = padded(of(4), torch.float32), replace(SETTINGS, state=state)
-    trusted, found = computed("uecr_trust", batch, settings), []
+    batch, settings = padded(of(4), torch.float32), replace(SETTINGS, state=state, sample_std=sample_std)
+    trusted, plain, found = computed("uecr_trust", batch, settings), computed("grpo", batch, settings), []
     assert trusted.state["kappa"] == 0
-    for advantages in (computed("uecr", batch), trusted):
+    assert same_bits(trusted.advantage_BT, plain.advantage_BT)
+    assert not trusted.advantage_opd_BT.any()
+    for advantages in (plain, trusted):
         logp_BT = (0.9 * batch.old_logp_BT).requires_grad_()
         second = None if advantages.advantage_opd_BT is None else (advantages.advantage_opd_BT, 1.0)
         loss = policy_loss(logp_BT, batch.old_logp_BT, advantages.advantage_BT, batch.mask_BT, second=second)
         loss.total.backward()
-        found.append((loss.total.detach(), logp_BT.grad))
+        found.append((loss.total.detach() + 0.0, logp_BT.grad + 0.0))  # a token without gradient may have -0
     assert all(same_bits(*pair) for pair in zip(*found, strict=True))
+
+
+@given(responses=ragged(), std_floor=st.sampled_from((0.0, 0.3)))
+def test_in_full_trust_the_first_surrogate_is_uecr_s_and_the_second_opd_s(
+    responses: list[Response], std_floor: float
+) -> None:
+    """kappa < 1 for any evidence, since its prior is one group; a past that outweighs it rounds to 1."""
+    batch = padded(responses, torch.float32)
+    settings = replace(SETTINGS, state={"lead": 1e30, "groups": 1e30}, std_floor=std_floor)
+    trusted, uecr = computed("uecr_trust", batch, settings), computed("uecr", batch, settings)
+    assert trusted.state["kappa"] == 1
+    for name, mine in trusted.named_tensors().items():
+        if name != "advantage_opd":
+            assert same_bits(mine, uecr.named_tensors()[name]), name
+    assert same_bits(trusted.advantage_opd_BT, computed("grpo_plus_opd", batch, settings).advantage_opd_BT)
 
 
 @given(responses=ragged())

@@ -70,7 +70,7 @@ def test_methods_share_the_rollout_and_differ_in_the_advantage(runs: dict[str, P
     }
     # These groups are mixed and speak against the teacher.
     assert first["uecr_trust"]["trust/kappa"] == 0
-    assert len(fingerprints) == len(FAMILIES) - 1  # and uecr_trust is UECR
+    assert len(fingerprints) == len(FAMILIES) - 1  # and uecr_trust is GRPO
 
 
 def test_every_metric_is_in_the_table_and_every_entry_is_emitted(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import pytest
 from nemo_uecr.errors import CheckpointError, RunFolderError
 from nemo_uecr.generation.trained import trained_model
 from nemo_uecr.local.trainer import Trainer
+from nemo_uecr.report.credit import credit_fault
 from nemo_uecr.stopping import RunStopped, StopRequest
+from nemo_uecr.telemetry.run_folder import read_run
 from tests.local import tiny
 from tests.local.tiny import every, outcome, same
 from tests.reliability.commands import refused
@@ -51,6 +53,27 @@ def test_another_configuration_and_a_second_run_are_refused(tmp_path: Path, trai
     with pytest.raises(CheckpointError, match=r"train\.steps=1, but .*step-000002 is later: raise it"):
         tiny.run(folder, *every(), "train.steps=1", resume=True)
     assert same(outcome(folder), before) == []
+
+
+def test_a_run_of_a_method_s_earlier_equation_is_refused_by_name(tmp_path: Path, trained: Path) -> None:
+    """A record without a revision is of the first one; the report of such a run says why it has no credit map."""
+    folder, method = Path(shutil.copytree(trained, tmp_path / "run")), "method.name=uecr_trust"
+    record = folder / "provenance.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"method_revision": 0}))
+    before = outcome(folder)
+    said = "run was made by revision 0 of uecr, whose equation has changed since; expected revision 1"
+    with pytest.raises(CheckpointError, match=said):
+        tiny.run(folder, *every(), resume=True)
+    assert same(outcome(folder), before) == []
+    assert said in (credit_fault(read_run(folder)) or "")
+
+    written = tiny.run(tmp_path / "trust", *every(), method, "train.steps=1")
+    record = written / "provenance.json"
+    kept = json.loads(record.read_text())
+    assert kept.pop("method_revision") == 2
+    record.write_text(json.dumps(kept))
+    with pytest.raises(CheckpointError, match=r"trust was made by revision 1 of uecr_trust, .* expected revision 2"):
+        tiny.run(written, *every(), method, "train.steps=2", resume=True)
 
 
 def test_resume_says_where_no_run_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

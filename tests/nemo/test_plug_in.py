@@ -23,7 +23,7 @@ from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.run_folder import read_run
 from nemo_uecr.telemetry.sinks import EVALUATIONS
 from tests.nemo.inside.launched import make_tokenizer
-from tests.nemo.made_recipe import made, made_settings
+from tests.nemo.made_recipe import METHOD, made, made_settings
 from tests.nemo.test_recipe import EVALUATION, OTHER_PROBLEMS
 from tests.nemo.worlds import SIZES
 
@@ -178,6 +178,20 @@ def test_another_method_teacher_loss_or_model_does_not_continue_a_checkpoint(
     key = next(iter(change)).replace("__", ".")
     with pytest.raises(CheckpointError, match=f"step_7 was written with {key}="):
         records.check_same_method(checkpoint_of(tmp_path, made()), made(**change))
+
+
+def test_a_run_of_a_method_s_earlier_equation_is_not_continued(tmp_path: Path) -> None:
+    """A record without a revision is of the first one."""
+    values = made(uecr__folder=str(tmp_path), uecr__method={**METHOD, "name": "uecr_trust"})
+    section = section_of(values)
+    settings = view(values, section, 9)
+    records.write(settings, section, values, origins={}, prompts={}, version="0.7.0", step=7)
+    records.check_same_inputs(settings, section, {})
+    record = json.loads((tmp_path / "provenance.json").read_text())
+    assert record.pop("method_revision") == 2
+    (tmp_path / "provenance.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=r"was made by revision 1 of uecr_trust, .* expected revision 2"):
+        records.check_same_inputs(settings, section, {})
 
 
 def test_a_checkpoint_of_plain_grpo_is_not_continued(tmp_path: Path) -> None:

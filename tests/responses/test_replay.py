@@ -12,7 +12,7 @@ from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import RunState
 from nemo_uecr.core.methods.baselines import Grpo
 from nemo_uecr.core.record import ScoredBatch
-from nemo_uecr.errors import DataError
+from nemo_uecr.errors import CheckpointError, DataError
 from nemo_uecr.responses.replay import arithmetic, recompute, scored_batch
 from nemo_uecr.responses.table import read_responses
 from tests.responses.tables import write_step
@@ -67,3 +67,11 @@ def test_a_changed_advantage_is_seen(tmp_path: Path, by: float, kind: str | None
 def test_a_step_without_advantages_is_not_compared(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no saved advantages"):
         recompute(write_step(tmp_path / "b.parquet", COLUMNS, Grpo()))
+
+
+def test_a_step_of_another_equation_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = COLUMNS | {"advantage": compute(Grpo(), PADDED).advantage_BT}
+    path = write_step(tmp_path / "b.parquet", columns, Grpo(), run=PADDED.run, arithmetic=arithmetic())
+    monkeypatch.setattr(Grpo, "revision", 2)
+    with pytest.raises(CheckpointError, match=r"b\.parquet was made by revision 1 of grpo, whose equation has changed"):
+        recompute(path)

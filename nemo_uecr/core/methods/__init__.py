@@ -15,9 +15,9 @@ from typing import Any
 from nemo_uecr import door
 from nemo_uecr.core.methods import base
 from nemo_uecr.core.methods.base import Advantages, Method, RunState
-from nemo_uecr.errors import ConfigError
+from nemo_uecr.errors import CheckpointError, ConfigError
 
-__all__ = ["METHODS", "Advantages", "Method", "RunState", "method_class", "method_of"]
+__all__ = ["METHODS", "Advantages", "Method", "RunState", "check_revision", "method_class", "method_of"]
 
 EXPECTED = "a class that derives from nemo_uecr.core.methods.Method and has __call__(self, batch)"
 
@@ -108,3 +108,19 @@ def method_of(name: str, settings: Mapping[str, Any], *, sha256: str | None = No
     if missing := [key for key in method.required() if settings.get(key) is None]:
         raise ConfigError(f"method {name} needs {', '.join(missing)}, which it was not given")
     return method(**{key: value for key, value in settings.items() if key in method.ranges()})
+
+
+def check_revision(where: object, method: Method | type[Method], record: Mapping[str, Any]) -> None:
+    """Refuse what another equation of the same method made; ``record`` is a run's, or a saved batch's.
+
+    A record without ``method_revision`` is older than the first change of an equation.
+
+    Raises:
+        CheckpointError: If the record has another revision.
+    """
+    before = record.get("method_revision", 1)
+    if before != method.revision:
+        raise CheckpointError(
+            f"{where} was made by revision {before} of {method.name}, whose equation has changed since; expected "
+            f"revision {method.revision}. Use the version of nemo_uecr that made it, or begin a new run"
+        )

@@ -113,6 +113,8 @@ class Method:
     monitored: ClassVar[tuple[str, ...]] = ()
     #: Whether it compares the responses of a group, so that a group of one cannot be used.
     needs_group: ClassVar[bool] = True
+    #: Raised when a shipped method gets another equation: what an earlier one made is not continued or repeated.
+    revision: ClassVar[int] = 1
     #: Digest of the user's file that the class comes from; None for a shipped method.
     file_sha256: ClassVar[str | None] = None
 

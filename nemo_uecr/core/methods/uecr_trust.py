@@ -1,4 +1,4 @@
-"""UECR, and the teacher followed token by token as far as the verdicts vouch for it.
+"""From GRPO to the teacher, as far as the verdicts vouch for it.
 
 Legend: B responses, T tokens (padded).
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from nemo_uecr.core import GAP_CLIP
 from nemo_uecr.core.methods.base import Advantages
-from nemo_uecr.core.methods.uecr import Uecr
+from nemo_uecr.core.methods.uecr import Uecr, UnifiedAdvantage
 from nemo_uecr.ranges import BelowOne, Range
 
 if TYPE_CHECKING:
@@ -19,12 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class UecrTrust(Uecr):
-    """A = A^UECR, A_opd = kappa clip(delta, -5, 5); kappa = max(0, sum of (k of right - k of wrong) / (groups + 1))."""
+    """A = (1 - kappa) A^GRPO + kappa A^UECR, A_opd = kappa clip(delta, -5, 5); kappa: how far the teacher is trusted.
+
+    ``kappa = max(0, sum of (k of right - k of wrong) / (groups + 1))`` over mixed groups (`trust`). At 0 the advantage
+    is GRPO's, bit for bit, at 1 the first surrogate is UECR's. Between them it has UECR's form and identities:
+
+        A^U = (1 - kappa) A^GRPO + kappa A^U of UECR,   A^task|U likewise,   A^T|U = kappa A^T|U of UECR
+        A = A^U + rho A^task|U q,   q = share q of UECR,   share = kappa A^task|U of UECR / A^task|U, in [0, 1]
+    """
 
     name = "uecr_trust"
     source = "ours, docs/method.md; A_opd is grpo_plus_opd's"
     reads_run = ("state",)
     opd_coef: ClassVar[float] = 1.0
+    revision = 2
 
     # Number of tokens whose importance weight k estimates.
     horizon: Annotated[float, Range(0, 1000, open_low=True, unit="tokens")] = 32.0
@@ -33,10 +41,24 @@ class UecrTrust(Uecr):
     memory: BelowOne = 0.8  # Weight of the previous step's groups; the step before that has its square, and so on.
 
     def __call__(self, batch: ScoredBatch) -> Advantages:
-        uecr = super().__call__(batch)
         state = trust(batch, horizon=self.horizon, margin=self.margin, memory=self.memory)
-        opd_BT = state["kappa"] * batch.gap_BT.clamp(-GAP_CLIP, GAP_CLIP)
-        return replace(uecr, advantage_opd_BT=opd_BT, state=state)
+        kappa = state["kappa"]
+        grpo_B, grpo_std_B = self.normalised(batch, batch.task_reward_B)
+        u = self.unify(batch.task_reward_B, batch.teacher_reward_B, batch.groups)
+        moved_B = kappa * u.task  # what ECR redistributes; GRPO redistributes nothing
+        unified_B, task_B = (1 - kappa) * grpo_B + kappa * u.unified, (1 - kappa) * grpo_B + moved_B
+        r = self.residual(batch, batch.column(u.task).sign())
+        advantage_BT = batch.column(unified_B) + self.rho * batch.column(moved_B) * r.q_BT
+        # moved / task: both are the centred verdict over a divisor, so that this is defined where they are 0, too.
+        divisor_B = self.divisor(grpo_std_B)
+        share_B = kappa * divisor_B / (kappa * divisor_B + (1 - kappa) * self.divisor(u.std))
+        q_BT = batch.column(share_B) * r.q_BT
+        return replace(
+            self.broadcast(batch, UnifiedAdvantage(unified_B, task_B, kappa * u.teacher, u.std)),
+            advantage_BT=advantage_BT, advantage_opd_BT=kappa * batch.gap_BT.clamp(-GAP_CLIP, GAP_CLIP),
+            weight_BT=1 + self.rho * q_BT, residual_BT=q_BT, direction_BT=r.d_BT, confidence_BT=r.c_BT,
+            centre_B=r.mu_B1[:, 0], state=state,
+        )  # fmt: skip
 
 
 def trust(batch: ScoredBatch, *, horizon: float, margin: float, memory: float) -> dict[str, float]:
