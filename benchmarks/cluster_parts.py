@@ -238,7 +238,7 @@ class Run:
 def configured(work: Path, device: str, *, fp8: bool = False, micro: int | None = None) -> Run:
     """The run as NeMo-RL's set-up gets it from the plug-in; ``micro`` tokens in a micro-batch, or the recipe's."""
     from nemo_uecr.config.recipes import load_recipe
-    from nemo_uecr.nemo import recipe, upstream
+    from nemo_uecr.nemo import recipe, rules, upstream
     from nemo_uecr.nemo.loss import UecrLoss
     from nemo_uecr.nemo.step import StepContext
 
@@ -257,7 +257,7 @@ def configured(work: Path, device: str, *, fp8: bool = False, micro: int | None 
         words.append("++uecr.teacher.megatron_cfg.fp8_cfg.enabled=true")
     values = load_recipe(CONFIG, words).values
     section = recipe.section_of(values)
-    recipe.apply(values, recipe.adjusted(values, section))
+    rules.apply(values, rules.adjusted(values, section))
     settings = recipe.view(values, section, vocabulary)
     context, frozen = StepContext(settings, None), section.active_teachers["teacher"]
     student = values["policy"] | {"uecr": recipe.worker_section(settings)}

@@ -222,7 +222,8 @@ def config(action: Literal["show", "check"], config: ConfigFile, /, *overrides: 
 def _recipe(action: Literal["show", "check"], config: str, overrides: Sequence[str]) -> None:
     from nemo_uecr.config.load import annotated_yaml
     from nemo_uecr.config.recipes import load_recipe
-    from nemo_uecr.nemo.recipe import faults_of, section_of
+    from nemo_uecr.nemo.recipe import section_of
+    from nemo_uecr.nemo.rules import faults_of
     from nemo_uecr.start.checks import CONFIG, require
     from nemo_uecr.start.recipe_form import accepted, described, native_schema, of_recipe
 

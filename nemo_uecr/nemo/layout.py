@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nemo_uecr.config.load import flattened, value_at
-from nemo_uecr.nemo import recipe
-from nemo_uecr.nemo.recipe import Adjustment, UecrSection
+from nemo_uecr.nemo import recipe, rules
+from nemo_uecr.nemo.recipe import UecrSection
+from nemo_uecr.nemo.rules import Adjustment
 
 #: NeMo-RL's variable by which it takes unequal micro-batches with many tensor ranks.
 IGNORED_CHECK = "NRL_IGNORE_TP_ACCURACY_CHECK"
@@ -173,10 +174,10 @@ class Job:
 
 
 def job_of(values: Mapping[str, Any], section: UecrSection) -> Job:
-    """The job of a recipe in which `recipe.faults_of` finds nothing; the adjustments are made in a copy."""
-    changes = recipe.adjusted(values, section)
+    """The job of a recipe in which `rules.faults_of` finds nothing; the adjustments are made in a copy."""
+    changes = rules.adjusted(values, section)
     made = copy.deepcopy(dict(values))
-    recipe.apply(made, changes)
+    rules.apply(made, changes)
     policy, gpus = made["policy"], student_gpus(made)
     teachers = {
         name if name == "teacher" else f"teachers.{name}": Model(
@@ -249,7 +250,7 @@ def model_faults(model: Model) -> Iterator[str]:
             if value_at(policy, f"{section}.enabled") and (size := policy[section][f"{kind}_mb_tokens"]) < longest:
                 yield f"{key}.{section}.{kind}_mb_tokens: got {size}; the longest padded sequence has {longest} tokens"
     rows, scored = policy["train_micro_batch_size"], policy["logprob_batch_size"]
-    if parallel.tensor >= recipe.EQUAL_FROM and rows != scored and not os.environ.get(IGNORED_CHECK):
+    if parallel.tensor >= rules.EQUAL_FROM and rows != scored and not os.environ.get(IGNORED_CHECK):
         yield (
             f"{key}.logprob_batch_size: got {scored}; with {parallel.tensor} tensor ranks it must equal "
             f"train_micro_batch_size, else log-probabilities differ: set {key}.logprob_batch_size={rows}"

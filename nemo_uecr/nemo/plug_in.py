@@ -23,7 +23,7 @@ from nemo_uecr.config.load import value_at
 from nemo_uecr.ending import USER_ERROR, reported
 from nemo_uecr.errors import ConfigError, DataError, RunFolderError, UecrError, first_line
 from nemo_uecr.files import locked
-from nemo_uecr.nemo import recipe, records, teacher, upstream
+from nemo_uecr.nemo import recipe, records, rules, teacher, upstream
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.evaluation import Schedule, beside_validation, training_evaluation
 from nemo_uecr.nemo.layout import job_of, layout_faults
@@ -92,8 +92,8 @@ class Run:
         values = config.model_dump()
         self.section, adjustments = checked(values)
         self.teacher_gpus = recipe.teacher_gpus(values, self.section)
-        recipe.apply(config, adjustments)
-        recipe.apply(values, adjustments)
+        rules.apply(config, adjustments)
+        rules.apply(values, adjustments)
         self.settings = settings_of(values, self.section)
         check_models(values, self.settings)
         config.policy["uecr"] = recipe.worker_section(self.settings)
@@ -213,15 +213,15 @@ class Run:
         )
 
 
-def checked(values: Mapping[str, Any]) -> tuple[UecrSection, list[recipe.Adjustment]]:
+def checked(values: Mapping[str, Any]) -> tuple[UecrSection, list[rules.Adjustment]]:
     """The section of a resolved recipe, and what is changed in the recipe, which is logged; what is refused raises."""
     section = recipe.section_of(values)
-    if faults := recipe.faults_of(values, section):
+    if faults := rules.faults_of(values, section):
         raise ConfigError("; ".join(faults))
     job = job_of(values, section)
     if faults := layout_faults(job):
         raise ConfigError("; ".join(faults))
-    for line in (*map(str, job.changes), *recipe.notes(values), *recipe.missing_files(values)):
+    for line in (*map(str, job.changes), *rules.notes(values), *rules.missing_files(values)):
         log.info("%s", line)
     return section, [*job.changes]
 
@@ -326,7 +326,7 @@ def score_saved_batch(values: dict[str, Any], saved: Responses, out: Path) -> st
         )
     cluster = values["cluster"]
     gpus = [cluster["gpus_per_node"]] * cluster["num_nodes"]
-    recipe.apply(values, changes)
+    rules.apply(values, changes)
     settings = settings_of(values, section)
     check_models(values, settings)
     upstream.check()
@@ -348,7 +348,7 @@ def check_before(arguments: Sequence[str]) -> dict[str, str]:
     loaded = load_recipe(words[place + 1], words[:place] + words[place + 2 :])
     section, changes = checked(loaded.values)
     upstream.check()
-    recipe.apply(loaded.values, changes)
+    rules.apply(loaded.values, changes)
     check_models(loaded.values, settings_of(loaded.values, section))
     return loaded.origins
 

@@ -10,8 +10,9 @@ from nemo_uecr.config.recipes import Recipe
 from nemo_uecr.data.manifest import chosen_problems
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.generation.models import MIXTURES, config_values, untried_mixture
-from nemo_uecr.nemo import recipe as rules
+from nemo_uecr.nemo import rules
 from nemo_uecr.nemo.layout import Job, Model, job_of
+from nemo_uecr.nemo.recipe import section_of, view
 from nemo_uecr.plan.faults import job_faults, refuse
 from nemo_uecr.plan.nemo import nemo_plan
 from nemo_uecr.plan.shapes import ARCHITECTURES, ModelShape, known, shape_of
@@ -25,14 +26,14 @@ UNSEEN = "fits the GPUs; a model's folder is not here, or its kind unknown: what
 
 def accepted(recipe: Recipe) -> Job:
     """The job of a recipe; ConfigError with every key that is refused, its value and the reason."""
-    section = rules.section_of(recipe.values, recipe.origins, recipe.path)
+    section = section_of(recipe.values, recipe.origins, recipe.path)
     refuse(rules.faults_of(recipe.values, section))
     return job_of(recipe.values, section)
 
 
 def of_recipe(job: Job, *, ray_port: int, resources: Resources | None) -> NemoRun:
     """What the checks read of a recipe that is accepted."""
-    section, data, settings = job.section, job.section.data, rules.view(job.values, job.section, vocabulary=0)
+    section, data, settings = job.section, job.section.data, view(job.values, job.section, vocabulary=0)
     names = {key: model.name for key, model in job.models.items()}
     folders = {"uecr.folder": settings.folder, "checkpointing.checkpoint_dir": job.at("checkpointing.checkpoint_dir")}
     starts = {key: value_at(model.policy, "pretrained_checkpoint.path") for key, model in job.teachers.items()}

@@ -18,7 +18,7 @@ import pytest
 from benchmarks import cluster_parts, cluster_quarter, gpu_parts, gpu_quarter
 from benchmarks.quarter import CALL_BYTES, MEBI, ROOT, Keeper, Part, check_sizes, run_parts, tables, tree_bytes
 from nemo_uecr.config.recipes import load_recipe
-from nemo_uecr.nemo import recipe
+from nemo_uecr.nemo import recipe, rules
 from tests.gpu import one_gpu
 from tools.cluster import strip_fatbin
 
@@ -140,7 +140,7 @@ def test_the_shipped_recipe_is_one_that_the_parts_and_the_loop_can_run(tmp_path:
     assert run.student_request.temperatures == {"rollout_logp": 0.7, "logp": 1.0}
     for words in (run.overrides, one_gpu.overrides(tmp_path)):
         values = load_recipe(cluster_parts.CONFIG, words).values
-        assert recipe.faults_of(values, recipe.section_of(values)) == []
+        assert rules.faults_of(values, recipe.section_of(values)) == []
 
 
 def test_what_does_not_fit_a_call_is_refused_with_its_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from nemo_uecr.config.load import value_at
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.nemo import recipe
+from nemo_uecr.nemo import recipe, rules
 from nemo_uecr.nemo.layout import job_of, layout_faults
-from nemo_uecr.nemo.recipe import DATASET, faults_of, section_of, teacher_policy, view
+from nemo_uecr.nemo.recipe import DATASET, section_of, teacher_policy, view
 from tests.nemo.made_recipe import METHOD, made
 
 OTHER_PROBLEMS = {
@@ -29,7 +29,7 @@ WITH_SECOND_SURROGATE = {"name": "grpo_plus_opd", "opd_coef": 0.5}
 
 def faults(**values: Any) -> list[str]:
     given = made(**values)
-    return faults_of(given, section_of(given))
+    return rules.faults_of(given, section_of(given))
 
 
 # -- the section -----------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_a_teacher_with_gpus_of_its_own_leaves_the_others_to_the_student() -> No
     for given, gpus, change in ((one_node, [1], ("gpus_per_node", 7)), (several, [8, 8], ("num_nodes", 1))):
         section = section_of(given)
         assert recipe.teacher_gpus(given, section) == gpus
-        assert [(each.key, each.value) for each in recipe.adjusted(given, section)] == [
+        assert [(each.key, each.value) for each in rules.adjusted(given, section)] == [
             (f"cluster.{change[0]}", change[1])
         ]
     for gpus, nodes in ((8, 1), (4, 2), (16, 2)):
@@ -193,7 +193,7 @@ def test_an_evaluation_has_the_prompts_of_training() -> None:
         assert fault.startswith(f"policy.{key.replace('__', '.')}: ")
     (fault,) = faults(**given, grpo__val_start_at=100)
     assert fault.startswith("grpo.val_start_at: got 100")
-    assert any(said.startswith("uecr.data.train is not trained on") for said in recipe.notes(made(**given)))
+    assert any(said.startswith("uecr.data.train is not trained on") for said in rules.notes(made(**given)))
 
 
 def test_what_a_teacher_would_not_get_is_refused() -> None:
@@ -223,7 +223,7 @@ def test_responses_of_older_policies_are_accepted_where_the_asynchronous_loop_ha
     settings = view(made(**ASYNC), section_of(made(**ASYNC)), 9)
     assert (settings.lag, settings.generation_share) == (1, None)
     assert recipe.lag_of(made()) is None
-    (said,) = recipe.notes(made(**ASYNC, grpo__use_leave_one_out_baseline=False))
+    (said,) = rules.notes(made(**ASYNC, grpo__use_leave_one_out_baseline=False))
     assert said.startswith("loss_fn.use_importance_sampling_correction is not used")
     assert faults(**ASYNC, uecr__teacher__stays=True) == []
     assert faults(uecr__teacher__stays=True)[0].startswith("uecr.teacher.stays: got True")
@@ -256,12 +256,12 @@ def test_what_is_to_be_known_of_a_recipe(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     files = {"data__default__prompt_file": "prompts/cot.txt", "data__train__data_path": "rows.jsonl"}
     given = made(**files, checkpointing__enabled=False, data__validation={"data_path": "org/name"})
-    assert any(said.startswith("checkpointing.enabled=false: nothing is saved") for said in recipe.notes(given))
-    assert [said.partition(":")[0] for said in recipe.missing_files(given)] == [
+    assert any(said.startswith("checkpointing.enabled=false: nothing is saved") for said in rules.notes(given))
+    assert [said.partition(":")[0] for said in rules.missing_files(given)] == [
         "data.default.prompt_file", "data.train.data_path",
     ]  # fmt: skip
     (tmp_path / "rows.jsonl").touch()
-    assert len(recipe.missing_files(given)) == 1
+    assert len(rules.missing_files(given)) == 1
 
 
 def test_messages_name_keys_as_a_recipe_has_them() -> None:
@@ -297,7 +297,7 @@ def test_an_evaluation_fits_the_generator() -> None:
 
 def test_nothing_is_adjusted_without_a_reason() -> None:
     given = made()
-    assert recipe.adjusted(given, section_of(given)) == []
+    assert rules.adjusted(given, section_of(given)) == []
 
 
 def test_each_adjustment_is_made_and_said() -> None:
@@ -307,7 +307,7 @@ def test_each_adjustment_is_made_and_said() -> None:
         policy__generation__temperature=0.7,
         uecr__teacher__megatron_cfg={"tensor_model_parallel_size": 4, "sequence_parallel": True},
     )
-    changes = recipe.adjusted(given, section_of(given))
+    changes = rules.adjusted(given, section_of(given))
     assert {change.key: change.value for change in changes} == {
         "loss_fn.force_on_policy_ratio": False,
         "policy.megatron_cfg.distributed_data_parallel_config.overlap_param_gather": False,
@@ -315,8 +315,8 @@ def test_each_adjustment_is_made_and_said() -> None:
         "policy.make_sequence_length_divisible_by": 4,
     }
     assert str(changes[0]).startswith("loss_fn.force_on_policy_ratio: True becomes False: ")
-    recipe.apply(given, changes)
-    assert recipe.adjusted(given, section_of(given)) == []
+    rules.apply(given, changes)
+    assert rules.adjusted(given, section_of(given)) == []
 
 
 def test_adjustments_reach_models_as_well_as_mappings() -> None:
@@ -328,9 +328,9 @@ def test_adjustments_reach_models_as_well_as_mappings() -> None:
 
 
 def test_what_is_not_used_is_announced() -> None:
-    (said,) = recipe.notes(made())
+    (said,) = rules.notes(made())
     assert said.startswith("grpo.use_leave_one_out_baseline=True is not used")
-    assert len(recipe.notes(made(grpo__use_dynamic_sampling=True, grpo__normalize_rewards=False))) == 3
+    assert len(rules.notes(made(grpo__use_dynamic_sampling=True, grpo__normalize_rewards=False))) == 3
 
 
 # -- what the adapter gets -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import torch
 
 from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.core.methods import METHODS
-from nemo_uecr.nemo import recipe, upstream
+from nemo_uecr.nemo import recipe, rules, upstream
 from nemo_uecr.nemo.estimator import UecrEstimator
 from nemo_uecr.nemo.loss import UecrLoss
 from nemo_uecr.nemo.policy import PolicyMethods
@@ -61,8 +61,8 @@ def run_of(method: str, *changes: str) -> Run:
     teacher = ["++uecr.teacher.model_name=teacher"] if METHODS[method].needs_teacher() else []
     values = load_recipe(RECIPE, [*SMALL, f"++uecr.method={named}", *teacher, *changes]).values
     section = recipe.section_of(values)
-    assert recipe.faults_of(values, section) == []
-    recipe.apply(values, recipe.adjusted(values, section))
+    assert rules.faults_of(values, section) == []
+    rules.apply(values, rules.adjusted(values, section))
     return Run(recipe.view(values, section, VOCABULARY), upstream.native("MasterConfig")(**values))
 
 

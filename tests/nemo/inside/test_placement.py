@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.nemo import recipe, upstream
+from nemo_uecr.nemo import recipe, rules, upstream
 from nemo_uecr.stopping import StopRequest
 from tests.nemo.made_recipe import made
 from tests.nemo.source import SOURCE
@@ -69,7 +69,7 @@ def test_a_dedicated_teacher_has_a_gpu_of_its_own() -> None:
     given = made(cluster={"gpus_per_node": 3, "num_nodes": 1}, uecr__teacher__dedicated_gpus=1)
     section = recipe.section_of(given)
     own_gpus = recipe.teacher_gpus(given, section)
-    recipe.apply(given, recipe.adjusted(given, section))
+    rules.apply(given, rules.adjusted(given, section))
     with policy_cluster(given["cluster"], 0) as cluster:
         own = upstream.teacher_cluster(own_gpus)
         with gpus_of((cluster, 2), (cluster, 2), (own, 1), seconds=120) as gpus:

@@ -17,7 +17,8 @@ from nemo_uecr.config.overrides import parsed
 from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.nemo.layout import job_of, layout_faults
-from nemo_uecr.nemo.recipe import adjusted, faults_of, notes, section_of
+from nemo_uecr.nemo.recipe import section_of
+from nemo_uecr.nemo.rules import adjusted, faults_of, notes
 from nemo_uecr.start.recipe_form import family_faults, native_schema
 from tests.config.shipped import CONFIGS, GIVEN
 from tests.conftest import ROOT

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nemo_uecr.nemo import recipe
+from nemo_uecr.nemo import recipe, rules
 from nemo_uecr.nemo.recipe import DATASET
 from nemo_uecr.nemo.worker_scoring import ScoreRequest
 from tests.nemo.source import SOURCE
@@ -184,7 +184,7 @@ def _read(config: Any) -> Any:
     """The adjusted values, the section and the settings of the recipe."""
     values = copy.deepcopy(config.values)
     section = recipe.section_of(values)
-    recipe.apply(values, recipe.adjusted(values, section))
+    rules.apply(values, rules.adjusted(values, section))
     return values, section, recipe.view(values, section, config.vocabulary)
 
 
