@@ -74,6 +74,7 @@ def our_step(folder: Path) -> tuple[Any, list[Any], Callable[[int], int]]:
         folder=folder,
         log=StepLog(folder, [], Progress(total=config.train.steps, style="off")),
         checkpoints=Checkpoints(folder / "checkpoints", config),
+        ahead={},
         position=Position(),
         stop=StopRequest(),
     )

@@ -447,6 +447,8 @@ class RolloutConfig(SamplingConfig):
     microbatch_responses: Count  # Responses sampled at once by transformers; bounds memory.
     # Whether special tokens within a response are removed from the text for reward functions; the end token always is.
     skip_special_tokens: bool = True
+    # Steps by which the policy that samples is older than the one that is trained, as in NeMo-RL's asynchronous loop.
+    lag: NonNegativeInt = 0
 
 
 class TrainConfig(OptimizerConfig):

@@ -20,6 +20,8 @@ from nemo_uecr.files import digests, files_below, new_folder, read_object
 from nemo_uecr.generation.engines import STATE
 from nemo_uecr.generation.models import save_pretrained
 from nemo_uecr.generation.trained import MANIFEST, OPTIMIZER, check_manifest
+from nemo_uecr.local.ahead import save_ahead
+from nemo_uecr.local.rollout import Drawn
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.stopping import interrupt_waits
 
@@ -58,7 +60,9 @@ class Checkpoints:
         """Folder of a step's checkpoint."""
         return self._folder / f"step-{step:06d}"
 
-    def save(self, model: TokenModel, optimizer: torch.optim.Optimizer, position: Position) -> None:
+    def save(
+        self, model: TokenModel, optimizer: torch.optim.Optimizer, position: Position, ahead: Mapping[int, Drawn]
+    ) -> None:
         """Write a checkpoint and drop those no longer kept; a failed write leaves what was there."""
         target = self.path(position.step)
         try:
@@ -66,6 +70,7 @@ class Checkpoints:
                 save_pretrained(model.module, model.tokenizer, aside)
                 with (aside / OPTIMIZER).open("wb") as file:  # its error has the reason; torch's has not
                     torch.save(optimizer.state_dict(), file)
+                save_ahead(aside, ahead)
                 state = {"position": asdict(position), "config": self._config.model_dump(mode="json")}
                 (aside / STATE).write_text(json.dumps(state, indent=1), encoding="utf-8")
                 hashes = digests(files_below(aside), aside)

@@ -24,6 +24,7 @@ from nemo_uecr.generation.prompts import turns_before
 from nemo_uecr.local.sequences import Prompt, Response, Sequences, TeacherInputs
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.responses.table import REWARD
+from nemo_uecr.steps.draws import step_indices
 from nemo_uecr.steps.step_record import StepRecord, sample_ids
 from nemo_uecr.verifier.rewards import Outcome, Sample
 
@@ -51,6 +52,19 @@ def draw(
             finished = model.tokens.finished(ids, decoding.stop)
             responses.append(Response(tuple(ids), not finished, model.tokens.text(ids), finite))
     return responses
+
+
+def step_prompts(prompts: Sequence[Prompt], config: Config, step: int) -> list[Prompt]:
+    """The prompts of a step's responses, a group's side by side: a function of step and seed."""
+    rollout = config.rollout
+    indices = step_indices(
+        problems=len(prompts),
+        per_step=rollout.prompts_per_step,
+        step=step,
+        seed=config.run.seed,
+        shuffle=config.data.shuffle,
+    )
+    return [prompts[index] for index in indices for _ in range(rollout.responses_per_prompt)]
 
 
 def check_drawn(responses: Sequence[Response], names: Sequence[str], model: TokenModel) -> None:
@@ -85,6 +99,15 @@ def samples_of(step: int, sequences: Sequences, config: Config, tokens: ModelTok
         )
         for name, prompt, response, text in zip(names, sequences.prompts, sequences.responses, whole, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Responses to a step's prompts, and the policy mu that sampled them."""
+
+    sequences: Sequences
+    policy: int  # training steps that it had taken
+    logp_BT: Tensor | None = None  # log mu at T_r, scored at the draw; None: mu is the policy that the step updates
 
 
 @dataclass(frozen=True)

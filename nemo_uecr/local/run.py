@@ -18,6 +18,7 @@ from nemo_uecr.errors import RunFolderError
 from nemo_uecr.generation.adapter import add_adapter, freeze_routers, load_adapter
 from nemo_uecr.generation.decode import check_cache
 from nemo_uecr.generation.engines import check_trainable, missing_end_token
+from nemo_uecr.local.ahead import load_ahead
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.failure import FAILURE
 from nemo_uecr.local.memory import Placement, checkpointed_layers, is_offloaded, state_of
@@ -31,7 +32,7 @@ from nemo_uecr.local.provenance import (
     prompt_hashes,
     write_run_files,
 )
-from nemo_uecr.local.rollout import Sampler, draw
+from nemo_uecr.local.rollout import Drawn, Sampler, draw, step_prompts
 from nemo_uecr.local.sequences import Prompt, check_context, encoded_problems
 from nemo_uecr.local.teachers import PROBES, load_teachers
 from nemo_uecr.local.token_model import TokenModel, load_model
@@ -42,7 +43,7 @@ from nemo_uecr.paths import resolve_path
 from nemo_uecr.reproducible import derive
 from nemo_uecr.stopping import StopRequest
 from nemo_uecr.telemetry.sinks import Progress, StepLog, open_clients, truncate_records
-from nemo_uecr.verifier.rewards import Rewards
+from nemo_uecr.verifier.rewards import Rewards, refuse_the_step
 
 log = logging.getLogger(__name__)
 
@@ -82,12 +83,17 @@ def train(
     models = load_models(config, saved)
     prompts, benchmarks = readable_prompts(config, models)
     rewards.check_columns(sorted({name for prompt in prompts for name in prompt.problem.columns}))
+    if config.rollout.lag:
+        refuse_the_step(rewards.readers_of_the_step, "rollout.lag=0")
     # After loading: a model of the hub is then on this machine.
     inputs = input_hashes(config) | prompt_hashes(prompts, benchmarks)
     check_same_inputs(folder, inputs)
     optimizer = build_optimizer(models.student, config)
+    ahead: dict[int, Drawn] = {}
     if saved is not None:
         optimizer.load_state_dict(checkpoints.optimizer_state(position.step))
+        if config.rollout.lag:
+            ahead = load_ahead(saved, lambda step: step_prompts(prompts, config, step))
         checkpoints.prune(position)
         state = "resuming" if position.step < config.train.steps else "already complete"
         log.info("%s after step %d of %d: %s", state, position.step, config.train.steps, saved)
@@ -103,7 +109,7 @@ def train(
     Trainer(
         config, models=models, optimizer=optimizer, placement=placement, sample=sample, rewards=rewards,
         prompts=prompts, benchmarks=benchmarks, folder=folder, log=StepLog(folder, clients, progress),
-        checkpoints=checkpoints, position=position, stop=stop,
+        checkpoints=checkpoints, position=position, ahead=ahead, stop=stop,
     ).run()  # fmt: skip
 
 

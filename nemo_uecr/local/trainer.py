@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -27,9 +27,9 @@ from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.checkpoint import Checkpoints, Position
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
-from nemo_uecr.local.probes import Comparison, TokenRanks
+from nemo_uecr.local.probes import Comparison, Probe, TokenRanks
 from nemo_uecr.local.provenance import APPEND_ONLY, list_files
-from nemo_uecr.local.rollout import Sampler, StepBatch, check_drawn, response_rows, samples_of
+from nemo_uecr.local.rollout import Drawn, Sampler, StepBatch, check_drawn, response_rows, samples_of, step_prompts
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.teachers import Teachers
@@ -37,9 +37,10 @@ from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.local.update import UpdateOutcome, check_ratios, update
 from nemo_uecr.local.vllm_sampler import VllmSampler
 from nemo_uecr.reproducible import derive
-from nemo_uecr.steps.draws import run_state, step_indices
-from nemo_uecr.steps.metrics import Stopwatch, count_metrics, ratio_metrics, scored_metrics
-from nemo_uecr.steps.step_record import StepRecord, turn_labels
+from nemo_uecr.steps.draws import run_state
+from nemo_uecr.steps.metrics import Stopwatch, count_metrics, lag_metrics, ratio_metrics, scored_metrics
+from nemo_uecr.steps.routing import PolicyScores
+from nemo_uecr.steps.step_record import StepRecord, sample_ids, turn_labels
 from nemo_uecr.stopping import RunStopped, StopRequest
 from nemo_uecr.telemetry.sinks import StepLog
 from nemo_uecr.verifier.pool import SHARED
@@ -78,38 +79,53 @@ class Rollouts:
         return () if self.config.rollout.engine == "vllm" and self.config.student.lora_rank else ("student",)
 
     def rollout(self, step: int, watch: Stopwatch, state: Mapping[str, float], evidence: Evidence) -> StepBatch:
-        """A step's batch, its scores checked; ``state`` is what the method carried over."""
-        config = self.config
-        rollout, seed = config.rollout, config.run.seed
-        indices = step_indices(
-            problems=len(self.prompts),
-            per_step=rollout.prompts_per_step,
-            step=step,
-            seed=seed,
-            shuffle=config.data.shuffle,
-        )
-        prompts = [self.prompts[index] for index in indices for _ in range(rollout.responses_per_prompt)]
+        """A step's batch of the student as it is, its scores checked; ``state`` is what the method carried over."""
+        return self.scored(step, self.draw(step, watch, policy=step - 1), watch, state, evidence)
+
+    def draw(self, step: int, watch: Stopwatch, *, policy: int) -> Drawn:
+        """Responses to a step's prompts by the student as it is, after ``policy`` steps."""
+        prompts = step_prompts(self.prompts, self.config, step)
         with watch.phase("rollout"):
             self.placement.move_to_device(*self._sampling)
-            seeds = [derive(seed, "rollout", step, row) for row in range(len(prompts))]
+            seeds = [derive(self.config.run.seed, "rollout", step, row) for row in range(len(prompts))]
             responses = self.sample(prompts, seeds, self.decoding)
-        sequences = Sequences(prompts, responses)
+        return Drawn(Sequences(prompts, responses), policy)
+
+    def scored(
+        self, step: int, drawn: Drawn, watch: Stopwatch, state: Mapping[str, float], evidence: Evidence
+    ) -> StepBatch:
+        """The batch of a step's responses: judged, scored by the models as they are, and checked."""
+        config, sequences = self.config, drawn.sequences
         samples = samples_of(step, sequences, config, self.models.student.tokens)
-        drawn = {"id": [sample.id for sample in samples]} | response_rows(sequences)
-        evidence.responses(drawn, sequences.tokens)
+        evidence.responses({"id": [sample.id for sample in samples]} | response_rows(sequences), sequences.tokens)
         with watch.phase("verify"):
             outcomes = self.rewards.judge(samples, step=step)
         with deterministic(config.train.deterministic):
-            batch = self._score(step, state, sequences, outcomes, watch, evidence)
-        check_drawn(responses, batch.record.sample_ids, self.models.student)  # now: the evidence has the scores
+            batch = self._score(step, state, drawn, outcomes, watch, evidence)
+        # Now: the evidence has the scores.
+        check_drawn(sequences.responses, batch.record.sample_ids, self.models.student)
         batch.record.check_finite()
         return batch
+
+    def _micro_rows(self, sequences: Sequences) -> list[list[Tensor]]:
+        train = self.config.train
+        return sequences.micro_rows(minibatch=train.minibatch_responses, microbatch=train.microbatch_responses)
+
+    def _score_student(self, sequences: Sequences, watch: Stopwatch, probes: Sequence[Probe]) -> PolicyScores:
+        """The student's scores as it is."""
+        micro_rows = list(itertools.chain.from_iterable(self._micro_rows(sequences)))
+        with watch.phase("score_student"):
+            self.placement.move_to_device("student")
+            return score_policy(
+                self.models.student, sequences, micro_rows, rollout_temperature=self.config.rollout.temperature,
+                entropy=True, probes=probes,
+            )  # fmt: skip
 
     def _score(
         self,
         step: int,
         state: Mapping[str, float],
-        sequences: Sequences,
+        drawn: Drawn,
         outcomes: list[Outcome],
         watch: Stopwatch,
         evidence: Evidence,
@@ -118,17 +134,13 @@ class Rollouts:
 
         If a teacher fails, the evidence is the record without its scores.
         """
-        config, models, ids_BT, mask_BT = self.config, self.models, sequences.token_ids(), sequences.mask_BT
-        train, rollout, method = config.train, config.rollout, config.method
-        minibatches = sequences.micro_rows(minibatch=train.minibatch_responses, microbatch=train.microbatch_responses)
-        micro_rows = [rows for minibatch in minibatches for rows in minibatch]
-        score = partial(score_policy, micro_rows=micro_rows, rollout_temperature=rollout.temperature)
+        config, models, sequences = self.config, self.models, drawn.sequences
+        ids_BT, mask_BT = sequences.token_ids(), sequences.mask_BT
+        rollout, method, minibatches = config.rollout, config.method, self._micro_rows(sequences)
+        micro_rows = list(itertools.chain.from_iterable(minibatches))
         inputs = models.teachers.inputs(sequences) if models.teachers.by_name else None
         comparison = None if inputs is None else self._comparison(step, mask_BT)
-        with watch.phase("score_student"):
-            self.placement.move_to_device("student")
-            probes = () if comparison is None else (comparison.student,)
-            student = score(models.student, sequences, entropy=True, probes=probes)
+        student = self._score_student(sequences, watch, () if comparison is None else (comparison.student,))
         teacher = compared = reference = None
         ranks = [TokenRanks(mask_BT.shape, models.student.vocabulary)] if self._saves(step) else []
         try:
@@ -143,7 +155,9 @@ class Rollouts:
             if models.reference is not None:
                 with watch.phase("score_reference"):
                     self.placement.move_to_device(models.reference.member)
-                    reference = score(models.reference, sequences, entropy=False)
+                    reference = score_policy(
+                        models.reference, sequences, micro_rows, rollout_temperature=rollout.temperature, entropy=False
+                    )
         finally:
             record = StepRecord(
                 step=step,
@@ -164,6 +178,8 @@ class Rollouts:
                 teacher_rank_BT=ranks[0].complete(mask_BT) if ranks else None,
                 segments_BT=turn_labels(ids_BT, mask_BT, method, models.student.tokenizer),
                 compared=compared,
+                generator_logp_BT=drawn.logp_BT,
+                lag=step - 1 - drawn.policy,
             )
             batch = StepBatch(sequences, minibatches, outcomes, inputs, record)
             evidence.batch(batch, method, models.student.tokenizer)
@@ -190,6 +206,7 @@ class Trainer(Rollouts):
     log: StepLog  # takes the metrics of every step
     checkpoints: Checkpoints  # the run's checkpoints
     position: Position  # where the run stands; it moves on with every step
+    ahead: dict[int, Drawn]  # responses of coming steps that are drawn already, where `rollout.lag` asks for it
     stop: StopRequest  # read after each step
 
     def run(self) -> None:
@@ -221,11 +238,12 @@ class Trainer(Rollouts):
         """Take one training step; returns its metrics."""
         watch, config, method = Stopwatch(), self.config, self.config.method
         with evidence_of_failure(self.folder, step) as evidence:
-            batch = self.rollout(step, watch, self.position.method_state, evidence)
-            gap = {}
-            if isinstance(self.sample, VllmSampler):
-                logp_BT, most = batch.record.student.logp_BT, config.tolerances.rollout_gap
-                gap = {"policy/rollout_gap": self.sample.gap(logp_BT, tolerance=most)}
+            if config.rollout.lag:
+                gap = self._draw_ahead(step, watch, evidence)
+                batch = self.scored(step, self.ahead[step], watch, self.position.method_state, evidence)
+            else:
+                batch = self.rollout(step, watch, self.position.method_state, evidence)
+                gap = self._rollout_gap(batch.record.student)
             with watch.phase("advantage"):
                 advantages = compute(method, batch.record.scored)
                 residuals = check_identities(method, batch.record.scored, advantages, config.tolerances.model_dump())
@@ -239,8 +257,34 @@ class Trainer(Rollouts):
                 metrics = gap | step_metrics(batch, advantages, residuals, outcome, config)
                 check_ratios(outcome, metrics, batch.record.sample_ids, config.tolerances)
         self._save_batch(step, batch, advantages)
+        self.ahead.pop(step, None)
         self._advance(step, outcome, advantages.state or {}, watch)
         return metrics | watch.metrics(int(batch.record.mask_BT.sum()))
+
+    def _draw_ahead(self, step: int, watch: Stopwatch, evidence: Evidence) -> dict[str, float]:
+        """Draw up to the step that is `rollout.lag` steps ahead; the policy that draws scores what it has drawn.
+
+        Beyond the last step too, so that a run with more steps goes on from the same responses.
+        """
+        gap: dict[str, float] = {}
+        for later in range(step, step + self.config.rollout.lag + 1):
+            if later in self.ahead:
+                continue
+            drawn = self.draw(later, watch, policy=step - 1)
+            names = sample_ids(later, [prompt.problem.id for prompt in drawn.sequences.prompts])
+            evidence.responses({"id": names} | response_rows(drawn.sequences), drawn.sequences.tokens)
+            check_drawn(drawn.sequences.responses, names, self.models.student)
+            with deterministic(self.config.train.deterministic):
+                scores = self._score_student(drawn.sequences, watch, ())
+            gap = self._rollout_gap(scores)
+            self.ahead[later] = replace(drawn, logp_BT=scores.rollout_logp_BT)
+        return gap
+
+    def _rollout_gap(self, student: PolicyScores) -> dict[str, float]:
+        """How far vLLM's log-probabilities of its last draw are from those of the student that it drew by."""
+        if not isinstance(self.sample, VllmSampler):
+            return {}
+        return {"policy/rollout_gap": self.sample.gap(student.logp_BT, tolerance=self.config.tolerances.rollout_gap)}
 
     def _save_batch(self, step: int, batch: StepBatch, advantages: Advantages) -> None:
         if not self._saves(step):
@@ -280,7 +324,7 @@ class Trainer(Rollouts):
     def _save_checkpoint(self, step: int, *, asked: bool) -> None:
         best_now = self.config.checkpoint.keep_best and self.position.best_step == step
         if asked or best_now or self._due(step, self.config.checkpoint.every):
-            self.checkpoints.save(self.models.student, self.optimizer, self.position)
+            self.checkpoints.save(self.models.student, self.optimizer, self.position, self.ahead)
             hashes = f"checkpoints/step-{step:06d}/{MANIFEST}"  # it stands for the checkpoint's files
             list_files(self.folder, step, hashes, *APPEND_ONLY)
 
@@ -298,7 +342,9 @@ def step_metrics(
     metrics = {
         **scored_metrics(record, advantages, config.method, residuals),
         **component_metrics(batch.outcomes),
-        **ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, far=config.tolerances.first_ratio_p99, **clip),
+        **ratio_metrics(
+            outcome.ratio_N, outcome.before_N, outcome.first_ratio_N, far=config.tolerances.first_ratio_p99, **clip
+        ),
         "policy/loss": statistics.fmean(outcome.loss),
         "policy/pg_loss": statistics.fmean(outcome.surrogate),
         "policy/grad_norm": statistics.fmean(outcome.grad_norm),
@@ -315,6 +361,8 @@ def step_metrics(
         ends_BT = batch.inputs.ends_BT & advantages.trained(record.mask_BT)
         if ends_BT.any():
             metrics["teacher/end_gap_mean"] = float(record.scored.gap_BT[ends_BT].mean())
+    if config.rollout.lag:
+        metrics |= lag_metrics(outcome.ratio_N, outcome.before_N, record.lag, step=record.step)
     if config.loss.reference_kl > 0:
         metrics["policy/ref_kl"] = statistics.fmean(outcome.reference_kl)
     if torch.cuda.is_available():

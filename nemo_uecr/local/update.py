@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import Config, TolerancesConfig
-from nemo_uecr.core.loss import policy_loss
+from nemo_uecr.core.loss import importance_ratio, policy_loss
 from nemo_uecr.core.methods import Advantages
 from nemo_uecr.errors import InvariantError, require_extra
 from nemo_uecr.generation.decode import to_device
@@ -40,6 +40,7 @@ class UpdateOutcome:
     grad_norm: list[float]
     learning_rate: float
     ratio_N: Tensor
+    before_N: Tensor  # pi_theta / pi_old, pi_old the policy before the update: ratio_N where that has sampled
     first_ratio_N: Tensor  # its beginning, from the first optimizer step
     place_N2: Tensor  # response and column of each entry of ratio_N
     optimizer_steps: int
@@ -86,7 +87,7 @@ def update(
     loss_mask_BT = advantages.trained(batch.record.mask_BT)
     if config.rollout.overlong_filter:
         loss_mask_BT = loss_mask_BT & ~batch.record.truncated_B.unsqueeze(1)
-    # Of each optimizer step: loss, surrogate, reference KL and gradient norm; ratios [N]; their places [N, 2].
+    # Of each optimizer step: loss, surrogate, reference KL and gradient norm; both ratios [2, N]; their places [N, 2].
     steps: list[tuple[list[float], Tensor, Tensor]] = []
     for minibatch in batch.micro_rows:
         tokens = int(loss_mask_BT[torch.cat(minibatch)].sum())
@@ -104,9 +105,9 @@ def update(
                 row_N, column_N = loss_mask_BT[rows].nonzero(as_tuple=True)
                 if not row_N.numel():
                     continue
-                loss_3, ratio_N = _accumulate(model, batch, advantages, loss_mask_BT, rows, config, tokens)
+                loss_3, ratio_2N = _accumulate(model, batch, advantages, loss_mask_BT, rows, config, tokens)
                 losses += loss_3
-                ratios.append(ratio_N)
+                ratios.append(ratio_2N)
                 places.append(torch.stack((rows[row_N], column_N), dim=1))
         total_norm = torch.nn.utils.clip_grad_norm_(model.trained, config.train.max_grad_norm)
         losses, total_norm, *ratios = to_host([losses, total_norm, *ratios])
@@ -119,14 +120,15 @@ def update(
         # Rounding at random draws from the global stream; whatever came before, a resumed run draws the same.
         torch.manual_seed(derive(config.run.seed, "rounding", done))
         optimizer.step()
-        steps.append((scalars, torch.cat(ratios), torch.cat(places)))
+        steps.append((scalars, torch.cat(ratios, dim=1), torch.cat(places)))
         _check_weights(model, done + 1)
     if not steps:
         raise InvariantError(
             "the batch has no token in the loss; expected some. The method's mask left none, or every response was "
             "truncated and rollout.overlong_filter is on: raise rollout.max_response_tokens"
         )
-    columns, ratios_N, places_N2 = zip(*steps, strict=True)
+    columns, ratios_2N, places_N2 = zip(*steps, strict=True)
+    ratio_N, before_N = torch.cat(ratios_2N, dim=1)
     loss, surrogate, reference_kl, grad_norm = map(list, zip(*columns, strict=True))
     return UpdateOutcome(
         loss=loss,
@@ -134,8 +136,9 @@ def update(
         reference_kl=reference_kl,
         grad_norm=grad_norm,
         learning_rate=float(optimizer.param_groups[0]["lr"]),
-        ratio_N=torch.cat(ratios_N),
-        first_ratio_N=ratios_N[0],
+        ratio_N=ratio_N,
+        before_N=before_N,
+        first_ratio_N=ratios_2N[0][1],
         place_N2=torch.cat(places_N2),
         optimizer_steps=steps_done + len(steps),
     )
@@ -164,18 +167,25 @@ def _accumulate(
     config: Config,
     tokens: int,
 ) -> tuple[Tensor, Tensor]:
-    """Loss, surrogate and reference KL [3], and the ratio of each trained token [N]; both on the device."""
+    """Loss, surrogate and reference KL [3], and both ratios of each trained token [2, N]; all on the device.
+
+    The loss's ratio is to the policy that sampled. Where that is older than the one that the step updates, it is not
+    the paper's: advantages are of the latter, and the ratio to it, 1 before any update, is only checked and told.
+    """
 
     def own(values_BT: Tensor) -> Tensor:
         return to_device(values_BT[rows], model.device)
 
     reference = batch.record.reference_rollout_logp_BT if config.loss.reference_kl > 0 else None
     second, coefficient = advantages.advantage_opd_BT, config.method.opd_coef
+    logp = training_logp(model, batch.sequences.micro_batch(rows), temperature=config.rollout.temperature)
+    old, mask = own(batch.record.student.rollout_logp_BT), own(loss_mask_BT)
+    older = batch.record.generator_logp_BT if config.rollout.lag else None
     loss = policy_loss(
-        training_logp(model, batch.sequences.micro_batch(rows), temperature=config.rollout.temperature),
-        own(batch.record.student.rollout_logp_BT),
+        logp,
+        old if older is None else own(older),
         own(advantages.advantage_BT),
-        own(loss_mask_BT),
+        mask,
         denominator=tokens,
         clip=(config.loss.clip_low, config.loss.clip_high),
         ref_logp=None if reference is None else own(reference),
@@ -183,8 +193,10 @@ def _accumulate(
         second=None if second is None or coefficient is None else (own(second), coefficient),
     )
     torch.autograd.backward(loss.total)
+    before = loss.ratio if older is None else importance_ratio(logp.detach(), old, mask)
     place_N = to_device(loss_mask_BT[rows].flatten().nonzero().squeeze(1), model.device)
-    return torch.stack((loss.total.detach(), loss.surrogate, loss.reference_kl)).double(), loss.ratio.flatten()[place_N]
+    ratio_2N = torch.stack((loss.ratio, before)).flatten(1)[:, place_N]
+    return torch.stack((loss.total.detach(), loss.surrogate, loss.reference_kl)).double(), ratio_2N
 
 
 def check_ratios(

@@ -73,6 +73,7 @@ class UecrEstimator:
             segments_BT=turn_labels(scores.token_ids_BS, mask_BS, settings.method, context.tokenizer),
             compared=scores.compared,
             run=context.run_state,
+            lag=None if settings.lag else 0,  # of a response NeMo-RL's loop does not tell which policies sampled it
         )
         advantages, tolerances = compute(settings.method, record.scored), settings.tolerances.model_dump()
         residuals = check_identities(settings.method, record.scored, advantages, tolerances)

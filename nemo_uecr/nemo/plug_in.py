@@ -34,6 +34,7 @@ from nemo_uecr.nemo.step import Routes, StepContext
 from nemo_uecr.nemo.teacher import RayTeacher, columns_of
 from nemo_uecr.responses.table import Responses
 from nemo_uecr.stopping import RunStopped, StopRequest, listening
+from nemo_uecr.verifier.rewards import refuse_the_step
 
 log = logging.getLogger(__name__)
 
@@ -134,11 +135,8 @@ class Run:
         if not value_at(config, "data.use_multiple_dataloader") and len(made[upstream.LOADER]) == 0:
             per_step = settings.prompts_per_step
             raise DataError(f"the data has fewer problems than grpo.num_prompts_per_step={per_step}: no step is filled")
-        if settings.lag is not None and settings.own_rewards and (readers := upstream.readers_of_the_step()):
-            raise ConfigError(
-                f"uecr.reward: {readers[0]} asks for the step (trainer_state), which a response of the asynchronous "
-                "loop does not have; take grpo.async_grpo.enabled=false, or a reward without it"
-            )
+        if settings.lag is not None and settings.own_rewards:
+            refuse_the_step(upstream.readers_of_the_step(), recipe.SYNCHRONOUS)
         made[upstream.LOSS] = UecrLoss(settings, config.loss_fn)
         if not settings.log_batches:
             upstream.without_batches(made[upstream.LOGGER])

@@ -171,6 +171,10 @@ def names_in_data(values: Mapping[str, Any], name: str) -> bool:
     return any(name in each.values() for _, each in data_sections(values))
 
 
+#: The key and value with which rollouts wait for training.
+SYNCHRONOUS = "grpo.async_grpo.enabled=false"
+
+
 def lag_of(values: Mapping[str, Any]) -> int | None:
     """Updates between the policy that begins a response and the one that trains on it; None in the synchronous loop."""
     asynchronous = value_at(values, "grpo.async_grpo") or {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +13,8 @@ from nemo_uecr.nemo.loss import PREFIX, first_ratio_error
 from nemo_uecr.nemo.score_checks import BatchFactsError
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.upstream import components
-from nemo_uecr.steps.metrics import check_first_ratio, count_metrics
+from nemo_uecr.steps.metrics import check_first_ratio, count_metrics, warn_behind
 from nemo_uecr.steps.step_record import StepRecord
-
-#: Nats per token of KL(mu || pi) above which a step is warned of.
-FAR_BEHIND = 0.01
-
-log = logging.getLogger(__name__)
 
 
 def check_step_counts(context: StepContext, data: Mapping[str, Tensor], result: Any) -> None:
@@ -66,7 +60,9 @@ def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
     if every == 0 or context.step % every:
         return
     reference_BS = data["reference_policy_logprobs"] if settings.reference_kl > 0 else None
-    record = replace(outcome.record, reference_rollout_logp_BT=reference_BS)
+    record = replace(
+        outcome.record, reference_rollout_logp_BT=reference_BS, generator_logp_BT=data["generation_logprobs"]
+    )
     record.save(
         Path(settings.folder) / "batches" / f"step-{context.step:06d}.parquet", settings.method, outcome.advantages,
         rows=_texts(record, context.tokenizer), tokenizer=context.tokenizer, teachers={}, prompts=True,
@@ -110,12 +106,7 @@ def _policy(context: StepContext, result: Any) -> dict[str, float]:
     }
     if settings.lag:
         values["policy/behind_kl"] = behind = mean(f"{PREFIX}behind_kl")
-        if behind > FAR_BEHIND:
-            log.warning(
-                "step %d: KL(mu || pi) = %.3g nats per token between the policies that sampled and the one that is "
-                "updated; expected below %g: lower grpo.async_grpo.max_trajectory_age_steps or the learning rate",
-                context.step, behind, FAR_BEHIND,
-            )  # fmt: skip
+        warn_behind(behind, context.step, "grpo.async_grpo.max_trajectory_age_steps or the learning rate")
     if settings.reference_kl > 0:
         values["policy/ref_kl"] = mean(f"{PREFIX}ref_kl")
     return values

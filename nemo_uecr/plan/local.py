@@ -310,7 +310,9 @@ def local_plan(config: Config, device: Device, lengths: Lengths, *, sizes: Sizes
 
 
 def _scorings(run: _Run) -> Iterator[_Scoring]:
-    """The phases of scoring in their order: student, teachers, reference."""
+    """The phases of scoring in their order: with a lag the student at the draw; student, teachers, reference."""
+    if run.config.rollout.lag:
+        yield _Scoring("score at the draw", run.student, "student")
     yield _Scoring("score student", run.student, "student")
     teachers = len(set(run.config.active_teachers.values()))  # those on servers score their share, too
     for key, teacher in run.teachers.items():
@@ -358,9 +360,15 @@ def _facts(run: _Run, *, step_seconds: float, moved: int) -> tuple[str, ...]:
         f"{steps} optimizer step{'s' if steps > 1 else ''} of {train.minibatch_responses} responses in "
         f"micro-batches of {train.microbatch_responses}",
         f"room for the keys and values of {run.rollout_batch} responses of {run.longest} tokens at once",
+        *_of_the_lag(run),
         f"{moved / GIB:.1f} GiB to and from the device per step",
         _whole_run(config, step_seconds) + (SLOW if slow else ""),
     )
+
+
+def _of_the_lag(run: _Run) -> Iterator[str]:
+    if lag := run.config.rollout.lag:
+        yield f"drawn {lag} steps ahead: the first step draws the responses of {lag + 1}"
 
 
 def _assumptions(run: _Run) -> tuple[str, ...]:

@@ -44,7 +44,9 @@ class Column(NamedTuple):
 #: One value per response; null where a station of the response's way does not know it.
 ROWS = {
     "id": Column("string", "", "name of the response, unique in the file"),
-    "checkpoint": Column("int64", "steps", "training steps of the policy that generated it; step n's is n - 1"),
+    "checkpoint": Column(
+        "int64", "steps", "training steps of the policy that generated it; step n's is n - 1, or older"
+    ),
     "benchmark": Column("string", "", "set of an evaluation's problem; null in training"),
     "problem": Column("string", "", "id of the problem"),
     "group": Column("string", "", "one prompt by one policy: its responses are compared"),
@@ -78,8 +80,11 @@ TOKENS = {
     "tokens": Column("string", "", "the text of each token"),
     "sampled": Column("bool", "", "True: the policy sampled it; False: it was observed between sampled ones"),
     "turn": Column("int32", "", "turn of the response, from 0; for a method that reads turns"),
-    "old_logp": Column("float32", "nats", "log pi_old, the policy that generated it, at temperature 1"),
+    "old_logp": Column("float32", "nats", "log pi_old, the policy before the update, at temperature 1"),
     "old_logp_rollout": Column("float32", "nats", "the same at the rollout temperature"),
+    "generator_logp_rollout": Column(
+        "float32", "nats", "log mu, the policy that generated it, at the rollout temperature, recorded at the draw"
+    ),
     "ref_logp": Column("float32", "nats", "log pi_ref at the rollout temperature, for the reference KL"),
     "initial_logp": Column("float32", "nats", "log pi_0, the initial student, at temperature 1"),
     "student_entropy": Column("float32", "nats", "entropy of pi_old over the vocabulary"),

@@ -130,11 +130,15 @@ CHECKS: tuple[Check, ...] = (
     ),
     row(
         "rewards", LocalRun, {DOCTOR, CONFIG},  # `train` keeps those that it starts
-        lambda run, _: problem_sets.rewards_load(run.reward, run.training_if_read, correct_at=run.correct_at),
+        lambda run, _: problem_sets.rewards_load(
+            run.reward, run.training_if_read, correct_at=run.correct_at, draws_ahead=run.draws_ahead
+        ),
     ),
     row(
         "rewards", NemoRunWithProblems, {DOCTOR, CONFIG, TRAIN},
-        lambda run, _: problem_sets.rewards_load(run.reward, run.training_if_read, correct_at=run.correct_at),
+        lambda run, _: problem_sets.rewards_load(
+            run.reward, run.training_if_read, correct_at=run.correct_at, draws_ahead=run.draws_ahead
+        ),
     ),
     # Whether it fits.
     row("layout", NemoRun, {DOCTOR, CONFIG, NODE, TRAIN}, lambda run, _: run.layout(True)),

@@ -137,6 +137,7 @@ class RunWithProblems(Run):
     teacher_names: Sequence[str]  # that problems are routed to
     reward: Sequence[VerifierReward | CallReward]
     correct_at: float
+    draws_ahead: str | None  # the key=value with which responses are not drawn before their step; None: they are not
 
     @property
     def chat(self) -> ChatSettings:
@@ -275,6 +276,7 @@ def of_local(config: Config, size_of: Sizes, *, ray_port: int, resources: Resour
         teacher_names=[key.removeprefix("teachers.") for key in active],
         templates={key.removeprefix("teachers."): template for key, template in own_prompts.items()},
         reward=config.reward, correct_at=config.correct_at,
+        draws_ahead="rollout.lag=0" if config.rollout.lag else None,
         engine=config.rollout.engine,
         extras=[*(extra for extra, asked in needed.items() if asked), *config.trackers],
         tracker=config.telemetry.tracker,

@@ -23,7 +23,7 @@ from nemo_uecr.generation.prompts import fitting_prompts
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.start.seen import Caution
 from nemo_uecr.verifier.pool import SHARED
-from nemo_uecr.verifier.rewards import Rewards
+from nemo_uecr.verifier.rewards import Rewards, refuse_the_step
 
 if TYPE_CHECKING:
     from nemo_uecr.core.methods import Method
@@ -134,13 +134,22 @@ def shares(names: Sequence[str]) -> str:
 
 
 def rewards_load(
-    settings: Sequence[VerifierReward | CallReward], problems: Sequence[Problem] | None, *, correct_at: float
+    settings: Sequence[VerifierReward | CallReward],
+    problems: Sequence[Problem] | None,
+    *,
+    correct_at: float,
+    draws_ahead: str | None,
 ) -> str:
-    """The reward functions can be loaded, and their parameters are columns of the problems, where those are known."""
+    """The reward functions can be loaded, and their parameters are columns of the problems, where those are known.
+
+    One that reads the step is refused where responses are drawn before it: ``draws_ahead`` is the value without that.
+    """
     rewards = Rewards(settings, correct_at=correct_at, pool=SHARED)
     try:
         if problems is not None:
             rewards.check_columns(sorted({name for problem in problems for name in problem.columns}))
+        if draws_ahead is not None:
+            refuse_the_step(rewards.readers_of_the_step, draws_ahead)
     finally:
         rewards.close()
     return ", ".join(each.label for each in settings) or "NeMo-RL's environment"

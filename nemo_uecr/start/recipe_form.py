@@ -65,6 +65,7 @@ def of_recipe(job: Job, *, ray_port: int, resources: Resources | None) -> NemoRu
         teacher_names=[key.removeprefix("teachers.") for key in job.teachers],
         reward=section.reward or (),
         correct_at=section.correct_at,
+        draws_ahead=None if settings.lag is None else rules.SYNCHRONOUS,
         least_problems=job.prompts,
     )
 

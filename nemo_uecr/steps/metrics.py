@@ -9,6 +9,7 @@ Shape legend: B = responses, P = groups, T = tokens, N = sampled tokens.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -28,6 +29,10 @@ from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, Ste
 
 #: Largest share of the first update's tokens whose ratio may be further from 1 than `tolerances.first_ratio_p99`.
 FAR_SHARE = 0.01
+#: Nats per token of KL(mu || pi) above which a step is warned of.
+FAR_BEHIND = 0.01
+
+log = logging.getLogger(__name__)
 STATISTICS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": Tensor.mean,
     "std": lambda value: value.std(correction=0),
@@ -272,15 +277,15 @@ def quarter(mask_BT: Tensor) -> Tensor:
 
 
 def ratio_metrics(
-    ratio_N: Tensor, first_ratio_N: Tensor, *, clip_low: float, clip_high: float, far: float
+    ratio_N: Tensor, before_N: Tensor, first_ratio_N: Tensor, *, clip_low: float, clip_high: float, far: float
 ) -> dict[str, float]:
     """PPO ratio, clipping and an estimate of KL(old, new) over every trained token; the first optimizer step's errors.
 
-    ``far`` is `tolerances.first_ratio_p99`.
+    ``ratio_N`` is the loss's, ``before_N`` to the policy before the update; ``far`` is `tolerances.first_ratio_p99`.
     """
     ratio_N, off_N = ratio_N.double(), (first_ratio_N.double() - 1.0).abs()
     return {
-        **described({"policy/ratio": ratio_N}),
+        **described({"policy/ratio": before_N}),
         "policy/clip_low_share": _share(ratio_N < 1.0 - clip_low),
         "policy/clip_high_share": _share(ratio_N > 1.0 + clip_high),
         "policy/approx_kl": float((ratio_N - 1.0 - ratio_N.log()).mean()),
@@ -288,6 +293,23 @@ def ratio_metrics(
         "policy/first_ratio_mean": float(off_N.mean()),
         "policy/first_ratio_far_share": _share(~(off_N <= far)),  # NaN is far
     }
+
+
+def lag_metrics(ratio_N: Tensor, before_N: Tensor, lag: int | None, *, step: int) -> dict[str, float]:
+    """How far the policy mu that sampled is from the one before the update: pi / mu is ``ratio_N / before_N``."""
+    behind_N = ratio_N.double() / before_N.double()
+    behind = float((behind_N - 1.0 - behind_N.log()).mean())
+    warn_behind(behind, step, "rollout.lag or train.learning_rate")
+    return {"policy/behind_kl": behind} | ({} if lag is None else {"policy/lag": float(lag)})
+
+
+def warn_behind(behind: float, step: int, keys: str) -> None:
+    """Warn of a step whose responses an all too different policy sampled; ``keys`` are those to lower."""
+    if behind > FAR_BEHIND:
+        log.warning(
+            "step %d: KL(mu || pi) = %.3g nats per token between the policy that sampled and the one that is updated; "
+            "expected below %g: lower %s", step, behind, FAR_BEHIND, keys,
+        )  # fmt: skip
 
 
 def check_first_ratio(metrics: Mapping[str, float], tolerances: TolerancesConfig, where: str = "") -> None:

@@ -23,7 +23,7 @@ from nemo_uecr.responses.table import write_responses
 from nemo_uecr.steps.routing import PolicyScores, TeacherScores
 
 #: Tensors in nats; each is finite on every sampled token.
-IN_NATS = ("old_logp_rollout", *SCORE_FIELDS, "ref_logp")
+IN_NATS = ("old_logp_rollout", "generator_logp_rollout", *SCORE_FIELDS, "ref_logp")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class StepRecord:
     teacher_rank_BT: Tensor | None = None  # of each token among its teacher's logits; None where that is not read off
     segments_BT: Tensor | None = None  # turn labels, None when the response is one turn
     compared: ComparedTokens | None = None
+    generator_logp_BT: Tensor | None = None  # log mu of the policy that sampled, at T_r, as it was recorded at the draw
+    lag: int | None = 0  # updates by which mu is older than the policy that the step updates; None: not told
 
     @cached_property
     def sample_ids(self) -> tuple[str, ...]:
@@ -81,6 +83,7 @@ class StepRecord:
             "turn": self.segments_BT,
             "old_logp": self.student.logp_BT,
             "old_logp_rollout": self.student.rollout_logp_BT,
+            "generator_logp_rollout": self.generator_logp_BT,
             "ref_logp": self.reference_rollout_logp_BT,
             "initial_logp": self.initial_logp_BT,
             "student_entropy": self.student.entropy_BT,
@@ -100,7 +103,7 @@ class StepRecord:
             before[group] += 1
         return {
             "id": self.sample_ids,
-            "checkpoint": [self.step - 1] * len(groups),
+            "checkpoint": [None if self.lag is None else self.step - 1 - self.lag] * len(groups),
             "problem": list(map(str, self.problems)),
             "group": list(map(str, groups)),
             "sample": samples,

@@ -107,6 +107,7 @@ _TABLE: tuple[tuple[str, str, str, str] | tuple[str, str, str, str, Callable[[St
     ("policy/pg_loss", "1", "token mean, mean over updates", "clipped surrogates alone"),
     ("policy/ref_kl", "nats", "token mean, mean over updates", "low-variance KL to the reference, unscaled"),
     ("policy/behind_kl", "nats", "token mean, mean over updates", "KL(mu || pi): mu sampled, pi is before the update"),
+    ("policy/lag", "steps", "mean over responses", "steps by which mu is older than pi"),
     ("policy/ratio_mean", "1", "mean over tokens", "pi_theta / pi_old at the rollout temperature"),
     ("policy/ratio_min", "1", "min over tokens", "pi_theta / pi_old at the rollout temperature"),
     ("policy/ratio_max", "1", "max over tokens", "pi_theta / pi_old at the rollout temperature"),

@@ -257,6 +257,15 @@ class Rewards:
             function.close()
 
 
+def refuse_the_step(readers: Sequence[str], switch: str) -> None:
+    """Refuse functions that ask for the step's number where responses are drawn before it, unless ``switch`` is set."""
+    if readers:
+        raise ConfigError(
+            f"reward {readers[0]} asks for the step (trainer_state), which a response that is drawn before its step "
+            f"does not have; take {switch}, or a reward without it"
+        )
+
+
 def component_metrics(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Mean of each component, before its weight, and the responses that its function failed on.
 

@@ -24,7 +24,7 @@ CONDITIONAL = {
     **{name: "with a wider teacher" for name in METRICS if name.startswith("teacher/dropped_mass")},
     **{name: "with several rewards" for name in METRICS if name.startswith("reward/NAME/")},
     "policy/rollout_gap": "with rollout.engine=vllm",
-    "policy/behind_kl": "in NeMo-RL's asynchronous loop",
+    **dict.fromkeys(("policy/behind_kl", "policy/lag"), "with rollout.lag"),
     **{name: "told to the clients only" for name in METRICS if name.startswith("evaluation/")},
     **{name: "where the teacher is that sure of a token" for name in METRICS if name.endswith(("_e1", "_e2"))},
 }

@@ -25,9 +25,15 @@ def test_same_run_twice_is_the_same(tmp_path: Path, trained: Path) -> None:
     assert same(outcome(tiny.run(tmp_path / "again", *every())), outcome(trained)) == []
 
 
-@pytest.mark.parametrize(  # the last two carry a state
+@pytest.mark.parametrize(  # what is drawn ahead goes on, and so does the state of the last two
     ("method", "steps"),
-    [((), 2), (("method.name=uecr_trust",), 2), (("method.name=saf_opd", "method.warmup=1"), 4)],
+    [
+        ((), 2),
+        (("rollout.lag=2",), 2),
+        (("rollout.lag=2",), 4),
+        (("method.name=uecr_trust",), 2),
+        (("method.name=saf_opd", "method.warmup=1"), 4),
+    ],
 )
 def test_a_run_goes_on(method: tuple[str, ...], steps: int, tmp_path: Path) -> None:
     """With more steps, or after it was asked to stop: the length of a run of `saf_opd` is fixed."""

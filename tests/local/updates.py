@@ -110,7 +110,8 @@ def config_of(*overrides: str) -> Config:
 
 
 def measured(outcome: UpdateOutcome) -> dict[str, float]:
-    return ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, clip_low=0.2, clip_high=0.2, far=1e-5)
+    ratios = outcome.ratio_N, outcome.before_N, outcome.first_ratio_N
+    return ratio_metrics(*ratios, clip_low=0.2, clip_high=0.2, far=1e-5)
 
 
 def gradients(model: TokenModel) -> Tensor:

@@ -69,12 +69,12 @@ def local(new: Tensor, old: Tensor) -> None:
     """Two optimizer steps, the second of which has moved the policy."""
     first = (new - old).exp()
     place_N2 = torch.cartesian_prod(torch.arange(B), torch.arange(T)).repeat(2, 1)
-    outcome: Any = SimpleNamespace(
-        first_ratio_N=first.flatten(), ratio_N=torch.cat((first.flatten(), 3 * first.flatten())), place_N2=place_N2
-    )
+    ratio_N = torch.cat((first.flatten(), 3 * first.flatten()))
+    outcome: Any = SimpleNamespace(first_ratio_N=first.flatten(), ratio_N=ratio_N, before_N=ratio_N, place_N2=place_N2)
     tolerances = LocalTolerancesConfig(**BFLOAT16_ON_GPU)
     far = tolerances.first_ratio_p99
-    found = ratio_metrics(outcome.ratio_N, outcome.first_ratio_N, clip_low=0.2, clip_high=0.2, far=far)
+    ratios = outcome.ratio_N, outcome.before_N, outcome.first_ratio_N
+    found = ratio_metrics(*ratios, clip_low=0.2, clip_high=0.2, far=far)
     check_ratios(outcome, found, [f"sample {row}" for row in range(B)], tolerances)
 
 

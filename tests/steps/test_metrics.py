@@ -138,7 +138,7 @@ def test_kinds_of_groups_go_by_what_is_correct(batch: ScoredBatch, advantages: A
 def test_ratio() -> None:
     ratio = torch.tensor([1.0, 0.5, 2.0, 1.2])
     first = torch.tensor([1.0, 0.99, 1.5, 2.0])
-    found = metrics.ratio_metrics(ratio, first, clip_low=0.2, clip_high=0.3, far=0.5)
+    found = metrics.ratio_metrics(ratio, ratio, first, clip_low=0.2, clip_high=0.3, far=0.5)
     assert (found["policy/ratio_min"], found["policy/ratio_max"]) == (0.5, 2.0)
     assert found["policy/clip_low_share"] == 0.25  # 0.5 < 0.8
     assert found["policy/clip_high_share"] == 0.25  # 2.0 > 1.3, 1.2 is not
