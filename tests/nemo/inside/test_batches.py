@@ -142,7 +142,7 @@ def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: S
     config: Any = SimpleNamespace(
         method=run.method, run=SimpleNamespace(seed=run.seed), tolerances=run.tolerances,
         loss=SimpleNamespace(reference_kl=run.reference_kl, clip_low=0.2, clip_high=0.2),
-        rollout=SimpleNamespace(temperature=run.temperature, overlong_filter=False),
+        rollout=SimpleNamespace(temperature=run.temperature, overlong_filter=False, lag=0),
         train=SimpleNamespace(max_grad_norm=1e9, warmup_steps=0, learning_rate=1e-3),
     )  # fmt: skip
     return update(model, optimizer, batch, Advantages(**read), config, steps_done=0).loss[0], gradient_of(model)
