@@ -12,7 +12,7 @@ from nemo_uecr.errors import ConfigError
 from nemo_uecr.generation.models import MIXTURES, config_values, untried_mixture
 from nemo_uecr.nemo import rules
 from nemo_uecr.nemo.layout import Job, Model, job_of
-from nemo_uecr.nemo.recipe import section_of, view
+from nemo_uecr.nemo.recipe import SYNCHRONOUS, section_of, view
 from nemo_uecr.plan.faults import job_faults, refuse
 from nemo_uecr.plan.nemo import nemo_plan
 from nemo_uecr.plan.shapes import ARCHITECTURES, ModelShape, known, shape_of
@@ -65,7 +65,7 @@ def of_recipe(job: Job, *, ray_port: int, resources: Resources | None) -> NemoRu
         teacher_names=[key.removeprefix("teachers.") for key in job.teachers],
         reward=section.reward or (),
         correct_at=section.correct_at,
-        draws_ahead=None if settings.lag is None else rules.SYNCHRONOUS,
+        draws_ahead=None if settings.lag is None else SYNCHRONOUS,
         least_problems=job.prompts,
     )
 
