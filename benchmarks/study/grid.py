@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.study.schema import StudyConfig
+from benchmarks.study.schema import ArmConfig, StudyConfig
 from nemo_uecr.config.load import flat_values, flattened, load_config, override_layer
 from nemo_uecr.config.schema import Config
 from nemo_uecr.demo.supervised import ModelConfig
@@ -18,10 +18,13 @@ from nemo_uecr.telemetry.run_folder import RunFolder, read_run
 SELECTION_SEED = 1_000_000
 #: Settings that differ between the pairs of an arm, or change when a study is moved.
 OF_THE_PAIR = (
-    "run.folder", "run.seed", "student.model_name", "teacher.model_name", "data.train", "evaluation.benchmarks",
+    "run.folder", "run.seed", "student.model_name", "teacher.model_name", "teachers", "data.train",
+    "evaluation.benchmarks",
 )  # fmt: skip
 #: Settings that the study sets for every run; an override would silently have no effect.
-OWN = (*OF_THE_PAIR, "train.learning_rate", "threads", "telemetry.progress")
+OWN = (*OF_THE_PAIR, "routing", "train.learning_rate", "threads", "telemetry.progress")
+#: The column of the training problems that alternates between these two, the names of an arm's two teachers.
+HALF, HALVES = "half", ("first", "second")
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ def student_name(level: str, pair: int, *, selection: bool) -> str:
 def every_model(study: StudyConfig) -> dict[str, ModelConfig]:
     """Every model of the study by name, trained or not."""
     described = {"teacher": study.task.teacher, "student": study.task.student} | study.task.models
-    teachers = dict.fromkeys(arm.teacher for arm in study.arms.values() if arm.teacher != "student")
+    named = (name for arm in study.arms.values() for name in (arm.teacher, arm.other_half))
+    teachers = [name for name in dict.fromkeys(named) if name not in ("student", None)]
     models = {teacher: described[teacher] for teacher in teachers}
     for level in dict.fromkeys(map(study.level, study.variants)):
         for pairs, selection in ((study.pair_count, False), (study.selection.pairs, True)):
@@ -120,7 +124,7 @@ def _cell(study: StudyConfig, name: str, variant: str, pair: int, rate: float, *
         f"run.folder={folder}",
         f"run.seed={pair + (SELECTION_SEED if selection else 0)}",
         f"student.model_name={model_folder(study, student)}",
-        f"teacher.model_name={model_folder(study, student if arm.teacher == 'student' else arm.teacher)}",
+        *_teachers(study, arm, student),
         f"data.train={task_folder(study) / 'problems' / 'train.jsonl'}",
         *(f"evaluation.benchmarks.{name}={path}" for name, path in benchmarks.items()),
         f"train.learning_rate={rate!r}",
@@ -130,6 +134,17 @@ def _cell(study: StudyConfig, name: str, variant: str, pair: int, rate: float, *
     stage = study.selection.overrides if selection else ()
     overrides = (*study.overrides, *study.variants[variant], *arm.overrides, *stage, *own)
     return GridCell(name, variant, pair, rate, overrides, folder, selection)
+
+
+def _teachers(study: StudyConfig, arm: ArmConfig, student: str) -> list[str]:
+    """Overrides that give an arm its teacher, or its two."""
+    folders = [
+        model_folder(study, student if name == "student" else name) for name in (arm.teacher, arm.other_half) if name
+    ]
+    if arm.other_half is None:
+        return [f"teacher.model_name={folders[0]}"]
+    two = (f"teachers.{half}.model_name={folder}" for half, folder in zip(HALVES, folders, strict=True))
+    return ["teacher=null", *two, f"routing.key={HALF}"]
 
 
 def check_overrides(study: StudyConfig) -> None:

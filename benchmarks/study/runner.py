@@ -5,6 +5,7 @@ Everything on disk is complete or absent, so that an interrupted study continues
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections import Counter
@@ -101,6 +102,7 @@ def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None
             inside = {folder / path.name: levels for path, levels in sets.items()}
             rng = random.Random(f"{task.seed} problems")
             write_problems(rng, inside, folder / "train.jsonl", task.train_levels, task.train_problems)
+            halve(folder / "train.jsonl")
         report("problems: ready")
     jobs = []
     for name, config in grid.every_model(study).items():
@@ -111,6 +113,13 @@ def _prepare_task(study: StudyConfig, stop: StopRequest, report: Report) -> None
         report(f"teaching {len(jobs)} models, {study.processes} at once")
     for number, (job, loss) in enumerate(work_on(teach_model, jobs, processes=study.processes, stop=stop), start=1):
         report(f"model {number} of {len(jobs)}, {job.folder.name}: last loss {loss:.3f} nats per token")
+
+
+def halve(path: Path) -> None:
+    """Give every second problem to the other half, by which an arm with two teachers is routed."""
+    rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    halved = (row | {grid.HALF: grid.HALVES[place % 2]} for place, row in enumerate(rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in halved), encoding="utf-8")
 
 
 def _run(study: StudyConfig, stage: str, cells: Sequence[GridCell], stop: StopRequest, report: Report) -> None:

@@ -49,6 +49,7 @@ class ArmConfig(Section):
     overrides: Overrides
     pairs: Annotated[int, Range(2)]  # each a student and a seed, counted from the first
     teacher: Name  # "teacher", one of task.models, or "student" for the initial student
+    other_half: Name | None = None  # another one for every second training problem
     learning_rate_of: Text | None = None  # the arm whose chosen rate it uses; null: its own
     variants: Annotated[list[Text], Field(min_length=1)] | None = None  # that it runs in; null: all
     stage: Count = 1  # runs of stage 1 precede those of stage 2, and so on
@@ -95,7 +96,8 @@ class StudyConfig(Section):
             _known("map", panel.values(), self.variants)
         for name, arm in self.arms.items():
             _known(f"arms.{name}.variants", arm.variants or (), self.variants)
-            _known(f"arms.{name}.teacher", [arm.teacher], ("teacher", "student", *self.task.models))
+            teachers = [arm.teacher, *([] if arm.other_half is None else [arm.other_half])]
+            _known(f"arms.{name}.teacher", teachers, ("teacher", "student", *self.task.models))
             if arm.learning_rate_of is not None:
                 where = set(self.variants_of(arm))  # the other arm must choose its own rate in all of them
                 choosing = [other for other in self.arms if all(other in self.tuned(variant) for variant in where)]
