@@ -95,7 +95,7 @@ def draw_differences(folder: Path, name: str, summaries: Sequence[Comparison]) -
 
 def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell]) -> None:
     """A panel per opponent: the reference minus it, variants by tables, blue where ahead and red where behind."""
-    columns = [table.title for table in study.tables.values()]
+    columns = [table.title for table in study.mapped.values()]
     rows = [(panel, row) for panel, of_panel in study.map.items() for row in of_panel]
     others = opponents(cells)
     widest = max(abs(gap.difference.mean) for cell in cells for gap in cell.against.values())
@@ -117,6 +117,6 @@ def draw_map(folder: Path, study: StudyConfig, cells: Sequence[MapCell]) -> None
             axes.set_xticks(range(len(columns)), columns, fontsize=8, rotation=20)
             axes.set_yticks(range(len(rows)), [f"{row}, {panel}" for panel, row in rows], fontsize=8)
             axes.grid(visible=False)
-        reference = {method(table.reference) for table in study.tables.values()}
+        reference = {method(table.reference) for table in study.mapped.values()}
         note = f"bold: the interval excludes 0; *: Holm's p < {SIGNIFICANT} over the panel"
         figure.suptitle(f"{' or '.join(sorted(reference))} minus another method, points; {note}", fontsize=9)

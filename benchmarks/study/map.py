@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from benchmarks.study.pairs import Mean, mean_interval
 from benchmarks.study.results import RunResult, common_pairs, runs_by_arm
@@ -35,18 +36,34 @@ class MapCell:
     against: dict[str, Gap]  # the table's reference minus each other method, and minus `BEST`
 
 
-def map_cells(study: StudyConfig, runs: Sequence[RunResult]) -> list[MapCell]:
-    """The cells of the map whose arms all have at least two common pairs."""
-    cells = list[MapCell]()
+class Finals(NamedTuple):
+    """Averages after the last step of one table in one variant, by method, on the pairs that all its arms have."""
+
+    table: str  # its key in the study file
+    panel: str
+    row: str
+    by_method: dict[str, list[float]]
+
+
+def finals_of(study: StudyConfig, runs: Sequence[RunResult]) -> Iterator[Finals]:
+    """The map's cells whose arms all have at least two common pairs."""
     for panel, rows in study.map.items():
         for row, variant in rows.items():
             by_arm = runs_by_arm(runs, variant)
-            for table in study.tables.values():
+            for name, table in study.mapped.items():
                 arms = {arm: by_arm.get(arm, {}) for arm in table.arms}
                 if pairs := common_pairs(arms):
                     finals = {method(arm): [arms[arm][pair].final for pair in pairs] for arm in arms}
-                    scores, against = _compared(finals, method(table.reference), study.confidence)
-                    cells.append(MapCell(table.title, panel, row, scores, against))
+                    yield Finals(name, panel, row, finals)
+
+
+def map_cells(study: StudyConfig, runs: Sequence[RunResult]) -> list[MapCell]:
+    """The cells of the map, p corrected over the cells of each opponent."""
+    cells = list[MapCell]()
+    for finals in finals_of(study, runs):
+        table = study.tables[finals.table]
+        scores, against = minus_others(finals.by_method, method(table.reference), study.confidence)
+        cells.append(MapCell(table.title, finals.panel, finals.row, scores, against))
     for other in opponents(cells):
         compared = [cell.against for cell in cells if other in cell.against]
         corrected = holm([against[other].p for against in compared])
@@ -60,9 +77,10 @@ def opponents(cells: Sequence[MapCell]) -> list[str]:
     return sorted({name for cell in cells for name in cell.against}, key=lambda name: (name == BEST, name))
 
 
-def _compared(
+def minus_others(
     finals: dict[str, list[float]], reference: str, confidence: float
 ) -> tuple[dict[str, Mean], dict[str, Gap]]:
+    """The methods' means, best first, and the reference minus each other and minus the best of them, p uncorrected."""
     from scipy import stats
 
     means = {name: mean_interval(values, confidence=confidence) for name, values in finals.items()}

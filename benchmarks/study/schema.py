@@ -61,6 +61,19 @@ class TableConfig(Section):
     title: Text
     reference: Text
     arms: Annotated[list[Text], Field(min_length=2)]
+    on_map: bool = True  # whether it is a column of the map
+
+
+class ClaimConfig(Section):
+    """A claim on cells of the map, stated before the runs: the tables' references are not below the best of others.
+
+    It holds if no cell's difference is below 0 after Holm's correction over all of the claim's cells, and no table's
+    mean difference, to the method that is the best of them over the table's cells, is below 0 by more than `points`.
+    """
+
+    tables: Annotated[list[Text], Field(min_length=1)]
+    against: Annotated[list[Text], Field(min_length=1)]  # methods
+    points: Positive
 
 
 class StudyConfig(Section):
@@ -82,6 +95,7 @@ class StudyConfig(Section):
     students: dict[Text, Name] = Field(default_factory=dict)  # student level by variant; default: task.student
     #: Panels of the map by title, each with rows LABEL: VARIANT. The tables are the columns.
     map: dict[Text, dict[Text, Text]] = Field(default_factory=dict)
+    claims: dict[Text, ClaimConfig] = Field(default_factory=dict)
     confidence: Share  # level of the intervals
 
     @model_validator(mode="after")
@@ -105,12 +119,21 @@ class StudyConfig(Section):
         for name, table in self.tables.items():
             _known(f"tables.{name}.arms", table.arms, self.arms)
             _known(f"tables.{name}.reference", [table.reference], table.arms)
-            if self.map and len({*map(method, table.arms)}) < len(table.arms):
+            if self.map and table.on_map and len({*map(method, table.arms)}) < len(table.arms):
                 raise ValueError(
                     f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects one arm of each method, named "
                     "METHOD or METHOD.SUFFIX. Rename an arm, or drop the map: {_override_: true}"
                 )
+        for name, claim in self.claims.items():
+            _known(f"claims.{name}.tables", claim.tables, self.mapped)
+            for column in claim.tables:
+                _known(f"claims.{name}.against", claim.against, map(method, self.tables[column].arms))
         return self
+
+    @property
+    def mapped(self) -> dict[str, TableConfig]:
+        """The tables that are columns of the map."""
+        return {name: table for name, table in self.tables.items() if table.on_map}
 
     def candidates(self, variant: str) -> list[float]:
         """Candidate learning rates of a variant."""

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from math import isnan
 from pathlib import Path
 
-from benchmarks.study import figures, results
+from benchmarks.study import claims, figures, results
+from benchmarks.study.claims import TableVerdict
 from benchmarks.study.grid import GridCell, table_cells
 from benchmarks.study.map import MapCell, map_cells, opponents
 from benchmarks.study.pairs import PAIRS_FOR_A_TEST, TEST_NAME, Mean
@@ -35,6 +36,10 @@ MAP_NOTE = (
     "The table's reference after the last step, and minus each other method. p is of paired t tests, Holm-corrected "
     "over the cells of their column; the best other method was chosen on the same runs."
 )
+CLAIMS_NOTE = (
+    "Stated before the runs. Reference minus the best of the other methods named there, the mean over the table's "
+    "cells; below: cells below the best of them, paired t tests, Holm-corrected over the cells of the claim."
+)
 RATES_NOTE = "Chosen: the highest mean validation average after the last step, the lower rate on ties."
 ENDINGS = {"markdown": "md", "latex": "tex"}
 
@@ -51,6 +56,7 @@ def write_summary(study: StudyConfig, *, notes: Sequence[str]) -> Path:
     missing = [cell for cell in cells if cell.folder not in done]
     compared = results.tables(study, runs)
     mapped = map_cells(study, runs)
+    judged = claims.verdicts(study, runs)
     content = {
         "study": study.model_dump(mode="json"),
         "selection": [asdict(choice) for choice in choices],
@@ -58,23 +64,27 @@ def write_summary(study: StudyConfig, *, notes: Sequence[str]) -> Path:
         "missing": [f"{cell.variant} {cell.arm} pair {cell.pair}" for cell in missing],
         "tables": [asdict(table) for table in compared],
         "map": [asdict(cell) for cell in mapped],
+        "claims": [asdict(line) for line in judged],
     }
     replace_file(root / "results.json", json.dumps(content, indent=1, default=str).encode())
     lead = [LEAD, *notes, *([_missing_line(missing, len(cells))] if missing else [])]
-    paragraphs = [*lead, *_paragraphs(study, mapped, compared, choices, runs)]
+    paragraphs = [*lead, *_paragraphs(study, judged, mapped, compared, choices, runs)]
     replace_file(root / "summary.md", ("\n\n".join(paragraphs) + "\n").encode())
     return root / "summary.md"
 
 
 def _paragraphs(
     study: StudyConfig,
+    judged: Sequence[TableVerdict],
     mapped: Sequence[MapCell],
     compared: Sequence[Comparison],
     choices: Sequence[Choice],
     runs: Sequence[RunResult],
 ) -> Iterator[str]:
-    """Write the map, every table with its differences, the first table's curves, and the learning rates."""
+    """Write the claims, the map, every table with its differences, the first table's curves, and the learning rates."""
     root = Path(study.folder)
+    if judged:
+        yield from _section(root, "claims", "Claims", CLAIMS_NOTE, claims_table(judged, confidence=study.confidence))
     if mapped:
         yield from _section(root, "map", "Map", MAP_NOTE, map_table(study, mapped))
         figures.draw_map(root / "figures", study, mapped)
@@ -187,6 +197,19 @@ def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
         )
 
     return Table(("cell", "best", "reference", *columns), tuple(map(row, cells)))
+
+
+def claims_table(judged: Sequence[TableVerdict], *, confidence: float) -> Table:
+    """Each claim on each table, and whether it holds there."""
+    head = ("claim", "table", "cells", "best other", f"reference minus it [{100 * confidence:g}%]", "below", "holds")
+
+    def row(line: TableVerdict) -> tuple[Entry, ...]:
+        below = "; ".join(line.below) or "none"
+        difference = _mean(line.difference, sign="+")
+        holds = "yes" if line.holds else "no"
+        return _entries(line.claim, line.column, str(line.cells), line.best, difference, below, holds)
+
+    return Table(head, tuple(map(row, judged)))
 
 
 def selection_table(choices: Sequence[Choice]) -> Table:

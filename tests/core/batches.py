@@ -18,7 +18,7 @@ from tests.core.reference import Response, Settings
 
 SETTINGS = Settings(
     alpha=1.3, rho=0.7, tau_delta=0.8, tau_entropy=0.9, mix=0.4, bound=0.3, extrapolation=1.6, keep=0.3, warmup=30.0,
-    amplification=0.7, share=0.3, step=20, seed=7, total_steps=90, horizon=2.0, margin=0.4, memory=0.7,
+    amplification=0.7, discount=0.8, share=0.3, step=20, seed=7, total_steps=90, horizon=2.0, margin=0.4, memory=0.7,
     state={"first_kl": 1.0, "warmup_end": 12.0, "lead": 1.5, "groups": 2.0},
 )  # fmt: skip
 #: UECR and its ablations; uecr_trust is a mixture with GRPO.
@@ -158,6 +158,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
         keep=draw(st.sampled_from((0.001, 0.2, 1.0))),
         warmup=draw(st.sampled_from((1.0, 60.0, 100.0))),
         amplification=draw(st.sampled_from((0.0, 0.5, 3.0))),
+        discount=draw(st.sampled_from((0.0, 0.9, 0.99, 1.0))),
         horizon=draw(st.sampled_from((0.1, 16.0, 1000.0))),
         margin=draw(st.sampled_from((0.0, 0.2, 5.0))),
         memory=draw(st.sampled_from((0.0, 0.8))),

@@ -35,6 +35,7 @@ class Settings:
     keep: float = 0.2
     warmup: float = 100.0
     amplification: float = 0.5
+    discount: float = 0.99
     share: float = 0.2
     horizon: float = 32.0
     margin: float = 0.2
@@ -387,6 +388,18 @@ def top_d(responses: Sequence[Response], k: Settings) -> Fields:
     return {"advantage_BT": rows}
 
 
+def gamma_opd(responses: Sequence[Response], k: Settings) -> Fields:
+    rows, verdicts = [], [2.0 * r.task - 1.0 for r in responses]
+    for r, verdict in zip(responses, verdicts, strict=True):
+        gap, credit = gaps(r), dict[int, float]()
+        for place, t in enumerate(r.valid):
+            credit[t] = math.fsum(k.discount**ahead * gap[u] for ahead, u in enumerate(r.valid[place:]))
+        size = mean([abs(c) for c in credit.values()])
+        bounded = {t: c / (size + abs(c)) if size else 0.0 for t, c in credit.items()}
+        rows.append([bounded[t] + verdict if t in bounded else 0.0 for t in range(len(r.mask))])
+    return {"advantage_BT": rows, "advantage_task_B": verdicts}
+
+
 def iw_opd(responses: Sequence[Response], k: Settings) -> Fields:
     weight = []
     for r in responses:
@@ -441,6 +454,7 @@ METHODS: dict[str, Callable[[Sequence[Response], Settings], Fields]] = {
     "saf_opd": saf_opd,
     "top_d": top_d,
     "iw_opd": iw_opd,
+    "gamma_opd": gamma_opd,
     "opsa_control": lambda r, k: opsa(r, k, by_entropy=False),
     "opsa": opsa,
 }

@@ -148,3 +148,25 @@ def test_published_methods_at_the_ends_of_their_parameters(responses: list[Respo
     still = replace(batch, initial_logp_BT=batch.old_logp_BT)
     gap_N = valid(batch, batch.teacher_logp_BT) - valid(batch, batch.old_logp_BT)
     assert torch.equal(valid(batch, advantage("g_opd", still, two)), (2 * gap_N).clamp(-5, 5))
+
+
+@given(responses=ragged(), discount=st.sampled_from((0.0, 0.99, 1.0)))
+def test_gamma_opd_keeps_the_verdict_s_sign_and_without_discount_reads_the_token_alone(
+    responses: list[Response], discount: float
+) -> None:
+    right = [replace(r, task=float(r.task > 0)) for r in responses]
+    batch = padded(right, torch.float32)
+    found = advantage("gamma_opd", batch, replace(SETTINGS, discount=discount))
+    verdict_BT = (2 * batch.task_reward_B - 1).unsqueeze(1).expand_as(found)
+    assert torch.equal(valid(batch, found.sign()), valid(batch, verdict_BT))
+    # A gap of one token alone: with no discount the others have the verdict and nothing else.
+    alone = batch.old_logp_BT.clone()
+    last = batch.mask_BT.int().cumsum(1).argmax(1)
+    rows = torch.arange(batch.responses)
+    alone[rows, last] -= 1.0
+    only = advantage("gamma_opd", replace(batch, teacher_logp_BT=alone), replace(SETTINGS, discount=discount))
+    others = batch.mask_BT.clone()
+    others[rows, last] = False
+    assert bool(
+        (only[others] == verdict_BT[others]).all() if discount == 0 else (only[others] < verdict_BT[others]).all()
+    )

@@ -97,6 +97,21 @@ def test_variants_share_chosen_rates_and_have_their_own_students(study: StudyCon
     assert {"student-001", "weak_student-001", "selection-000", "weak_selection-000"} < every_model(changed).keys()
 
 
+def test_an_arm_of_two_teachers_is_routed_by_half(study: StudyConfig) -> None:
+    models = study.task.models | {"weak": study.task.student}
+    arm = study.arms["uecr"].model_copy(update={"other_half": "weak"})
+    task = study.task.model_copy(update={"models": models})
+    two = study.model_copy(update={"arms": study.arms | {"uecr": arm}, "task": task})
+    cells = table_cells(two, {(variant, "uecr"): 1e-4 for variant in study.variants})
+    cell = next(cell for cell in cells if cell.arm == "uecr")
+    config = load_config(two.config, cell.overrides).config
+    assert {name: teacher.model_name for name, teacher in config.teachers.items()} == {
+        half: str(model_folder(two, name)) for half, name in (("first", "teacher"), ("second", "weak"))
+    }
+    assert (config.teacher, config.routing.key) == (None, "half")
+    assert "weak" in every_model(two)
+
+
 def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> None:
     three = selecting(study, learning_rates=[1e-4, 2e-4, 4e-4], pairs=2)
     averages = {

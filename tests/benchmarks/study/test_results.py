@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.study.claims import verdicts
 from benchmarks.study.figures import draw_map
 from benchmarks.study.map import BEST, map_cells
 from benchmarks.study.results import tables
-from benchmarks.study.schema import StudyConfig, load_study, method
-from benchmarks.study.summary import difference_table, map_table, sets_table
+from benchmarks.study.schema import ClaimConfig, StudyConfig, load_study, method
+from benchmarks.study.summary import claims_table, difference_table, map_table, sets_table
 from nemo_uecr.config.load import load_config
 from tests.benchmarks.study.small import SMALL, made_results
 
@@ -58,6 +59,38 @@ def test_map_by_hand() -> None:
     assert second.against[BEST].p == pytest.approx(1.12e-4, abs=1e-6)  # t = -77 sqrt(3), p = 5.6e-5, the smaller of two
 
 
+def test_claims_by_hand() -> None:
+    """Two cells: the mean over them decides with a point of tolerance, and a cell by Holm's p over both."""
+    study = load_study(SMALL)
+    main = study.tables["main"].model_copy(update={"arms": ["grpo", "uecr", "own_teacher"], "reference": "uecr"})
+    claims = {"best": ClaimConfig(tables=["main"], against=["grpo", "own_teacher"], points=1.0)}
+    rows = {"panel": {"row": "one_update", "later": "four_updates"}}
+    study = study.model_copy(update={"tables": {"main": main}, "map": rows, "claims": claims})
+    first = {
+        "uecr": {0: 11.0, 1: 22.0, 2: 33.0}, "grpo": {0: 10.0, 1: 20.0, 2: 30.0},
+        "own_teacher": {0: 11.5, 1: 23.0, 2: 33.5},
+    }  # fmt: skip
+    second = {"uecr": {0: 7.0, 1: 7.0, 2: 7.2}, "grpo": {0: 9.0, 1: 9.1, 2: 9.1}, "own_teacher": {0: 6.0, 1: 6, 2: 6.2}}
+    runs = [*made_results(first), *made_results(second, "four_updates")]
+    (line,) = verdicts(study, runs)
+    # grpo and own_teacher over both cells: 14.53 and 14.37; uecr 14.53.
+    assert (line.best, line.cells) == ("grpo", 2)
+    assert line.difference.mean == pytest.approx((2.0 - 2.0) / 2)
+    # In the second cell -2, -2.1 and -1.9: t = 2 sqrt(3) / 0.1, p = 8.3e-4, doubled by Holm.
+    assert line.below == ("later, panel",)
+    assert not line.holds
+    closer = second | {"grpo": {0: 7.5, 1: 9.1, 2: 7.1}}
+    (line,) = verdicts(study, [*made_results(first), *made_results(closer, "four_updates")])
+    assert (line.best, line.below, line.holds) == ("own_teacher", (), True)
+    worse = {
+        arm: {pair: value - 3 * (arm == "uecr") for pair, value in finals.items()} for arm, finals in first.items()
+    }
+    (line,) = verdicts(study, made_results(worse))
+    assert (line.cells, line.below) == (1, ("row, panel",))
+    assert line.difference.mean == pytest.approx(-3.667, abs=1e-3)
+    assert [entry.text for entry in claims_table([line], confidence=0.95).lines[0]][-1] == "no"
+
+
 def test_equal_arms_leave_the_other_cells_p_as_they_are(tmp_path: Path) -> None:
     """A t test of zeros has no p; the map is drawn although its tables have other arms."""
     study, finals = load_study(SMALL), {"grpo": {0: 10.0, 1: 20.0}, "uecr": {0: 10.0, 1: 20.0 + 1e-14}}
@@ -75,12 +108,14 @@ def test_shipped_map_has_every_method_in_every_cell() -> None:
     study = load_study(SMALL.parent / "map.yaml")
     variants = [variant for rows in study.map.values() for variant in rows.values()]
     assert sorted(variants) == sorted(study.variants)
-    for table in study.tables.values():
+    for table in study.mapped.values():
         methods = [load_method(study, arm) for arm in table.arms]
         assert methods == [method(arm) for arm in table.arms]
         assert len(set(methods)) == 5
+    assert [len(claim.tables) for claim in study.claims.values()] == [3, 6, 2]
 
 
 def load_method(study: StudyConfig, arm: str) -> str:
     overrides = (*study.overrides, *study.arms[arm].overrides, "run.folder=unused")
-    return load_config(study.config, overrides).config.method.name
+    found = load_config(study.config, overrides).config.method
+    return type(found).__mro__[1].name if found.file_sha256 else found.name  # of the file: on shuffled scores

@@ -61,6 +61,8 @@ def test_students_differ_and_held_out_problems_are_held_out(done: Path) -> None:
     files = [*(done / "task" / "problems").glob("*.jsonl")]
     assert len(files) == 11  # train, five bench and five validation sets
     assert len({json.loads(line)["question"] for path in files for line in path.open()}) == 64 + 10 * 2
+    train = [json.loads(line) for line in (done / "task" / "problems" / "train.jsonl").open()]
+    assert [row["half"] for row in train] == ["first", "second"] * 32
 
 
 def test_tables_come_again_without_training(copied: Path) -> None:
