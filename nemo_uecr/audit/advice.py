@@ -20,15 +20,13 @@ MOST_EQUAL = 0.5
 #: Share of responses that are cut off beyond which verdicts say little.
 MOST_CUT = 0.5
 #: How far to follow the teacher.
-TOKENS, RANKING = "follow token by token", "follow in the ranking only"
-REFUSED, UNDECIDED = "do not distil", "not enough evidence"
+TOKENS, REFUSED, UNDECIDED = "follow token by token", "do not distil", "not enough evidence"
 #: The method that does so, and what it does.
 METHOD = {
     TOKENS: (
         "uecr_trust",
         "from grpo to the teacher as far as kappa, measured at each step; grpo_plus_opd follows in full",
     ),
-    RANKING: ("uecr", "the teacher ranks responses and divides credit between tokens; it is not imitated"),
     REFUSED: ("grpo", "learns from the verifier alone"),
     UNDECIDED: ("uecr_trust", "is grpo until the verdicts of the run speak for the teacher"),
 }
@@ -153,12 +151,8 @@ def teacher_line(facts: Facts) -> Remark:
         return Remark("teacher", REFUSED, leading if lead == BELOW else ordering, DECIDED)
     if UNKNOWN in (order, kappa):
         return Remark("teacher", UNDECIDED, *_missing(facts))
-    if kappa == ABOVE:
-        return Remark("teacher", TOKENS, keeping, DECIDED)
-    if order == ABOVE:
-        return Remark("teacher", RANKING, f"{ordering}; {keeping}", more_problems(facts, "kappa"))
-    value = REFUSED if kappa == BELOW else UNDECIDED
-    return Remark("teacher", value, f"{ordering}; {keeping}", more_problems(facts, "order"))
+    value = {ABOVE: TOKENS, BELOW: REFUSED, ACROSS: UNDECIDED}[kappa]
+    return Remark("teacher", value, keeping, more_problems(facts, "kappa"))
 
 
 def more_problems(facts: Facts, name: str) -> str:

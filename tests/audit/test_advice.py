@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_uecr.audit.advice import METHOD, RANKING, REFUSED, TOKENS, UNDECIDED, Facts, advice_lines, measured_lines
+from nemo_uecr.audit.advice import METHOD, REFUSED, TOKENS, UNDECIDED, Facts, advice_lines, measured_lines
 from nemo_uecr.audit.facts import RECORDED, SCORED, kappa_interval
 from nemo_uecr.config.load import SHIPPED, load_config
 from nemo_uecr.core.methods import METHODS
@@ -59,8 +59,8 @@ def with_numbers(**numbers: float | None) -> dict[str, str]:
     [
         ({}, TOKENS),
         ({"lead": None}, TOKENS),
-        ({"kappa": share(0.0)}, RANKING),
-        ({"kappa": share(0.08)}, RANKING),
+        ({"kappa": share(0.0)}, REFUSED),
+        ({"kappa": share(0.08)}, UNDECIDED),
         ({"lead": share(-0.2)}, REFUSED),
         ({"lead": share(-0.2), "order": None, "kappa": None}, REFUSED),
         ({"order": share(0.3)}, REFUSED),
