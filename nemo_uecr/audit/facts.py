@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from nemo_uecr.audit.groups import scored_batch as batch_of_scores
 from nemo_uecr.audit.groups import table_of
 from nemo_uecr.audit.signal import conflicts
 from nemo_uecr.audit.store import STUDENT, Scored, asked_alike
-from nemo_uecr.config.load import written_config
+from nemo_uecr.config.load import read_written, written_config, written_method
 from nemo_uecr.config.schema import Config
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.methods import Method, method_of
@@ -74,7 +75,7 @@ def facts_of_run(folder: Path) -> Facts:
     saved = read_responses(path)
     record = next((step for step in run.steps if step["step"] == number), {})
     return _facts(
-        *_asked(written_config(folder / "config.yaml")),
+        *_asked_in(folder / "config.yaml"),
         scored_batch(saved),
         np.asarray(saved.column("correct")),
         problem_B=asked_alike(saved.column("problem"), saved.column("prompt_ids")),
@@ -91,7 +92,7 @@ def facts_of_scores(scores: Scored) -> Facts:
     responses, right_B = scores, scores.verified_rewards()[rows] == 1.0
     method, limit = method_of("uecr", SCORING), None
     if run.is_file():
-        method, _, limit = _asked(written_config(run))
+        method, _, limit = _asked_in(run)
     return _facts(
         method,
         int(np.unique(responses.group_B[rows], return_counts=True)[1].min()),
@@ -108,6 +109,15 @@ def facts_of_scores(scores: Scored) -> Facts:
 def _asked(config: Config) -> tuple[Method, int, int]:
     """What the advice takes from a configuration: method, group size and the limit of a response."""
     return config.method, config.rollout.responses_per_prompt, config.rollout.max_response_tokens
+
+
+def _asked_in(written: Path) -> tuple[Method, int, int]:
+    """The same of the `config.yaml` that a run of either back end wrote."""
+    values: Any = read_written(written)
+    if "uecr" not in values:
+        return _asked(written_config(written))
+    group, generation = values["grpo"]["num_generations_per_prompt"], values["policy"]["generation"]
+    return written_method(written), int(group), int(generation["max_new_tokens"])
 
 
 def facts_of_config(config: Config, *, problems: int) -> Facts:

@@ -1,11 +1,11 @@
-"""Responses to score: from a run of `local`, an evaluation, a table of responses, or a JSONL file."""
+"""Responses to score: from a run, an evaluation, a table of responses, or a JSONL file."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from nemo_uecr.config.load import written_config
+from nemo_uecr.config.load import read_written, written_config
 from nemo_uecr.config.schema import TeacherConfig
 from nemo_uecr.data.problems import checked_lines
 from nemo_uecr.errors import DataError
@@ -94,7 +94,7 @@ def table_source(path: Path, *, step: int | None) -> RolloutSource:
 
 
 def run_source(run: Path, *, steps: frozenset[int] | None) -> RolloutSource:
-    """Responses of the evaluations of a run of `local`, at ``steps`` or at all."""
+    """Responses of a run's evaluations, at ``steps`` or at all."""
     files = [path for path in evaluations_of(run) if steps is None or _step_of(path.stem) in steps]
     if not files:
         asked = "" if steps is None else f" of step {', '.join(map(str, sorted(steps)))}"
@@ -108,8 +108,10 @@ def is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() and (folder / "provenance.json").is_file()
 
 
-def _models_of(run: Path) -> tuple[Callable[[int], str], str | None]:
-    """The student of each checkpoint of a run of `local`, and its teacher if it is one model."""
+def _models_of(run: Path) -> tuple[Callable[[int], str] | None, str | None]:
+    """The student of each checkpoint of a run, where they are Hugging Face folders, and its teacher if it is one."""
+    if isinstance(section := read_written(run / "config.yaml").get("uecr"), Mapping):  # inside NeMo-RL, by Megatron
+        return None, (section.get("teacher") or {}).get("model_name")
     config = written_config(run / "config.yaml")
 
     def student_of(step: int) -> str:
@@ -242,7 +244,7 @@ def students_of(
     by_step: dict[int, str] = {}
     for source in sources:
         if source.student_of is None:
-            raise DataError("a file does not name the student; give --student MODEL, with {step} if it varies")
+            raise DataError("the source does not name the student; give --student MODEL, with {step} if it varies")
         for step in sorted({rollout.checkpoint for rollout in source.rollouts}):
             model = resolve(source.student_of(step))
             if os.path.realpath(by_step.setdefault(step, model)) != os.path.realpath(model):

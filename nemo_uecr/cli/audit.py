@@ -351,11 +351,11 @@ def _read(scores: Path) -> Scored:
 
 def _uecr(scores: Path, run: Path | None, given: Sequence[str]) -> Uecr:
     from nemo_uecr.audit.store import PLAN
-    from nemo_uecr.config.load import written_config
+    from nemo_uecr.config.load import written_method
 
     if run is None and not (scores / PLAN).is_file() and not given:
         run = scores
-    method, _ = method_settings("uecr", given, None if run is None else written_config(run / "config.yaml").method)
+    method, _ = method_settings("uecr", given, None if run is None else written_method(run / "config.yaml"))
     return cast("Uecr", method)
 
 

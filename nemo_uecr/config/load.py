@@ -496,20 +496,35 @@ def read_written(path: Path) -> dict[str, object]:
 
 
 def written_config(path: Path) -> Config:
-    """The configuration that a local run wrote; see `read_written`.
-
-    Of the code that it names only what is as it was in the run is loaded: somebody else may have made the folder, and
-    the files are this machine's.
-    """
-    values, record = read_written(path), path.with_name("provenance.json")
-    if named := own_code(values):
-        recorded = read_object(record).get("code", {}) if record.is_file() else {}
-        for key, text in named.items():
-            try:
-                door.check(text, recorded.get(key))
-            except ConfigError as error:
-                raise CheckpointError(f"{path}: {key}: {error}") from error
+    """The configuration that a local run wrote; see `read_written`."""
+    values = read_written(path)
+    if "uecr" in values:
+        raise RunFolderError(f"{path} is of a run inside NeMo-RL; expected a run of the local back end")
+    _check_code(path, own_code(values))
     return validated(Config, values, {}, str(path))
+
+
+def written_method(path: Path) -> Method:
+    """The method of a run of either back end, from the `config.yaml` that it wrote; see `read_written`."""
+    values = read_written(path)
+    if not isinstance(section := values.get("uecr"), Mapping):
+        return written_config(path).method
+    _check_code(path, {f"uecr.{key}": text for key, text in own_code({"method": section["method"]}).items()})
+    return validated(_MethodAlone, {"method": section["method"]}, {}, str(path)).method
+
+
+def _check_code(path: Path, named: Mapping[str, str]) -> None:
+    """Refuse users' files, by key, that are not as they were in the run that wrote ``path``, before they are loaded.
+
+    Somebody else may have made the folder, and the files are this machine's.
+    """
+    record = path.with_name("provenance.json")
+    recorded = read_object(record).get("code", {}) if named and record.is_file() else {}
+    for key, text in named.items():
+        try:
+            door.check(text, recorded.get(key))
+        except ConfigError as error:
+            raise CheckpointError(f"{path}: {key}: {error}") from error
 
 
 def own_code(values: Mapping[str, object]) -> dict[str, str]:

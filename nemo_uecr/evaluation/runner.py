@@ -231,12 +231,14 @@ def recorded_settings(folder: Path) -> dict[str, Any]:
     if not (folder / "config.yaml").is_file():
         return {}
     config: Any = read_written(folder / "config.yaml")
-    local, own = config["backend"] == "local", config["evaluation"]
+    local, sections = config.get("backend") == "local", config.get("uecr", config)
+    if (own := sections.get("evaluation")) is None:  # a recipe of NeMo-RL's may have none
+        return {}
     return {
         "samples": own["samples"],
         "decoding": {each.name: own[each.name] for each in fields(engines.Decoding)},
         "seed": own["seed"],
-        "chat": ChatSettings.of(config["data"]).recorded(),
+        "chat": ChatSettings.of(sections["data"]).recorded(),
         "engine": config["rollout"]["engine"] if local else "vllm",
         "dtype": config["student"]["dtype"] if local else "bfloat16",
     }

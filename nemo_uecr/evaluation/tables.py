@@ -101,7 +101,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], str]:
     path = folder / EVALUATIONS
     if lines := path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         config: Any = read_written(folder / "config.yaml")
-        return json.loads(lines[-1]), config["method"]["name"]
+        return json.loads(lines[-1]), config.get("uecr", config)["method"]["name"]
     raise DataError(f"{folder}: no {RESULT} and nothing in {EVALUATIONS}; expected a folder of an evaluation")
 
 
