@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import queue
 import resource
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from nemo_uecr.errors import DependencyError
 from nemo_uecr.verifier import process
 from nemo_uecr.verifier.compare import compare_answers, judge_plain
 from nemo_uecr.verifier.extract import Checked, Verdict, final_answer, reference_answer
-from nemo_uecr.verifier.process import ChildProcess
+from nemo_uecr.verifier.process import ChildProcess, Pool
 
 #: Seconds of the processor that one comparison may take; on a busy machine it may wait for its turns.
 TIME_LIMIT = 5.0
@@ -67,12 +66,10 @@ class ComparisonPool:
     """Several comparison processes, each started when the first pair needs it; usable from several threads."""
 
     def __init__(self, *, workers: int, time_limit: float = TIME_LIMIT) -> None:
-        """Take the number of processes and the seconds of a processor that one comparison may take."""
+        """Take the most processes, and the seconds of a processor that one comparison may take."""
         child = functools.partial(ChildProcess, "nemo_uecr.verifier.pool", (str(time_limit),))
-        self._processes = [child(time_limit=LONGEST_WAIT, output=subprocess.DEVNULL) for _ in range(workers)]
-        self._free: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
-        for each in self._processes:
-            self._free.put(each)
+        made = functools.partial(child, time_limit=LONGEST_WAIT, output=subprocess.DEVNULL)
+        self._workers, self._processes = workers, Pool(made, workers)
 
     def judge(self, given: str, expected: str) -> Verdict:
         """Whether two answer texts are equivalent.
@@ -84,25 +81,22 @@ class ComparisonPool:
             return plain
         if find_spec("math_verify") is None:
             raise DependencyError("comparing answers needs math-verify; pip install 'nemo-uecr[verify]'")
-        free = self._free.get()
-        try:
-            return Verdict(free.ask([given, expected]))
-        except TimeoutError:
-            return Verdict.TIMEOUT
-        except EOFError:
-            return Verdict.ERROR
-        finally:
-            self._free.put(free)
+        with self._processes.borrowed() as child:
+            try:
+                return Verdict(child.ask([given, expected]))
+            except TimeoutError:
+                return Verdict.TIMEOUT
+            except EOFError:
+                return Verdict.ERROR
 
     def judge_all(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """The verdicts on (given, expected) pairs, in order."""
-        with ThreadPoolExecutor(len(self._processes)) as threads:
+        with ThreadPoolExecutor(self._workers) as threads:
             return list(threads.map(lambda pair: self.judge(*pair), pairs))
 
     def close(self) -> None:
         """End the processes."""
-        for each in self._processes:
-            each.close()
+        self._processes.close()
 
 
 def comparison_pool(workers: int) -> contextlib.closing[ComparisonPool]:

@@ -13,9 +13,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from nemo_uecr.errors import UecrError
 
@@ -89,6 +90,40 @@ class ChildProcess:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             self._pipe.close()
+
+
+P = TypeVar("P", bound=ChildProcess)
+
+
+class Pool(Generic[P]):
+    """Processes of one kind for several threads: the first is made at once, one more whenever all are busy."""
+
+    def __init__(self, make: Callable[[], P], most: int) -> None:
+        """Take what makes one, and how many there may be."""
+        self._make, self._most = make, most
+        self.first = make()
+        self._made, self._free, self._change = [self.first], [self.first], threading.Condition()
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[P]:
+        """One of the processes for the length of a block, which waits for one where all are busy."""
+        with self._change:
+            self._change.wait_for(lambda: self._free or len(self._made) < self._most)
+            if not self._free:
+                self._free.append(self._make())
+                self._made.append(self._free[0])
+            one = self._free.pop()
+        try:
+            yield one
+        finally:
+            with self._change:
+                self._free.append(one)
+                self._change.notify()
+
+    def close(self) -> None:
+        """End the processes."""
+        for each in self._made:
+            each.close()
 
 
 def serve(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import logging
 import math
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, cast
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from nemo_uecr.errors import ConfigError, RewardError
 from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses
-from nemo_uecr.verifier.process import ChildProcess
+from nemo_uecr.verifier.process import ChildProcess, Pool
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import CallReward, VerifierReward
@@ -140,36 +140,6 @@ class FunctionReward(ChildProcess):
         return Failure(Verdict.ERROR, answer["failed"]) if "failed" in answer else answer["values"]
 
 
-class Copies:
-    """A user's function in several processes, for calls from several threads: one more starts when all are busy."""
-
-    def __init__(self, settings: CallReward, most: int) -> None:
-        """Start the first of at most ``most`` processes."""
-        self._settings, self._most = settings, most
-        self.first = FunctionReward(settings)
-        self._started, self._free, self._change = [self.first], [self.first], threading.Condition()
-
-    def judge(self, samples: Sequence[Sample], *, step: int) -> list[float | Failure | None]:
-        """The function's rewards, by one of the processes."""
-        with self._change:
-            self._change.wait_for(lambda: self._free or len(self._started) < self._most)
-            if not self._free:
-                self._free.append(FunctionReward(self._settings))
-                self._started.append(self._free[0])
-            one = self._free.pop()
-        try:
-            return one.judge(samples, step=step)
-        finally:
-            with self._change:
-                self._free.append(one)
-                self._change.notify()
-
-    def close(self) -> None:
-        """End the processes."""
-        for each in self._started:
-            each.close()
-
-
 class Rewards:
     """The rewards of a run."""
 
@@ -187,7 +157,7 @@ class Rewards:
         """
         self._settings, self._correct_at, self._pool = settings, correct_at, pool
         calls = (cast("CallReward", each) for each in settings if hasattr(each, "call"))
-        self._functions = {each.label: Copies(each, copies) for each in calls}
+        self._functions = {each.label: Pool(functools.partial(FunctionReward, each), copies) for each in calls}
         self._hinted = set[str]()
 
     def check_columns(self, there: Collection[str]) -> None:
@@ -211,7 +181,8 @@ class Rewards:
         verdicts: Sequence[Verdict | None] = [None] * len(samples)
         for each in self._settings:
             if each.label in self._functions:
-                found[each.label] = self._functions[each.label].judge(samples, step=step)
+                with self._functions[each.label].borrowed() as function:
+                    found[each.label] = function.judge(samples, step=step)
             else:
                 texts, answers = [sample.whole for sample in samples], [sample.answer for sample in samples]
                 within = [sample.thinking for sample in samples]

@@ -41,7 +41,7 @@ def one() -> Iterator[ComparisonPool]:
 
 
 def child(pool: ComparisonPool) -> subprocess.Popen[bytes]:
-    running = pool._processes[0]._process
+    running = pool._processes.first._process
     assert running is not None
     return running
 
