@@ -28,7 +28,7 @@ DYNAMICS: tuple[Entry, ...] = (
     ("advantage/std", "Advantage spread", "standard deviation", None, False),
     ("advantage/mean", "Advantage mean and range", "band: min to max", ("advantage/min", "advantage/max"), False),
     ("response/truncated_share", "Truncated responses", "share", None, True),
-    ("trust/kappa", "Trust in the teacher", "kappa; 0: GRPO, 1: UECR and every token followed", None, False),
+    ("trust/kappa", "How far the teacher is trusted", "kappa; 0: GRPO, 1: UECR and every token followed", None, False),
 )
 #: Metrics shown elsewhere on the page, or constant.
 SHOWN_ELSEWHERE = ("group/", "identity/", "advantage/task_abs_mean", "advantage/teacher_abs_mean")

@@ -104,7 +104,7 @@ def test_all_right_batches_are_no_evidence_and_trust_fades() -> None:
     torch.testing.assert_close(advantages.advantage_BT, advantages.state["kappa"] * uecr.advantage_BT)
 
 
-def test_a_teacher_that_turns_wrong_is_dropped_after_three_steps() -> None:
+def test_a_teacher_that_turns_wrong_is_dropped_at_the_third_step() -> None:
     """One that turns against the verdicts takes back its lead; one that turns useless fades by 0.8 a step."""
     right = [honest(r) for r in mixed_responses(9, (8,) * 8)]
     against = [objecting(r, 3.0 * r.task) for r in right]

@@ -89,6 +89,11 @@ def test_claims_by_hand() -> None:
     assert (line.cells, line.below) == (1, ("row, panel",))
     assert line.difference.mean == pytest.approx(-3.667, abs=1e-3)
     assert [entry.text for entry in claims_table([line], confidence=0.95).lines[0]][-1] == "no"
+    better = {
+        arm: {pair: value + 9 * (arm == "uecr") for pair, value in finals.items()} for arm, finals in first.items()
+    }
+    (line,) = verdicts(study, made_results(better))  # as sure as before, on the other side
+    assert (line.below, line.holds) == ((), True)
 
 
 def test_equal_arms_leave_the_other_cells_p_as_they_are(tmp_path: Path) -> None:
