@@ -66,12 +66,12 @@ RECORDED = (
 def facts_of_run(folder: Path) -> Facts:
     """Facts from the first batch that a run saved: of the student before training, where that is step 1's."""
     run = read_run(folder)
-    if not run.batches:
+    if not run.batches_to_read:
         raise DataError(
             f"{folder} has no saved batch; expected a run with telemetry.save_batch_every > 0. "
             f"Draw instead: nemo-uecr audit teacher {folder / 'config.yaml'}"
         )
-    number, path = next(iter(run.batches.items()))
+    number, path = next(iter(run.batches_to_read.items()))
     saved = read_responses(path)
     record = next((step for step in run.steps if step["step"] == number), {})
     return _facts(

@@ -66,7 +66,7 @@ def batch_audit(run: Path, train: Path) -> Audit:
     """Facts and faults of a run; its prompts are checked if the training data is on this machine."""
     config = written_config(run / "config.yaml")
     steps, cut_off = read_records(run / STEPS)  # in their order, with repeated steps
-    batches = read_run(run).batches
+    batches = read_run(run).batches_to_read
     problems = _problem_ids(config, train)
     filtered = ("response/truncated_share",) if config.rollout.overlong_filter else ()
     _check_metrics(steps, (*FACTS, "response/length_mean", "reward/task_mean", *filtered), str(run))

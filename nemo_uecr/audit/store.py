@@ -174,7 +174,7 @@ def read_scored(folder: Path) -> Scored:
 def _read_run(folder: Path) -> Scored:
     """What the run scored itself: the policy that generated each saved batch, and its teachers."""
     run = read_run(folder)
-    tables = tuple(map(read_responses, run.batches.values()))
+    tables = tuple(map(read_responses, run.batches_to_read.values()))
     if not tables:
         raise DataError(
             f"{folder} has no saved batch; expected a run with telemetry.save_batch_every > 0, or a folder that "

@@ -49,6 +49,11 @@ class RunFolder:
         return dict(self._ours["tolerances"])
 
     @property
+    def batches_to_read(self) -> dict[int, Path]:
+        """The saved batches for who must read them: of a version before 0.4.0 one file, which the reader refuses."""
+        return self.batches or dict(enumerate(sorted((self.path / "batches").glob("step-*.safetensors"))[:1]))
+
+    @property
     def planned_steps(self) -> int:
         steps = self.config["grpo"]["max_num_steps"] if "grpo" in self.config else self.config["train"]["steps"]
         return int(steps)

@@ -13,6 +13,7 @@ import pytest
 from nemo_uecr.audit.runs import batch_audit, efficiency_audit
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.config.load import dump_config, load_config
+from nemo_uecr.errors import DataError
 from nemo_uecr.responses.table import read_responses
 from nemo_uecr.telemetry.run_folder import RunFolder
 from nemo_uecr.telemetry.sinks import read_records
@@ -82,6 +83,13 @@ def test_faults_of_a_saved_batch(copy: Path) -> None:
     assert "saved batch: groups of [3, 5] responses, 2 of them" in found
     assert "saved batch: response 3 is empty" in found
     assert any(text.startswith("saved batch: group 1 has responses to") for text in found)
+
+
+def test_saved_batches_of_an_earlier_version_are_not_taken_for_missing_ones(copy: Path) -> None:
+    for path in (copy / "batches").iterdir():
+        path.rename(path.with_suffix(".safetensors"))
+    with pytest.raises(DataError, match=r"step-000001\.safetensors has a format of version 0\.3\.0 or earlier"):
+        audited(copy)
 
 
 def test_a_step_in_which_a_pass_over_the_file_ends_may_draw_a_problem_twice(tmp_path: Path) -> None:
