@@ -17,8 +17,7 @@ import torch
 
 from nemo_uecr.audit.advice import Facts
 from nemo_uecr.audit.alpha_sweep import SHARE, tie_point
-from nemo_uecr.audit.groups import scored_batch as batch_of_scores
-from nemo_uecr.audit.groups import table_of
+from nemo_uecr.audit.groups import groups_record, table_of
 from nemo_uecr.audit.signal import conflicts
 from nemo_uecr.audit.store import STUDENT, Scored, asked_alike
 from nemo_uecr.config.load import read_written, written_config, written_method
@@ -97,7 +96,7 @@ def facts_of_scores(scores: Scored) -> Facts:
         method,
         int(np.unique(responses.group_B[rows], return_counts=True)[1].min()),
         limit,
-        batch_of_scores(scores, tokens, np.arange(len(rows))),
+        groups_record(scores, tokens, np.arange(len(rows))),
         right_B,
         problem_B=np.unique(responses.problem_B[rows], return_inverse=True)[1],
         teacher=None,

@@ -126,7 +126,7 @@ def checkpoint_counts(responses: Scored, nonfinite_B: Array, step: int) -> dict[
     }
 
 
-def scored_batch(scores: Scored, tokens: CheckpointTokens, rows: Array) -> ScoredBatch:
+def groups_record(scores: Scored, tokens: CheckpointTokens, rows: Array) -> ScoredBatch:
     """The float64 record of whole groups, given by their rows in ``tokens``."""
     spans = [tokens.span(int(row)) for row in rows]
     own = tokens.rows[rows]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nemo_uecr.audit.groups import rows_of, scored_batch, seeded
+from nemo_uecr.audit.groups import groups_record, rows_of, seeded
 from nemo_uecr.audit.judging import INVALID, VALID, Labels, is_reasoning_free, segment, token_steps, write_steps
 from nemo_uecr.audit.output import Audit, Numbers, tracked
 from nemo_uecr.audit.store import STUDENT, CheckpointTokens, Scored
@@ -64,7 +64,7 @@ def localization_audit(
     _, problem_B = np.unique(scores.problem_B[tokens.rows], return_inverse=True)
     sampler = ClusterBootstrap.draw(problem_B, replicates=replicates, seed=seed)
     mean = partial(_mean, sampler=sampler, problem_I=problem_B[own])
-    batch = scored_batch(scores, tokens, own)
+    batch = groups_record(scores, tokens, own)
     weights = {
         "PUU": [np.ones(len(valid_N)) for valid_N in judged.valid],
         "no entropy": _weights(batch, "ecr_no_entropy", uecr),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from nemo_uecr.audit.groups import rows_of, scored_batch
+from nemo_uecr.audit.groups import groups_record, rows_of
 from nemo_uecr.audit.output import Audit, Numbers, tracked
 from nemo_uecr.audit.store import STUDENT, CheckpointTokens, Scored
 from nemo_uecr.core.functions import compute
@@ -138,7 +138,7 @@ def _weights(scores: Scored, tokens: CheckpointTokens, uecr: Uecr, strata: Strat
     budgets = {name: np.ones(len(tokens.rows)) for name in WEIGHTS}
     sign_B, length_B = np.zeros(len(tokens.rows)), np.diff(tokens.offsets)
     for rows in tracked(rows_of(scores.group_B[tokens.rows]), "token weights"):
-        batch = scored_batch(scores, tokens, rows)
+        batch = groups_record(scores, tokens, rows)
         for name, method in WEIGHTS.items():
             advantages = compute(method_of(method, uecr.settings()), batch)
             assert advantages.weight_BT is not None
