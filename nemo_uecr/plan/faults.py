@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from nemo_uecr.config.schema import Config
 from nemo_uecr.conversion.reading import PADDING
 from nemo_uecr.errors import ConfigError
-from nemo_uecr.nemo.layout import Job, Model, layout_faults, model_faults, sequence_faults
+from nemo_uecr.nemo.layout import Job, Model, layout_faults, sequence_faults
 from nemo_uecr.plan.shapes import ModelShape
 
 VLLM_PADDING = 64  # vLLM pads a vocabulary to a multiple of this before it splits it
@@ -153,20 +152,3 @@ def vocabulary_faults(student: ModelShape, teachers: Mapping[str, ModelShape | N
         for key, teacher in teachers.items()
         if teacher is not None and abs(teacher.vocabulary - student.vocabulary) >= PADDING
     ]
-
-
-def teacher_alone_faults(job: Job, shape: ModelShape | None, longest: int) -> list[str]:
-    """Why a teacher on all GPUs cannot score sequences of up to ``longest`` tokens."""
-    model = replace(job.models[next(iter(job.teachers))], gpus=job.nodes * job.gpus_per_node)
-    faults = [*model_faults(model), *(() if shape is None else _split_faults(model, shape))]
-    if shape is not None and 0 < shape.positions < longest:
-        faults.append(
-            f"the longest sequence of the batch has {longest} tokens, but the teacher has "
-            f"{shape.positions} positions; use a teacher with more"
-        )
-    if (size := model.microbatch_tokens("logprob")) < (needed := model.packed(longest)):
-        faults.append(
-            f"{model.key}.sequence_packing.logprob_mb_tokens: got {size}, expected at least {needed}, the batch's "
-            f"longest sequence of {longest} tokens as the parallel layouts pad it"
-        )
-    return faults

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from nemo_uecr.conversion.reading import find_source, read_weights
-from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import check_writable, existing
 from nemo_uecr.start.seen import Caution, required
 
@@ -82,12 +82,3 @@ def to_resume_in_nemo_rl(folder: Path) -> str | None:
     """NeMo-RL continues from the newest checkpoint, which is whole."""
     newest = newest_checkpoint(folder)
     return None if newest is None else whole_checkpoint(newest)
-
-
-def named_checkpoint(key: str, folder: Path) -> None:
-    """Refuse a folder that NeMo-RL would not take for Megatron weights."""
-    if not (folder / "run_config.yaml").is_file() and not any(folder.glob("iter_*/run_config.yaml")):
-        raise DataError(
-            f"{key}: {folder} has no run_config.yaml and no iter_* folder with one; give what "
-            "NeMo-RL or `nemo-uecr convert` wrote, such as .../weights/iter_0000000, or null"
-        )
