@@ -23,7 +23,7 @@ from nemo_uecr.config.load import read_written
 from nemo_uecr.core.record import group_ids
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import read_object, replace_file
-from nemo_uecr.responses.table import ANCHOR, Responses, read_responses, write_responses
+from nemo_uecr.responses.table import ANCHOR, Responses, next_part, part_paths, read_responses, write_responses
 from nemo_uecr.stats import Array, clusters_of
 from nemo_uecr.telemetry.run_folder import read_run
 
@@ -249,11 +249,6 @@ def _read_plan(folder: Path) -> dict[str, Any]:
     return read_object(path, form=FORMAT)
 
 
-def part_paths(folder: Path) -> list[Path]:
-    """The parts of a folder of scores, in order."""
-    return sorted(folder.glob("part-??????.parquet"))
-
-
 # Writing
 
 
@@ -280,6 +275,4 @@ def write_plan(folder: Path, plan: Mapping[str, Any]) -> None:
 
 def write_part(folder: Path, rows: Mapping[str, Sequence[Any]], tokens: Mapping[str, Tensor]) -> None:
     """Write the next part, a table of responses of one checkpoint."""
-    paths = part_paths(folder)
-    number = int(paths[-1].stem.removeprefix("part-")) + 1 if paths else 0
-    write_responses(folder / f"part-{number:06d}.parquet", rows, tokens, about={})
+    write_responses(next_part(folder), rows, tokens, about={})

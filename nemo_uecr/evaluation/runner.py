@@ -23,12 +23,20 @@ from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation import samples
 from nemo_uecr.evaluation.samples import PARTS, RESPONSES, SETTINGS
-from nemo_uecr.files import file_sha256, locked, read_object, replace_file
+from nemo_uecr.files import digest_of, locked, read_object, replace_file
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.adapter import base_of
 from nemo_uecr.generation.prompts import ChatSettings, prompts_sha256
 from nemo_uecr.reproducible import derive, installed
-from nemo_uecr.responses.table import Responses, join_responses, read_responses, sampled_tokens, write_responses
+from nemo_uecr.responses.table import (
+    Responses,
+    join_responses,
+    next_part,
+    part_paths,
+    read_responses,
+    sampled_tokens,
+    write_responses,
+)
 from nemo_uecr.stopping import note_progress
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses, comparison_pool
 
@@ -88,7 +96,7 @@ def evaluate(
         tokens = engines.load_tokens(model)
         encoded = {name: tokens.prompts(each.problems, settings.chat, name) for name, each in benchmarks.items()}
         record, whole = _record(label, model, settings, benchmarks, encoded), folder / RESPONSES
-        there = [whole] if whole.is_file() else samples.part_paths(folder)
+        there = [whole] if whole.is_file() else part_paths(folder / PARTS)
         begun = there or (folder / "samples.jsonl").is_file()  # of a version before 0.4.0, whose settings differ
         for key, ours, theirs in setting_differences(record, read_object(folder / SETTINGS)) if begun else ():
             raise RunFolderError(
@@ -109,7 +117,7 @@ def evaluate(
                 replace_file(folder / SETTINGS, json.dumps(record, indent=1).encode())
             _generate(pending, engine, settings, tokens, folder)
         if not whole.is_file():
-            join_responses(samples.part_paths(folder), whole)
+            join_responses(part_paths(folder / PARTS), whole)
         shutil.rmtree(folder / PARTS, ignore_errors=True)  # all of them are in the table
         return samples.write_result(folder, record, read_responses(whole))
 
@@ -137,13 +145,13 @@ def _generate(
     tokens: engines.ModelTokens,
     folder: Path,
 ) -> None:
-    began, produced, parts = time.perf_counter(), 0, len(samples.part_paths(folder))
+    began, produced = time.perf_counter(), 0
     with comparison_pool(min(4, os.cpu_count() or 1)) as pool:
-        for number, start in enumerate(range(0, len(pending), settings.batch), parts):
+        for start in range(0, len(pending), settings.batch):
             chunk = pending[start : start + settings.batch]
             generations = engine.generate([each.request for each in chunk], settings.decoding)
             rows, columns = judge_generations(chunk, generations, tokens, pool, checkpoint=None)
-            write_responses(folder / PARTS / f"part-{number:06d}.parquet", rows, columns, about={})
+            write_responses(next_part(folder / PARTS), rows, columns, about={})
             note_progress()
             produced += sum(len(each.token_ids) for each in generations)
             rate = produced / (time.perf_counter() - began)
@@ -259,10 +267,6 @@ def model_digest(model: str) -> str | None:
     folder = Path(model)
     if not folder.is_dir():
         return None
-    whole = hashlib.sha256()
-    for file in sorted(folder.iterdir()):
-        if file.suffix in (".safetensors", ".json", ".jinja", ".txt") and file.name != engines.STATE:
-            whole.update(f"{file.name}:{file_sha256(file)}\n".encode())
-    if (base := base_of(folder)) is not None:
-        whole.update(f"base:{model_digest(base)}\n".encode())
-    return whole.hexdigest()
+    kept = (file for file in sorted(folder.iterdir()) if file.suffix in (".safetensors", ".json", ".jinja", ".txt"))
+    own, base = digest_of({file.name: file for file in kept if file.name != engines.STATE}), base_of(folder)
+    return own if base is None else hashlib.sha256(f"{own}, base: {model_digest(base)}".encode()).hexdigest()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_uecr.data.sources import BENCHMARKS
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object, replace_file
-from nemo_uecr.responses.table import Responses, read_responses, write_responses
+from nemo_uecr.responses.table import Responses, part_paths, read_responses, write_responses
 from nemo_uecr.stats import pass_at_k, score_interval
 
 if TYPE_CHECKING:
@@ -48,11 +48,6 @@ def evaluations_of(run: Path) -> list[Path]:
     return sorted(run.glob("evaluations/step-*.parquet")) or sorted(run.glob("evaluations/step-*.jsonl"))
 
 
-def part_paths(folder: Path) -> list[Path]:
-    """What an evaluation in progress has written, in order."""
-    return sorted((folder / PARTS).glob("part-??????.parquet"))
-
-
 def finished(folder: Path) -> Path:
     """The table of an evaluation folder; DataError where it is not finished: its figures would be of a part."""
     if (folder / RESPONSES).is_file() or not (folder / SETTINGS).is_file():
@@ -61,7 +56,7 @@ def finished(folder: Path) -> Path:
         return folder / "samples.jsonl"
     record = read_object(folder / SETTINGS)
     asked = record["samples"] * sum(entry["problems"] for entry in record["benchmarks"].values())
-    found = sum(len(read_responses(path)) for path in part_paths(folder))
+    found = sum(len(read_responses(path)) for path in part_paths(folder / PARTS))
     raise DataError(
         f"{folder}: the evaluation is not finished, it has {found} of {asked} samples; run its command again to "
         "continue"

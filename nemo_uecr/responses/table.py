@@ -278,6 +278,17 @@ def _declared(name: str, values: Sequence[Any]) -> Sequence[Any]:
     return [None if value is None else str(value) for value in values] if text else values
 
 
+def part_paths(folder: Path) -> list[Path]:
+    """The parts of a table that is written as its rows come, in order."""
+    return sorted(folder.glob("part-??????.parquet"))
+
+
+def next_part(folder: Path) -> Path:
+    """The file for the part after those in the folder."""
+    paths = part_paths(folder)
+    return folder / f"part-{int(paths[-1].stem.removeprefix('part-')) + 1 if paths else 0:06d}.parquet"
+
+
 def join_responses(parts: Sequence[Path], path: Path) -> None:
     """One table of several of one schema, a row group at a time, with the metadata of the first."""
     _write(path, itertools.chain.from_iterable(map(_row_groups, parts)))

@@ -22,12 +22,12 @@ from nemo_uecr.audit.localization import localization_audit
 from nemo_uecr.audit.output import plain
 from nemo_uecr.audit.signal import signal_audit
 from nemo_uecr.audit.sources import jsonl_source, table_source
-from nemo_uecr.audit.store import Scored, part_paths, read_scored
+from nemo_uecr.audit.store import Scored, read_scored
 from nemo_uecr.audit.teacher import compare_engines, teacher_audit
 from nemo_uecr.audit.token_credit import token_credit_audit
 from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.responses.replay import recompute
-from nemo_uecr.responses.table import read_responses
+from nemo_uecr.responses.table import part_paths, read_responses
 from tests.audit import made
 from tests.audit.test_score import direct, scored
 from tests.local import tiny

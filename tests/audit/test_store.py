@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from nemo_uecr.audit.groups import teacher_rewards
-from nemo_uecr.audit.store import joined_plan, part_paths, read_scored, write_plan
+from nemo_uecr.audit.store import joined_plan, read_scored, write_plan
 from nemo_uecr.errors import DataError, RunFolderError
+from nemo_uecr.responses.table import part_paths
 from tests.audit.made import MODEL, PLAN, Made, write_scores
 
 FOUR = [

@@ -17,12 +17,12 @@ from nemo_uecr.errors import DataError, DependencyError, RunFolderError
 from nemo_uecr.evaluation import runner
 from nemo_uecr.evaluation.compare import differences_of
 from nemo_uecr.evaluation.runner import EvaluationSettings, PendingSample, evaluate, judge_generations, pending_samples
-from nemo_uecr.evaluation.samples import PARTS, RESPONSES, finished, part_paths
+from nemo_uecr.evaluation.samples import PARTS, RESPONSES, finished
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.engines import Decoding, Generation, Request, load_tokens
 from nemo_uecr.generation.prompts import ChatSettings
 from nemo_uecr.reproducible import derive
-from nemo_uecr.responses.table import read_responses
+from nemo_uecr.responses.table import part_paths, read_responses
 from nemo_uecr.stopping import JOB_PROGRESS
 from nemo_uecr.verifier.pool import SHARED
 from tests.evaluation.tiny import save_tokenizer
@@ -80,7 +80,7 @@ def test_killed_and_continued_equals_uninterrupted(run: Run, tmp_path: Path) -> 
         with pytest.raises(KeyboardInterrupt):
             run("parts", stop_after=7)
         (tmp_path / "parts" / PARTS / ".part-000009.parquet.tmp").write_bytes(b"PAR1")  # of a kill in a write
-    assert sum(len(read_responses(path)) for path in part_paths(tmp_path / "parts")) == 6 + 6
+    assert sum(len(read_responses(path)) for path in part_paths(tmp_path / "parts" / PARTS)) == 6 + 6
     with pytest.raises(DataError, match="it has 12 of 20 samples"):
         finished(tmp_path / "parts")
     result, rest = run("parts")
@@ -99,10 +99,10 @@ def test_a_kill_between_the_table_and_the_removal_of_its_parts(
         patch.setattr(runner.shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             run("out")
-    assert part_paths(tmp_path / "out")
+    assert part_paths(tmp_path / "out" / PARTS)
     assert run("out", stop_after=0)[0]["samples"] == 4
     assert len(read_responses(tmp_path / "out" / RESPONSES)) == 20
-    assert not part_paths(tmp_path / "out")
+    assert not part_paths(tmp_path / "out" / PARTS)
 
 
 def test_an_evaluation_of_an_earlier_version_is_not_continued(run: Run, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_job_hears_whether_samples_were_saved(
     monkeypatch.setenv(JOB_PROGRESS, str(tmp_path / "progress"))
     with pytest.raises(KeyboardInterrupt):
         run("out", stop_after=stop_after)  # in batches of three
-    assert (tmp_path / "progress").exists() == advanced == bool(part_paths(tmp_path / "out"))
+    assert (tmp_path / "progress").exists() == advanced == bool(part_paths(tmp_path / "out" / PARTS))
 
 
 def test_numbers_by_hand(run: Run) -> None:

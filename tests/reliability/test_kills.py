@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from nemo_uecr.cli.main import entry_point
-from nemo_uecr.evaluation.samples import part_paths
+from nemo_uecr.evaluation import samples
 from nemo_uecr.local import checkpoint, rollout, teachers, trainer
+from nemo_uecr.responses.table import part_paths
 from tests.local import tiny
 from tests.local.tiny import in_child, outcome, same
 from tests.responses.tables import records
@@ -81,7 +82,7 @@ def test_an_evaluation_killed_in_the_middle(tmp_path: Path) -> None:
         run("parts")
 
     assert in_child(work)[0] == -signal.SIGKILL
-    kept = [row for part in part_paths(tmp_path / "parts" / "student") for row in records(part)]
+    kept = [row for part in part_paths(tmp_path / "parts" / "student" / samples.PARTS) for row in records(part)]
     assert 0 < len(kept) < 8
     assert run("parts") == run("whole") == 0
     again, whole = (records(tmp_path / name / "student" / "responses.parquet") for name in ("parts", "whole"))
