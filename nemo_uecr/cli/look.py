@@ -15,7 +15,7 @@ from nemo_uecr.ranges import Range
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import Config
     from nemo_uecr.nemo.layout import Job
-    from nemo_uecr.plan.contents import Lengths
+    from nemo_uecr.plan.contents import Device, Lengths
     from nemo_uecr.plan.shapes import ModelShape
     from nemo_uecr.start.facts import Run
 
@@ -52,11 +52,13 @@ def plan(
         prompt_tokens: Mean prompt length (default: the longest allowed).
         length_sigma: Standard deviation of ln(response length) before truncation; 0: all equal the mean.
         fit: For a local run: find keys with which it fits one GPU of this many GB, first those that change no number.
+            For a recipe with asynchronous rollouts: try every split of such GPUs between rollout and training.
     """
     from nemo_uecr.config.schema import Config
+    from nemo_uecr.plan.advice import synchronous_text, what_fits
     from nemo_uecr.plan.contents import ASSUMED, CPU, GIB, GPUS, Lengths, as_json, plan_text
     from nemo_uecr.plan.local import local_plan
-    from nemo_uecr.plan.nemo import nemo_plan, what_fits
+    from nemo_uecr.plan.nemo import nemo_plan
 
     run = read_run(config, overrides)
     if isinstance(run, Config):
@@ -76,13 +78,14 @@ def plan(
     limits = {**GPUS, "cpu": CPU}[device] if device else assumed
     if memory is not None:
         limits = replace(limits, memory=int(memory * GIB))
-    advice: list[str] = []
+    advice, beside = list[str](), ""
     if isinstance(run, Config):
         made = local_plan(run, limits, lengths, sizes=sizes)
     else:
         made = nemo_plan(run, limits, lengths)
         advice = what_fits(run, limits, lengths) if made.misfits else []
-    say(plan_text(made).rstrip("\n"))
+        beside = "" if made.overlap is None else synchronous_text(run, made.overlap, limits, lengths)
+    say(plan_text(made, beside).rstrip("\n"))
     write_json(json, {"format": "nemo_uecr.plan/1", **as_json(made), "what_fits": advice})
     if made.faults:
         hint = f"; what fits: {', or '.join(advice)}" if advice else ""
@@ -102,6 +105,24 @@ def read_run(config: str, overrides: Sequence[str]) -> Config | Job:
     return load_config(config, overrides).config
 
 
+def _fit_split(config: str, run: Job, gpu: Device, lengths: Lengths, json: Path | None) -> None:
+    """Print every split of a recipe's GPUs between rollout and training, and the fastest that fits."""
+    from nemo_uecr.nemo.recipe import lag_of
+    from nemo_uecr.plan.advice import fastest, splits, splits_text
+    from nemo_uecr.plan.contents import as_json, typed
+
+    if not lag_of(run.values):
+        raise ConfigError(
+            f"--fit: {config} is a recipe of NeMo-RL's in which rollout and training take turns; plan lists what fits"
+        )
+    tried = splits(run, gpu, lengths)
+    say(splits_text(tried, gpu))
+    best = fastest(tried)
+    if best is None or best.plan is None:
+        raise ConfigError("no split of the GPUs fits; use more of them, or smaller models")
+    write_json(json, {"format": "nemo_uecr.fit/1", "keys": typed(best.keys), "plan": as_json(best.plan)})
+
+
 def _fit(
     config: str,
     overrides: Sequence[str],
@@ -119,11 +140,11 @@ def _fit(
     from nemo_uecr.plan.faults import refuse
     from nemo_uecr.plan.fit import attempts_to_fit, fit_text, gpu_of_size
 
-    if not isinstance(run, Config):
-        raise ConfigError(f"--fit: {config} is a recipe of NeMo-RL's; plan --memory {size:g} lists what fits")
-    if "cpu" in (device, run.device) or memory is not None:
+    if device == "cpu" or memory is not None or (isinstance(run, Config) and run.device == "cpu"):
         raise ConfigError(f"--fit {size:g} plans for a GPU: leave out --memory and --device cpu, set device=cuda")
     gpu = gpu_of_size(size, GPUS[device] if device else None)
+    if not isinstance(run, Config):
+        return _fit_split(config, run, gpu, lengths, json)
     tried = attempts_to_fit(lambda more: load_config(config, [*overrides, *more]).config, gpu, lengths, sizes=sizes)
     refuse(tried[0].plan.mismatches)  # which no change cures
     say(fit_text(tried, ["nemo-uecr", "train", config, *overrides]))

@@ -43,8 +43,10 @@ def train(config: ConfigFile, /, *overrides: Override, resume: bool = False) -> 
 
     if is_recipe(config):
         from nemo_uecr.nemo.plug_in import train as train_recipe
+        from nemo_uecr.start.machine import gpu_memory
+        from nemo_uecr.start.recipe_form import settled_teachers
 
-        train_recipe(config, overrides)
+        train_recipe(config, [*overrides, *settled_teachers(config, overrides, gpu_memory)])
     else:
         say(f"run: {train_local(config, overrides, resume=resume)}")
 

@@ -169,7 +169,7 @@ class Run:
                 student=given["config"],
                 cluster=own or given["cluster"],
                 tokenizer=given["tokenizer"],
-                stays=own is not None or section.stays,
+                stays=own is not None or bool(section.stays),
                 workers=name if name == "teacher" else f"teacher_{name}",
             )
             for name, section in distinct(self.settings).items()

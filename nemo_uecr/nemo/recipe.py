@@ -56,8 +56,9 @@ class TeacherSection(Section):
     megatron_checkpoint: Text | None = None  # Megatron checkpoint of that model; null: convert its weights.
     # GPUs of its own: some of a single node's, or whole nodes. 0: it scores on the student's GPUs.
     dedicated_gpus: NonNegativeInt = 0
-    # Whether it stays on the student's GPUs while the student trains: only where vLLM has GPUs of its own.
-    stays: bool = False
+    # Whether it stays on the student's GPUs while the student trains, where vLLM has GPUs of its own. null: `train`
+    # keeps it there where it fits, by the rule of `plan`; in launch scripts of your own it leaves.
+    stays: bool | None = None
     offload_limit_mebi: Count = 64  # MiB that may remain on each GPU after its offload; checked at the start.
 
     @property

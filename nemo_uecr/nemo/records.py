@@ -37,7 +37,7 @@ FIXED = re.compile(r"uecr\..*|policy\.(uecr\..*|model_name)|loss_fn\..*")
 #: Of those, what does not change what is trained.
 FREE = re.compile(
     r"uecr\.(folder|save_batch_every|log_batches|timeout_s|chunk_tokens|verifier_workers|hash_weights"
-    r"|(tolerances|evaluation)(\..*)?|teachers?\.(.*\.)?(offload_limit_mebi|dedicated_gpus|sequence_packing\..*"
+    r"|(tolerances|evaluation)(\..*)?|teachers?\.(.*\.)?(offload_limit_mebi|dedicated_gpus|stays|sequence_packing\..*"
     r"|dynamic_batching\..*|logprob_batch_size|megatron_cfg\.(\w*parallel\w*|num_layers_in_\w+)))"
 )
 

@@ -146,6 +146,22 @@ class RankLine:
 
 
 @dataclass(frozen=True)
+class Overlapped:
+    """A step in which rollouts go on while the student trains, in its steady state."""
+
+    age: int  # updates by which a response may be older than the policy that it trains
+    in_flight: bool  # whether weights change in mid-response
+    training_gpus: int
+    generation_gpus: int
+    seconds: float  # of a step
+    training: float  # of the training half: scoring, update, refit
+    rollout: float  # of the rollout half, where it never waits for the other
+    idle: float  # share of the time in which an engine has no response
+    policies: float  # that a response comes from, on average
+    most_policies: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """Layout, memory and time of one run."""
 
@@ -160,6 +176,7 @@ class Plan:
     assumptions: tuple[str, ...]
     faults: tuple[str, ...]  # why it cannot run, one sentence each
     mismatches: tuple[str, ...]  # faults that no layout cures: lengths and vocabularies
+    overlap: Overlapped | None = None  # None: a step's phases follow one another
 
     @property
     def misfits(self) -> bool:
@@ -168,12 +185,12 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        return sum(phase.seconds for phase in self.phases)
+        return sum(phase.seconds for phase in self.phases) if self.overlap is None else self.overlap.seconds
 
     @property
     def waiting(self) -> float:
         """Share of the devices' time in a step spent waiting for the slowest one."""
-        return sum(phase.waiting for phase in self.phases) / self.seconds
+        return 0.0 if self.overlap else sum(phase.waiting for phase in self.phases) / self.seconds
 
     @property
     def fullest(self) -> Phase:
@@ -197,8 +214,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
     return values | {"seconds": plan.seconds, "waiting": plan.waiting, "fits": not plan.faults}
 
 
-def plan_text(plan: Plan) -> str:
-    """The whole plan as text."""
+def plan_text(plan: Plan, beside: str = "") -> str:
+    """The whole plan as text; ``beside`` compares an overlapped step with the synchronous one."""
     layout = [
         f"node {line.node} device {line.device}: student {line.student} | teacher {line.teacher} | {line.rollout}"
         for line in plan.layout
@@ -213,11 +230,40 @@ def plan_text(plan: Plan) -> str:
         lines += (f"    {line}" for line in _items(phase.device))
     waiting = f"   {plan.waiting:.0%} of the GPUs' time waits in the rollout's tail" if plan.waiting >= 0.01 else ""
     lines.append(f"  {'whole step':<18}{plan.seconds:>27,.1f} s{waiting}")
+    if plan.overlap is not None:
+        lines += [*_overlap(plan.overlap), beside]
     lines += ["", "host memory of each machine, besides device memory", *_items(plan.host)]
     lines += [f"  {'together':<28}{_size(plan.host_bytes):>12}"]
     lines += ["", f"disk: {_size(plan.checkpoint.size)} per checkpoint ({plan.checkpoint.how})"]
     lines += ["", "assumed", *_indented(plan.assumptions)]
     return "\n".join(lines) + "\n"
+
+
+def _overlap(step: Overlapped) -> list[str]:
+    """The two halves of the step, and which of them waits."""
+    waits = max(0.0, step.seconds - step.training)
+    how = "weights change in mid-response" if step.in_flight else "a refit waits for the responses under way"
+    rows = {
+        "training": (
+            step.training,
+            step.training_gpus,
+            f"score, update, refit; then waits {waits:,.1f} s for responses",
+        ),
+        "rollout": (
+            step.rollout,
+            step.generation_gpus,
+            f"if it never waits; an engine is idle {step.idle:.0%} of a step",
+        ),
+    }
+    return [
+        "",
+        f"the halves of a step, side by side: responses up to {step.age} updates old, {how}",
+        *(
+            f"  {name:<18}{f'{gpus} GPUs':>26} {seconds:>10,.1f} s   {words}"
+            for name, (seconds, gpus, words) in rows.items()
+        ),
+        f"  a response comes from {step.policies:.2f} policies on average, from {step.most_policies} at most",
+    ]
 
 
 def _items(items: Iterable[Item]) -> list[str]:

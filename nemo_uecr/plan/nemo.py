@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from heapq import heapreplace
-from itertools import islice
 from statistics import NormalDist
-from typing import Any
 
-from nemo_uecr.config.load import changed, value_at
-from nemo_uecr.errors import ConfigError
-from nemo_uecr.nemo.layout import Job, job_of
-from nemo_uecr.nemo.recipe import lag_of, section_of
+from nemo_uecr.config.load import value_at
+from nemo_uecr.nemo.layout import Job
+from nemo_uecr.nemo.recipe import lag_of
 from nemo_uecr.plan import contents, shapes
-from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Phase, Plan
+from nemo_uecr.plan.contents import GIB, Device, Item, Lengths, Overlapped, Phase, Plan
 from nemo_uecr.plan.faults import job_faults, refuse
+from nemo_uecr.plan.overlap import STEPS, WARM_UP, Pace, overlapped
 from nemo_uecr.plan.shapes import BF16, FP32, Sharded
 
 # Time and memory that no formula gives, measured by others; tests/plan/test_published.py has their runs. Issues and
@@ -33,15 +31,17 @@ PROCESS_BYTES = 3 * GIB // 2  # per GPU process besides its tensors: CUDA contex
 VLLM_BYTES = 3 * GIB  # of vLLM besides weights and KV cache: 3.05 GiB measured for 8B on an H100 (vLLM issue 10511)
 VLLM_SHARED = 11 * GIB // 2  # of a sleeping engine of several ranks: 2.4 to 7.2 GiB with its process (issue 223)
 DEALS = 16  # random deals of a batch's responses to the engines, averaged for the slowest engine
-SUGGESTIONS = 3  # most changes suggested for a run that does not fit
 ABSENT = "-"  # in the layout, for a GPU without a model
 
 
 class Setting:
     """A job, its models split over their GPUs, and its device."""
 
-    def __init__(self, job: Job, device: Device, lengths: Lengths) -> None:
-        """Look up the models' sizes and split them; ConfigError if they cannot be placed as configured."""
+    def __init__(self, job: Job, device: Device, lengths: Lengths, *, stays: bool) -> None:
+        """Look up the models' sizes and split them; ConfigError if they cannot be placed as configured.
+
+        A teacher that ``stays`` shares the student's GPUs in every phase, and the student needs not leave for it.
+        """
         self.job, self.device, self.lengths = job, device, lengths
         self.responses, self.engine_ranks = job.responses, job.engine_ranks
         found = {key: shapes.shape_of(model.name, role=model.key) for key, model in job.models.items()}
@@ -56,12 +56,19 @@ class Setting:
         # None if the method reads no teacher; `beside` is the teacher if it shares the student's GPUs.
         self.teacher = None if scorer is None else Sharded(found[str(largest)], scorer.parallel, scorer.gpus)
         self.beside = None if job.section.dedicated_gpus else self.teacher
+        self.stays = stays and self.beside is not None
         # The GPUs of every phase except a dedicated teacher's, and the workers on them.
         shared = job.shares_gpus
+        # Whether the student leaves its GPUs while others work there: vLLM, or a teacher.
+        self.student_leaves = shared or (self.beside is not None and not self.stays)
         self.where = "every GPU" if shared and not job.section.dedicated_gpus else "student GPUs"
         self.generates = self.where if shared else "vLLM's GPUs"
         self.processes = [_workers(1 + shared + (0 if self.beside is None else self.turns))]
-        if self.beside is not None:
+        if self.beside is not None and self.stays:
+            self.processes.append(
+                Item("teacher that stays", self.beside.weight_bytes, "its weights, 2 bytes per parameter")
+            )
+        elif self.beside is not None:
             limit = next(iter(job.section.active_teachers.values())).offload_limit_mebi
             how = f"at most, offload_limit_mebi = {limit}{f' each of {self.turns}' if self.turns > 1 else ''}"
             self.processes.append(Item("teacher asleep", self.turns * limit * GIB // 1024, how))
@@ -81,22 +88,37 @@ class Setting:
         # On a rank of the pipeline stage with the most.
         self.optimizer_bytes = max(map(student.optimizer_bytes, range(student.parallel.pipeline)))
         self.reference = job.at("loss_fn.reference_policy_kl_penalty") > 0
+        #: What of the student stays on its GPUs between its updates.
+        self.kept = [] if self.student_leaves else [_optimizer(student, self.optimizer_bytes)]
         self.trained_tokens = job.student.microbatch_tokens("train")
+
+
+def teacher_stays(job: Job, device: Device, lengths: Lengths) -> bool:
+    """Whether the teacher stays on the student's GPUs: as `uecr.teacher.stays` says, and by default where it fits.
+
+    It can where vLLM has GPUs of its own, and fits where every phase does with its weights beside the student's.
+    """
+    stated = {section.stays for section in job.section.active_teachers.values()} - {None}
+    if stated:
+        return all(stated)
+    if job.shares_gpus or job.section.dedicated_gpus or not job.teachers or device.memory is None:
+        return False
+    setting = Setting(job, device, lengths, stays=True)
+    return all(phase.size <= device.offered for phase in (refit(setting), *scoring(setting), train(setting)))
 
 
 def nemo_plan(job: Job, device: Device, lengths: Lengths) -> Plan:
     """Plan a job on GPUs of this kind; ``lengths`` determine the times."""
-    setting = Setting(job, device, lengths)
+    setting = Setting(job, device, lengths, stays=teacher_stays(job, device, lengths))
     student, teacher = setting.student, setting.teacher
-    phases = [refit(setting), rollout(setting), *scoring(setting), train(setting)]
-    seconds = STEP_S + STEP_SHARE * sum(phase.seconds for phase in phases)
-    how = f"{STEP_S:g} s and {STEP_SHARE:.0%}: verification, the driver's data, metrics"
-    phases.append(Phase("between phases", setting.where, tuple(setting.processes), seconds, how))
+    phases = step_phases(setting)
     count = shapes.parameters(student.shape)
     title = f"{job.section.method.name}: student {job.student.name}"
     if teacher is not None:
         own = job.section.dedicated_gpus
         where = f"on {own} GPU{'s' if own > 1 else ''} of its own" if own else "on the same GPUs"
+        if setting.beside is not None and not job.shares_gpus:
+            where = "which stays on the student's GPUs" if setting.stays else "which takes turns with it"
         named = ", ".join(f"{key} {model.name}" for key, model in job.teachers.items())
         title = f"{title}, {named} {where}"
     return Plan(
@@ -111,7 +133,17 @@ def nemo_plan(job: Job, device: Device, lengths: Lengths) -> Plan:
         assumptions=_assumptions(setting),
         faults=tuple(_memory_faults(setting, phases)),
         mismatches=(),
+        overlap=overlap_of(setting, phases, age) if (age := lag_of(job.values)) else None,
     )
+
+
+def step_phases(setting: Setting) -> list[Phase]:
+    """The phases of a step in their order."""
+    phases = [refit(setting), rollout(setting), *scoring(setting), train(setting)]
+    overlapping = bool(lag_of(setting.job.values))  # then the driver's work is beside the rollout
+    seconds = STEP_S + STEP_SHARE * sum(phase.seconds for phase in phases if not overlapping or phase.name != "rollout")
+    how = f"{STEP_S:g} s and {STEP_SHARE:.0%}: verification, the driver's data, metrics"
+    return [*phases, Phase("between phases", setting.where, tuple(setting.processes), seconds, how)]
 
 
 # -- phases of a step ------------------------------------------------------------------------------------------------
@@ -121,16 +153,19 @@ def refit(setting: Setting) -> Phase:
     """The optimizer leaves, vLLM wakes, and every rank gathers the whole student, tensor by tensor."""
     student, device, vllm = setting.student, setting.device, setting.vllm_bytes
     table = BF16 * student.shape.vocabulary * student.shape.hidden
-    beside = [setting.vllm_weights] if setting.job.shares_gpus else []
+    shared = setting.job.shares_gpus
+    beside = [setting.vllm_weights] if shared else setting.kept
     items = (
         *setting.processes,
         _weights("student", student),
         *beside,
         Item("largest tensor on its way", table, "the embedding, gathered whole, 2 bytes per value"),
     )
-    moved, sent = setting.optimizer_bytes + student.weight_bytes + vllm, BF16 * shapes.parameters(student.shape)
+    moved = setting.optimizer_bytes + student.weight_bytes + vllm if shared else 0
+    sent = BF16 * shapes.parameters(student.shape)
     seconds = REFIT_S + moved / device.host_link + sent / REFIT_RATE
-    how = f"{_gib(moved)} over the host link, {_gib(sent)} through every rank, and {REFIT_S:g} s"
+    how = f"{_gib(sent)} through every rank, and {REFIT_S:g} s"
+    how = f"{_gib(moved)} over the host link, {how}" if moved else how
     return Phase("refit", setting.where, items, seconds, how)
 
 
@@ -172,8 +207,48 @@ def rollout(setting: Setting) -> Phase:
         average += sum(ends) / engines / DEALS
     how = f"{each} responses per engine, {at_once} at once; {average:,.1f} s on the average one, which then waits"
     seconds = slowest + setting.device.forward_s(prefill, setting.student.gpus)
-    seconds += setting.vllm_bytes / setting.device.host_link
+    if setting.job.shares_gpus:
+        seconds += setting.vllm_bytes / setting.device.host_link
     return Phase("rollout", setting.generates, items, seconds, how, slowest - average)
+
+
+def overlap_of(setting: Setting, phases: Sequence[Phase], age: int) -> Overlapped:
+    """The step in which rollouts of up to ``age`` updates before go on while the student trains."""
+    job, lengths, prompt = setting.job, setting.lengths, setting.lengths.prompt
+    drawn = response_lengths(lengths, job.longest_response, setting.responses)
+    size = setting.responses // job.prompts
+
+    def batch(step: int) -> list[Sequence[float]]:
+        shuffled = random.Random(step).sample(drawn, len(drawn))
+        return [shuffled[first : first + size] for first in range(0, len(shuffled), size)]
+
+    def read(running: int) -> float:
+        shape = setting.student.shape
+        unread = 1.0 - shapes.chosen_share(shape, running) if shape.experts else 0.0
+        return setting.vllm_bytes - unread * setting.vllm_experts
+
+    one_token = shapes.forward_flops(setting.student.shape, 2 * prompt + lengths.response)
+    pace = Pace(
+        setting.device,
+        weights=read,
+        cached=setting.token_bytes,
+        flops=one_token / setting.engine_ranks,
+        more=DECODE_STEP + _network_s(setting),
+        prompt=prompt,
+        prefill=setting.device.forward_s(
+            prompt * shapes.forward_flops(setting.student.shape, prompt), setting.engine_ranks
+        ),
+        at_once=max(1, setting.cache_bytes // (setting.token_bytes * lengths.whole)),
+    )
+    in_flight = bool(job.at("grpo.async_grpo.in_flight_weight_updates"))
+    seconds = {phase.name: phase.seconds for phase in phases}
+    sent, training = seconds.pop("refit"), sum(seconds.values()) - seconds["rollout"]
+    run = partial(overlapped, pace, batch, engines=setting.engines, age=age, in_flight=in_flight)
+    found = run(training=training, refit=sent)
+    return Overlapped(
+        age, in_flight, job.student.gpus, job.generation_gpus, found.seconds, found.training,
+        run(training=0.0, refit=0.0).seconds, found.idle, found.policies, found.most_policies,
+    )  # fmt: skip
 
 
 @cache
@@ -228,6 +303,7 @@ def scoring(setting: Setting) -> list[Phase]:
     """
     job, student, teacher, scorer = setting.job, setting.student, setting.teacher, setting.scorer
     link, chunk, phases = setting.device.host_link, job.section.chunk_tokens, []
+    stages = range(student.parallel.pipeline)
     if teacher is not None and scorer is not None:
         whole = scorer.microbatch_tokens("logprob")
         tokens, flops, sizes = whole // teacher.parallel.context, _flops(setting, teacher), (setting.responses, whole)
@@ -236,10 +312,23 @@ def scoring(setting: Setting) -> list[Phase]:
         share = contents.forward_share(mixture=bool(teacher.shape.experts))
         seconds, more = _in_parallel(setting, teacher, setting.device.forward_s(flops, teacher.gpus, share), 1, *sizes)
         where, how, workers = "teacher GPUs", "the student's GPUs wait", [_workers(1)]
-        if setting.beside is not None:  # a frozen model is not copied back
-            seconds += teacher.weight_bytes / link
-            where, workers = setting.where, [one for one in setting.processes if one.name != "teacher asleep"]
-            how = f"{_gib(teacher.weight_bytes)} over the host link"
+        if setting.beside is not None:
+            own = ("teacher asleep", "teacher that stays")
+            where, workers = setting.where, [one for one in setting.processes if one.name not in own]
+            how = "it stays where it is"
+        if setting.stays:
+            workers += [
+                *setting.kept,
+                _weights("student", student),
+                _gradients(student, max(map(student.parameters, stages))),
+            ]
+        elif (
+            setting.beside is not None
+        ):  # a frozen model is not copied back; where vLLM is apart, the student leaves now
+            moved = teacher.weight_bytes
+            moved += 0 if job.shares_gpus else student.weight_bytes + setting.optimizer_bytes
+            seconds += moved / link
+            how = f"{_gib(moved)} over the host link"
         how = f"{_peta(flops)} on {teacher.gpus} GPUs at {share:.0%}{more}; {how}"
         items = (*workers, *_forward_items("teacher", teacher, tokens), held)
         phases.append(Phase("score teacher", where, items, seconds, how))
@@ -251,11 +340,14 @@ def scoring(setting: Setting) -> list[Phase]:
     if reference:
         logits = max(logits, student.reference_logits_bytes(tokens, chunk))
         how = "bfloat16 over all tokens, three float32 buffers of a chunk (reference)"
-    items = (*setting.processes, *_forward_items("student", student, tokens), Item("logits", logits, how))
+    items = (
+        *setting.processes, *setting.kept, *_forward_items("student", student, tokens), Item("logits", logits, how),
+    )  # fmt: skip
     share = contents.forward_share(mixture=bool(student.shape.experts))
     seconds, more = _in_parallel(setting, student, setting.device.forward_s(flops, student.gpus, share), 1, *sizes)
     how = f"{_peta(flops)} at {share:.0%}{more}"
-    phases.append(Phase("score student", setting.where, items, seconds + weights / link, how))
+    fetched = weights / link if setting.student_leaves else 0.0
+    phases.append(Phase("score student", setting.where, items, seconds + fetched, how))
     if reference:
         how = f"{_peta(flops)}; {_gib(2 * weights)} of weights swapped over the host link"
         phases.append(Phase("score reference", setting.where, items, seconds + 2 * weights / link, how))
@@ -278,7 +370,9 @@ def train(setting: Setting) -> Phase:
     steps = setting.responses // job.minibatch
     travelling = steps * max(map(student.reduced_bytes, range(student.parallel.pipeline)))
     link = device.peer_link if job.nodes == 1 else device.network
-    seconds = compute + travelling / link + setting.optimizer_bytes / device.host_link
+    seconds = compute + travelling / link
+    if setting.student_leaves:
+        seconds += setting.optimizer_bytes / device.host_link
     how = f"{_peta(flops)} at {share:.0%}, {steps} optimizer step{'s' if steps > 1 else ''}{more}"
     return Phase("train", setting.where, tuple(items), seconds, how)
 
@@ -329,8 +423,8 @@ def _train_items(setting: Setting, stage: int) -> list[Item]:
     return [
         *setting.processes,
         Item("student weights", BF16 * held, f"{held:,} parameters of stage {stage}, 2 bytes"),
-        Item("gradients", FP32 * held, "float32 buffer, 4 bytes per parameter, on every data-parallel rank"),
-        Item("optimizer", optimizer, f"10 bytes per parameter over {_over(student)} ranks"),
+        _gradients(student, held),
+        _optimizer(student, optimizer),
         Item("activations", kept, how),
         *_routes(student, tokens),
         *(_gathered(student, tokens) if last else []),
@@ -345,6 +439,14 @@ def _forward_items(role: str, model: Sharded, tokens: int) -> list[Item]:
 
 def _weights(role: str, model: Sharded) -> Item:
     return Item(f"{role} weights", model.weight_bytes, f"{model.most_parameters:,} parameters, 2 bytes")
+
+
+def _gradients(model: Sharded, held: int) -> Item:
+    return Item("gradients", FP32 * held, "float32 buffer, 4 bytes per parameter, on every data-parallel rank")
+
+
+def _optimizer(model: Sharded, size: int) -> Item:
+    return Item("optimizer", size, f"10 bytes per parameter over {_over(model)} ranks")
 
 
 def _over(model: Sharded) -> str:
@@ -370,12 +472,14 @@ def _host(setting: Setting) -> Iterator[Item]:
     """Host memory of a node while everything except vLLM is offloaded."""
     student = setting.student
     ranks = min(student.gpus, setting.job.gpus_per_node)
-    yield Item("student weights", ranks * student.weight_bytes, f"{ranks} ranks, 2 bytes per parameter")
-    yield Item("optimizer", ranks * setting.optimizer_bytes, f"{ranks} ranks, 10 bytes per parameter, sharded")
-    yield Item("vLLM weights", ranks * setting.vllm_bytes, "copy of its sleep level 1")
+    if setting.student_leaves:
+        yield Item("student weights", ranks * student.weight_bytes, f"{ranks} ranks, 2 bytes per parameter")
+        yield Item("optimizer", ranks * setting.optimizer_bytes, f"{ranks} ranks, 10 bytes per parameter, sharded")
+    if setting.job.shares_gpus:
+        yield Item("vLLM weights", ranks * setting.vllm_bytes, "copy of its sleep level 1")
     if setting.reference:
         yield Item("reference weights", ranks * student.weight_bytes, "initial student, always in host memory")
-    if (teacher := setting.beside) is not None:
+    if (teacher := setting.beside) is not None and not setting.stays:
         held, several = setting.turns * ranks * teacher.weight_bytes, f"{setting.turns} x " * (setting.turns > 1)
         yield Item("teacher weights", held, f"{several}{ranks} ranks, 2 bytes per parameter")
     width = shapes.INT64 + 8 * FP32
@@ -484,16 +588,19 @@ def _assumptions(setting: Setting) -> tuple[str, ...]:
         f"{device.network / 1e9:.0f} GB/s between nodes",
         f"{contents.REACHED}, with {DECODE_STEP * 1e3:g} ms per decoding step besides",
         *_of_mixtures(setting),
-        *_of_async(job),
+        *_of_async(setting),
         f"besides tensors: {PROCESS_BYTES / GIB:.1f} GiB per worker process, "
         f"{VLLM_BYTES / GIB:.0f} GiB for vLLM's activations and graphs",
         "not counted: start-up, checkpoints, evaluation, fragmentation",
     )
 
 
-def _of_async(job: Job) -> Iterator[str]:
-    if lag_of(job.values):
-        yield "a synchronous step; grpo.async_grpo lets rollout and training overlap, which is not planned"
+def _of_async(setting: Setting) -> Iterator[str]:
+    if lag_of(setting.job.values):
+        yield (
+            f"overlap: {STEPS} steps simulated, {WARM_UP} of them not counted; whole batches train, an engine pauses "
+            "for a refit, responses are dealt to the engines in turn; rewards take no time"
+        )
 
 
 def _of_mixtures(setting: Setting) -> Iterator[str]:
@@ -535,50 +642,3 @@ def cache_faults(key: str, share: float, longest: int, tokens: int) -> Iterator[
             f"{key}={share:g}: vLLM's KV cache does not hold one sequence of {longest} tokens; raise it, or shorten "
             "the responses"
         )
-
-
-# -- the same run laid out otherwise ---------------------------------------------------------------------------------
-
-
-def what_fits(job: Job, device: Device, lengths: Lengths) -> list[str]:
-    """Single changes with which the run fits, as typed, gentlest first."""
-
-    def fits(changes: Mapping[str, Any]) -> bool:
-        try:
-            return not nemo_plan(job_with(job, changes), device, lengths).misfits
-        except ConfigError:
-            return False
-
-    return [" ".join(contents.typed(changes)) for changes in islice(filter(fits, _single_changes(job)), SUGGESTIONS)]
-
-
-def job_with(job: Job, changes: Mapping[str, Any]) -> Job:
-    """The job with other values in its recipe."""
-    values = changed(job.values, changes)
-    return job_of(values, section_of(values))
-
-
-def _single_changes(job: Job) -> Iterator[dict[str, Any]]:
-    """Changes to try, of one key each; tensor ranks bring sequence parallelism."""
-    yield {"policy.megatron_cfg.activation_checkpointing": True}
-    if job.at("policy.sequence_packing.enabled"):
-        least = job.student.packed(job.longest)
-        for kind in ("train", "logprob"):
-            yield {f"policy.sequence_packing.{kind}_mb_tokens": least}
-    else:
-        yield {"policy.train_micro_batch_size": 1}
-        yield {"policy.logprob_batch_size": 1}
-    yield {"policy.logprob_chunk_size": 512}
-    yield {"uecr.chunk_tokens": 512}
-    vllm, share = "policy.generation.vllm_cfg", job.at("policy.generation.vllm_cfg.gpu_memory_utilization")
-    for other in sorted((0.4, 0.5, 0.6, 0.7, 0.8, 0.9), key=lambda each: abs(each - share)):
-        yield {f"{vllm}.gpu_memory_utilization": other}
-    for size in (2, 4, 8):
-        for key in ("policy", *(["uecr.teacher"] if "teacher" in job.teachers else [])):
-            ranks = f"{key}.megatron_cfg"
-            yield {f"{ranks}.tensor_model_parallel_size": size, f"{ranks}.sequence_parallel": True}
-        yield {f"{vllm}.tensor_parallel_size": size}
-    for size in (2, 4, 8):
-        yield {"policy.megatron_cfg.pipeline_model_parallel_size": size}
-        yield {"policy.megatron_cfg.context_parallel_size": size}
-        yield {"cluster.num_nodes": size * job.nodes}

@@ -21,7 +21,7 @@ STEPS, WARM_UP = 16, 6  # simulated, and the first of them, which are not counte
 
 @dataclass(frozen=True)
 class Pace:
-    """What an engine's decoding step takes: it reads the weights and the cache of the running responses, or computes."""
+    """A decoding step of an engine: it reads the weights and the cache of the running responses, or computes."""
 
     device: Device
     weights: Callable[[int], float]  # bytes that so many running responses read
@@ -118,7 +118,9 @@ class _Loop:
     ) -> None:
         self.fleet = [_Engine(pace) for _ in range(engines)]
         self.batches = [batch(step) for step in range(STEPS + age + 1)]
-        self.left = {(step, place): len(own) for step, all_ in enumerate(self.batches) for place, own in enumerate(all_)}
+        self.left = {
+            (step, place): len(own) for step, all_ in enumerate(self.batches) for place, own in enumerate(all_)
+        }
         self.missing = [len(groups) for groups in self.batches]  # groups that are not whole
         self.age, self.refit, self.slots = age, refit, age * self.missing[0]
         self.due: deque[Group] = deque()  # groups that may begin

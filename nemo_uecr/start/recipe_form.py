@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nemo_uecr.config.load import value_at
-from nemo_uecr.config.recipes import Recipe
+from nemo_uecr.config.recipes import Recipe, load_recipe
 from nemo_uecr.data.manifest import chosen_problems
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.generation.models import MIXTURES, config_values, untried_mixture
 from nemo_uecr.nemo import rules
 from nemo_uecr.nemo.layout import Job, Model, job_of
 from nemo_uecr.nemo.recipe import SYNCHRONOUS, section_of, view
+from nemo_uecr.plan.contents import ASSUMED, GIB
 from nemo_uecr.plan.faults import job_faults, refuse
-from nemo_uecr.plan.nemo import nemo_plan
+from nemo_uecr.plan.nemo import nemo_plan, teacher_stays
 from nemo_uecr.plan.shapes import ARCHITECTURES, ModelShape, known, shape_of
 from nemo_uecr.start import problem_sets
 from nemo_uecr.start.facts import LENGTHS, NemoRun, NemoRunWithProblems, size_of
 from nemo_uecr.start.job import Resources
+
+log = logging.getLogger(__name__)
 
 #: What the layout says where it could not look at every model.
 UNSEEN = "fits the GPUs; a model's folder is not here, or its kind unknown: what it can be split into is not checked"
@@ -68,6 +73,28 @@ def of_recipe(job: Job, *, ray_port: int, resources: Resources | None) -> NemoRu
         draws_ahead=None if settings.lag is None else SYNCHRONOUS,
         least_problems=job.prompts,
     )
+
+
+def settled_teachers(path: str, overrides: Sequence[str], gpu_memory: Callable[[], int | None]) -> list[str]:
+    """Overrides that say of the recipe's teachers whether they stay on the student's GPUs, where it leaves that open.
+
+    `plan`'s own rule, on GPUs of this machine's memory; where none is seen here, or a model is of unknown sizes, they
+    leave.
+    """
+    job = accepted(load_recipe(path, overrides))
+    teachers = job.section.active_teachers
+    if job.shares_gpus or job.section.dedicated_gpus or all(one.stays is not None for one in teachers.values()):
+        return []
+    memory, stays, why = gpu_memory(), False, "no GPU is seen here"
+    if memory is not None:
+        device = replace(ASSUMED, memory=memory)
+        try:
+            stays = teacher_stays(job, device, LENGTHS)
+            why = f"it {'fits' if stays else 'does not fit'} beside the student in {memory / GIB:.1f} GiB"
+        except ConfigError as error:
+            why = str(error)
+    log.info("the teacher %s the student's GPUs: %s", "stays on" if stays else "leaves", why)
+    return [f"++{job.teachers[name].key}.stays={str(stays).lower()}" for name in job.teachers]
 
 
 def layout(job: Job, *, with_models: bool) -> str:

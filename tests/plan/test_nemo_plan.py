@@ -193,7 +193,9 @@ def test_a_rollout_waits_for_its_slowest_engine() -> None:
         "policy.train_global_batch_size=128",
         "policy.generation.max_new_tokens=600",
     )
-    settings = (Setting(nemo(*changes), GPUS["h100"], Lengths(100, 200, sigma)) for sigma in (0.0, 0.3, 0.6))
+    settings = (
+        Setting(nemo(*changes), GPUS["h100"], Lengths(100, 200, sigma), stays=False) for sigma in (0.0, 0.3, 0.6)
+    )
     equal, spread, wide = map(rollout, settings)  # of 128 responses on 8 engines
     assert equal.waiting == pytest.approx(0, abs=1e-9)
     assert 0 < spread.waiting < wide.waiting
