@@ -105,7 +105,7 @@ def read_run(config: str, overrides: Sequence[str]) -> Config | Job:
     return load_config(config, overrides).config
 
 
-def _fit_split(config: str, run: Job, gpu: Device, lengths: Lengths, json: Path | None) -> None:
+def _fit_split(config: str, run: Job, size: float, gpu: Device, lengths: Lengths, json: Path | None) -> None:
     """Print every split of a recipe's GPUs between rollout and training, and the fastest that fits."""
     from nemo_uecr.nemo.recipe import lag_of
     from nemo_uecr.plan.advice import fastest, splits, splits_text
@@ -113,7 +113,8 @@ def _fit_split(config: str, run: Job, gpu: Device, lengths: Lengths, json: Path 
 
     if not lag_of(run.values):
         raise ConfigError(
-            f"--fit: {config} is a recipe of NeMo-RL's in which rollout and training take turns; plan lists what fits"
+            f"--fit: {config} is a recipe of NeMo-RL's in which rollout and training take turns; "
+            f"plan --memory {size:g} lists what fits"
         )
     tried = splits(run, gpu, lengths)
     say(splits_text(tried, gpu))
@@ -144,7 +145,7 @@ def _fit(
         raise ConfigError(f"--fit {size:g} plans for a GPU: leave out --memory and --device cpu, set device=cuda")
     gpu = gpu_of_size(size, GPUS[device] if device else None)
     if not isinstance(run, Config):
-        return _fit_split(config, run, gpu, lengths, json)
+        return _fit_split(config, run, size, gpu, lengths, json)
     tried = attempts_to_fit(lambda more: load_config(config, [*overrides, *more]).config, gpu, lengths, sizes=sizes)
     refuse(tried[0].plan.mismatches)  # which no change cures
     say(fit_text(tried, ["nemo-uecr", "train", config, *overrides]))
