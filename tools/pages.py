@@ -159,6 +159,7 @@ _PRESENCE = {
     "advantage": "The final token advantage, and PUU's components if the method has them.",
     "policy": "The policy update. `policy/ref_kl` only if the reference KL has a weight.",
     "response": "Lengths and truncation.",
+    "turns": "Only where an environment answers the student; `turns/first_gap_mean` in a step with a second turn.",
     "count": "Batch facts; `nemo-uecr audit batch` checks that they agree.",
     "teacher": "Only for methods that read the teacher; `teacher/entropy_*` if the method reads its entropy.",
     "ecr": "Only for methods with token credit.",

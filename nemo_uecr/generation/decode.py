@@ -55,17 +55,21 @@ def decode(
     seeds: Sequence[int],
     decoding: Decoding,
     mode: Mode | None = None,
+    *,
+    limits: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """One response for each prompt, up to where it is finished or has ``decoding.max_tokens``.
+    """One response for each prompt, up to where it is finished or has the tokens of its limit.
 
-    Every response has a random stream of its own: the rest of the batch affects it only by rounding. Equal
-    prompts are read once. ``mode`` is for measurements and tests; None takes what suits the model and its device.
+    ``limits`` are the rows' own, none above ``decoding.max_tokens``; None: that is every row's. Every response has a
+    random stream of its own: the rest of the batch affects it only by rounding. Equal prompts are read once. ``mode``
+    is for measurements and tests; None takes what suits the model and its device.
     Returns token ids with the end token; the last is `NOT_FINITE` where the logits were not.
     """
     check_cache(module)
     batch = _Batch(module, prompts, seeds, decoding, mode)
     responses: list[list[int]] = [[] for _ in prompts]
     growing: list[list[int] | None] = [*responses]
+    most = list(limits or [decoding.max_tokens] * len(prompts))
     drawn_BT = batch.drawn_BT[:, :1]
     while True:
         for row, (response, drawn) in enumerate(zip(growing, drawn_BT.tolist(), strict=True)):
@@ -73,7 +77,7 @@ def decode(
                 continue
             for token in drawn:
                 response.append(token)
-                if token == NOT_FINITE or tokens.finished(response, decoding.stop):
+                if token == NOT_FINITE or tokens.finished(response, decoding.stop) or len(response) == most[row]:
                     growing[row] = None
                     break
         going = [row for row, response in enumerate(growing) if response is not None]
@@ -81,7 +85,7 @@ def decode(
         if not going or not count:
             return responses
         if batch.should_change(len(going), count):
-            growing = [growing[row] for row in going]
+            growing, most = [growing[row] for row in going], [most[row] for row in going]
             batch.keep(going)
         drawn_BT = batch.draw(count)
 

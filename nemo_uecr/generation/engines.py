@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from itertools import takewhile
@@ -48,10 +48,30 @@ class Request:
 
 @dataclass(frozen=True)
 class Generation:
-    """Sampled token ids, with the end token or the one that completes a stop string where there is one."""
+    """Token ids of a response, with the end token or the one that completes a stop string where there is one.
+
+    Of several turns it has what was observed between them, too.
+    """
 
     token_ids: tuple[int, ...]
     truncated: bool
+    turns: tuple[tuple[int, int], ...] = field(default=(), kw_only=True)  # where each begins and ends; empty: one turn
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """Where each run of sampled tokens begins and ends."""
+        return self.turns or ((0, len(self.token_ids)),)
+
+    @property
+    def sampled_ids(self) -> tuple[int, ...]:
+        """The token ids without what was observed."""
+        return tuple(token for start, end in self.spans for token in self.token_ids[start:end])
+
+    @property
+    def last_turn(self) -> tuple[int, ...]:
+        """The token ids of the last turn."""
+        start, end = self.spans[-1]
+        return self.token_ids[start:end]
 
 
 @dataclass(frozen=True)
@@ -369,13 +389,15 @@ class TransformersEngine:
         check_cache(self._module)
         self._tokens, self._columns = tokens, int(module.config.get_text_config().vocab_size)
 
-    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
-        """One generation per request, in order."""
+    def generate(
+        self, requests: Sequence[Request], decoding: Decoding, limits: Sequence[int] | None = None
+    ) -> list[Generation]:
+        """One generation per request, in order; ``limits`` as those of `decode`."""
         from nemo_uecr.generation.decode import NOT_FINITE, decode
 
         prompts, seeds = [request.prompt_ids for request in requests], [request.seed for request in requests]
         models.check_ids(prompts, self._columns, self._tokens.tokenizer, "the model")
-        rows = decode(self._module, self._tokens, prompts, seeds, decoding)
+        rows = decode(self._module, self._tokens, prompts, seeds, decoding, limits=limits)
         if any(ids[-1] == NOT_FINITE for ids in rows):
             raise DataError("the model gives logits that are not finite; its weights or its config.json are damaged")
         return [Generation(tuple(ids), not self._tokens.finished(ids, decoding.stop)) for ids in rows]
@@ -439,9 +461,11 @@ class VllmEngine:
 
             self._lora = LoRARequest("trained", 1, str(Path(model).resolve()))
 
-    def generate(self, requests: Sequence[Request], decoding: Decoding) -> list[Generation]:
+    def generate(
+        self, requests: Sequence[Request], decoding: Decoding, limits: Sequence[int] | None = None
+    ) -> list[Generation]:
         """One generation per request, in order; vLLM batches them as it likes."""
-        return generate_with(self._engine, requests, decoding, self._end_ids, lora=self._lora)
+        return generate_with(self._engine, requests, decoding, self._end_ids, limits, lora=self._lora)
 
 
 Engine = TransformersEngine | VllmEngine
@@ -450,24 +474,37 @@ ENGINES: dict[str, type[Engine]] = {"transformers": TransformersEngine, "vllm": 
 
 
 def generate_with(
-    engine: Any, requests: Sequence[Request], decoding: Decoding, end_ids: frozenset[int], *, lora: Any
+    engine: Any,
+    requests: Sequence[Request],
+    decoding: Decoding,
+    end_ids: frozenset[int],
+    limits: Sequence[int] | None = None,
+    *,
+    lora: Any,
 ) -> list[Generation]:
     """One generation per request, in order, by a running engine: vLLM's ``LLM``, in this process or in a worker."""
-    parameters = sampling_parameters([request.seed for request in requests], decoding, end_ids)
+    parameters = sampling_parameters([request.seed for request in requests], decoding, end_ids, limits)
     prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
     outputs = engine.generate(prompts, parameters, use_tqdm=False, lora_request=lora)
     return [generation_of(each.outputs[0], end_ids) for each in outputs]
 
 
 def sampling_parameters(
-    seeds: Sequence[int], decoding: Decoding, end_ids: frozenset[int], *, logprobs: int | None = None
+    seeds: Sequence[int],
+    decoding: Decoding,
+    end_ids: frozenset[int],
+    limits: Sequence[int] | None = None,
+    *,
+    logprobs: int | None = None,
 ) -> list[Any]:
     """Parameters of vLLM for one response per seed; ``logprobs`` 0 asks for those of the sampled tokens."""
     from vllm import SamplingParams
 
     ends = {"stop": list(decoding.stop), "detokenize": bool(decoding.stop), "stop_token_ids": sorted(end_ids)}
     shared = asdict(decoding) | ends | {"logprobs": logprobs, "skip_special_tokens": False}  # `stop` may be one
-    return [SamplingParams(**shared, seed=seed % 2**31) for seed in seeds]  # vLLM's CPU build keeps seeds in 32 bits
+    own = [{"max_tokens": limit} for limit in limits or [decoding.max_tokens] * len(seeds)]
+    # vLLM's CPU build keeps seeds in 32 bits.
+    return [SamplingParams(**shared | each, seed=seed % 2**31) for each, seed in zip(own, seeds, strict=True)]
 
 
 def generation_of(output: Any, end_ids: frozenset[int]) -> Generation:

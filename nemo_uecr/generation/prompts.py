@@ -46,6 +46,7 @@ class ChatSettings:
     thinking: bool  # handed to the chat template
     chat_template_kwargs: Mapping[str, Argument] = field(default_factory=dict)  # handed to it as well
     prompt_date: str | None = None  # what it takes for today
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas of what the student may call, handed to it as well
 
     def __str__(self) -> str:
         more = "".join(f", {name} {value!r}" for name, value in self.chat_template_kwargs.items())
@@ -54,23 +55,37 @@ class ChatSettings:
 
     def recorded(self) -> dict[str, Any]:
         """For a record; what is not set is left out, as by versions that did not know it."""
-        return {name: value for name, value in asdict(self).items() if name == "system" or value not in ({}, None)}
+        return {name: value for name, value in asdict(self).items() if name == "system" or value not in ({}, None, ())}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the chat template is handed besides the turns, for a text that ends where the student begins."""
+        tools = {"tools": list(self.tools)} if self.tools else {}
+        given = {"add_generation_prompt": True, "enable_thinking": self.thinking}
+        return given | dict(self.chat_template_kwargs) | tools
 
     @classmethod
-    def of(cls, data: Mapping[str, Any]) -> ChatSettings:
-        """Those of a configuration's section `data`; a recipe's, and one of an earlier run, has fewer keys."""
-        more = data.get("chat_template_kwargs", {}), data.get("prompt_date")
+    def of(cls, data: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> ChatSettings:
+        """Those of a configuration's section `data`; a recipe's, and one of an earlier run, has fewer keys.
+
+        ``tools`` are the environment's.
+        """
+        more = data.get("chat_template_kwargs", {}), data.get("prompt_date"), tuple(tools)
         return cls(data["prompt_template"], data.get("system_prompt"), data["enable_thinking"], *more)
 
 
 def fitting_prompts(
-    tokenizer: Any, problems: Sequence[Problem], data: DataConfig | RecipeDataConfig, benchmark: str = ""
+    tokenizer: Any,
+    problems: Sequence[Problem],
+    data: DataConfig | RecipeDataConfig,
+    benchmark: str = "",
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> dict[int, list[int]]:
-    """Token ids, by place, of the problems' prompts that are not too long.
+    """Token ids, by place, of the problems' prompts that are not too long, with the environment's ``tools``.
 
     A ``benchmark`` with a prompt that is too long is refused.
     """
-    chat = ChatSettings.of(data.model_dump())
+    chat = ChatSettings.of(data.model_dump(), tools)
     check_questions(tokenizer, problems, chat, benchmark or "data.train")
     encoded = {place: prompt_of(tokenizer, each, chat) for place, each in enumerate(problems)}
     kept = {place: ids for place, ids in encoded.items() if len(ids) <= data.max_prompt_tokens}
@@ -102,6 +117,11 @@ def check_template(tokenizer: Any, chat: ChatSettings) -> None:
         raise DataError(
             f"data.chat_template_kwargs: the model's chat template {'reads no' if text else 'is missing, and so is'} "
             f"{', '.join(unread)}; expected names that stand in its chat_template.jinja"
+        )
+    if chat.tools and not re.search(r"\btools\b", text):
+        raise DataError(
+            f"environment.call: the model's chat template {'reads no tools' if text else 'is missing'}; expected one "
+            "that shows them to the student, or a class with step(text)"
         )
     if "strftime_now" not in text:
         return
@@ -188,12 +208,11 @@ def rendered(tokenizer: Any, turn: str, chat: ChatSettings, context: Sequence[Ma
     A template that drops a turn is refused. It may edit one, as SmolLM3's takes `/no_think` out, and past answers.
     """
     turns = [*turns_before(chat.system, context), {"role": "user", "content": turn}]
-    options = {"add_generation_prompt": True, "enable_thinking": chat.thinking, **chat.chat_template_kwargs}
-    text = apply_template(tokenizer, turns, options, date=chat.prompt_date)
+    text = apply_template(tokenizer, turns, chat.options, date=chat.prompt_date)
     for place, each in enumerate(turns):
         if each["role"] in ("system", "user") and each["content"].strip() not in text:
             tried = [*turns[:place], {**each, "content": PROBE}, *turns[place + 1 :]]
-            if PROBE not in apply_template(tokenizer, tried, options, date=chat.prompt_date):
+            if PROBE not in apply_template(tokenizer, tried, chat.options, date=chat.prompt_date):
                 what = "leave the system prompt out" if each["role"] == "system" else "take the model's own release"
                 raise DataError(
                     f"the model's chat template drops the {each['role']} turn {each['content'][:60]!r}: {what}, or "
@@ -203,7 +222,7 @@ def rendered(tokenizer: Any, turn: str, chat: ChatSettings, context: Sequence[Ma
 
 
 def apply_template(
-    tokenizer: Any, turns: Sequence[Mapping[str, str]], options: Mapping[str, Argument], *, date: str | None
+    tokenizer: Any, turns: Sequence[Mapping[str, Any]], options: Mapping[str, Any], *, date: str | None
 ) -> str:
     """The text that the model's chat template makes of turns, on that ``date``; None: today."""
     template = None if date is None else dated(tokenizer.get_chat_template(), date)

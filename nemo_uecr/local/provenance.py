@@ -24,8 +24,9 @@ from nemo_uecr.data.manifest import KEPT
 from nemo_uecr.data.manifest import MANIFEST as DATA_MANIFEST
 from nemo_uecr.data.problems import rows_sha256
 from nemo_uecr.data.sources import Role, find_source
-from nemo_uecr.errors import CheckpointError, DataError, RunFolderError
+from nemo_uecr.errors import CheckpointError, ConfigError, DataError, RunFolderError
 from nemo_uecr.files import describe_file, digest_of, file_fault, file_sha256, read_object, replace_file
+from nemo_uecr.generation.environments import tools_of
 from nemo_uecr.generation.models import load_tokenizer
 from nemo_uecr.generation.prompts import prompts_sha256
 from nemo_uecr.generation.trained import MANIFEST, PROVENANCE, compare_manifest, model_files
@@ -119,8 +120,8 @@ def input_hashes(config: Config) -> dict[str, str]:
     """sha256 of every input file that is on this machine.
 
     Names are `train`, `train/manifest.json`, `train/rows` (what a reader of the user's yields), `benchmark NAME`,
-    `reward NAME`, and `student/FILE`, `teacher/FILE` or `teachers.NAME/FILE` for each file of a model: weights,
-    configuration, tokenizer, chat template.
+    `reward NAME`, `environment`, and `student/FILE`, `teacher/FILE` or `teachers.NAME/FILE` for each file of a model:
+    weights, configuration, tokenizer, chat template.
     """
     train = Path(locate_path(config.data.train))
     train = train / KEPT if (train / DATA_MANIFEST).is_file() else train
@@ -130,6 +131,7 @@ def input_hashes(config: Config) -> dict[str, str]:
         files |= _source_files(name, given, "test")
     readers = {name: given for name, given in ({"train": str(train)} | benchmarks).items() if door.is_own(given)}
     files |= {f"reward {each.label}": Path(each.path) for each in config.reward if isinstance(each, CallReward)}
+    files |= {"environment": Path(config.environment.path)} if config.environment else {}
     models = {"student": config.student.model_name} | teacher_models(config)
     for role, model in models.items():
         files |= model_files(role, locate_path(model))
@@ -150,8 +152,8 @@ def _prompt_hashes_here(config: Config) -> dict[str, str]:
     """The same as they would be now; none where tokenizer or problems are not on this machine."""
     try:
         tokenizer = load_tokenizer(locate_path(config.student.model_name), local_files_only=True)
-        return prompt_hashes(*encoded_problems(config, tokenizer, locate_path))
-    except DataError:
+        return prompt_hashes(*encoded_problems(config, tokenizer, locate_path, tools_of(config.environment)))
+    except (ConfigError, DataError):
         return {}
 
 

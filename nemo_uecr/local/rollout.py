@@ -8,10 +8,10 @@ Shape legend: B = responses.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -31,20 +31,32 @@ from nemo_uecr.verifier.rewards import Outcome, Sample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: One response for each prompt: prompts, seeds, how to draw.
-Sampler = Callable[[Sequence[Prompt], Sequence[int], Decoding], list[Response]]
+
+class Sampler(Protocol):
+    """One response for each prompt, its draws fixed by its seed; ``limits`` as those of `decode`."""
+
+    def __call__(
+        self, prompts: Sequence[Prompt], seeds: Sequence[int], decoding: Decoding, limits: Sequence[int] | None = None
+    ) -> list[Response]:
+        """Draw them."""
 
 
 def draw(
-    model: TokenModel, prompts: Sequence[Prompt], seeds: Sequence[int], decoding: Decoding, *, microbatch: int
+    model: TokenModel,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int],
+    decoding: Decoding,
+    limits: Sequence[int] | None = None,
+    *,
+    microbatch: int,
 ) -> list[Response]:
-    """One response for each prompt, its draws fixed by its seed; ``microbatch`` are sampled at once."""
+    """What a `Sampler` returns; ``microbatch`` are sampled at once."""
     responses: list[Response] = []
     for start in range(0, len(prompts), microbatch):
         rows = slice(start, start + microbatch)
         with model.forward_context(keep_casts=True):
             chunk = [prompt.token_ids for prompt in prompts[rows]]
-            drawn = decode(model.module, model.tokens, chunk, seeds[rows], decoding)
+            drawn = decode(model.module, model.tokens, chunk, seeds[rows], decoding, limits=limits and limits[rows])
         for ids in drawn:
             finite = ids[-1] != NOT_FINITE
             if not finite:
@@ -79,23 +91,25 @@ def check_drawn(responses: Sequence[Response], names: Sequence[str], model: Toke
 
 
 def samples_of(step: int, sequences: Sequences, config: Config, tokens: ModelTokens) -> list[Sample]:
-    """What the rewards read of each response."""
+    """What the rewards read of each response; of several turns, the text is that of the last."""
     data, skip = config.data, config.rollout.skip_special_tokens
-    whole = [tokens.whole_text(response.token_ids) for response in sequences.responses]
+    whole = [tokens.whole_text(response.last_turn) for response in sequences.responses]
     names = sample_ids(step, [prompt.problem.id for prompt in sequences.prompts])
     return [
         Sample(
             id=name,
             prompt=prompt.problem.turn(data.prompt_template),
-            text=response.text if skip else text,
+            text=tokens.text(response.last_turn) if skip else text,
             whole=text,
-            token_ids=response.token_ids,
+            token_ids=response.sampled_ids,
             answer=prompt.problem.answer,
             columns=prompt.problem.columns,
             dataset=data.train,
-            thinking=tokens.opens_thought(prompt.token_ids),
+            thinking=tokens.opens_thought(prompt.token_ids + response.token_ids[: response.spans[-1][0]]),
             before=tuple(turns_before(data.system_prompt, prompt.problem.context)),
-            skipped=tokens.special_inside(response.token_ids) if skip else (),
+            skipped=tokens.special_inside(response.last_turn) if skip else (),
+            turns=response.messages,
+            episode=None if response.episode is None else response.episode.outcome,
         )
         for name, prompt, response, text in zip(names, sequences.prompts, sequences.responses, whole, strict=True)
     ]

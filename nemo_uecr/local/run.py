@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,10 +17,13 @@ from nemo_uecr.config.load import flat_values
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.generation.adapter import add_adapter, freeze_routers, load_adapter
+from nemo_uecr.generation.conversation import Dialogue
 from nemo_uecr.generation.decode import check_cache
 from nemo_uecr.generation.engines import check_trainable, missing_end_token
+from nemo_uecr.generation.environments import Environment
 from nemo_uecr.local.ahead import load_ahead
 from nemo_uecr.local.checkpoint import Checkpoints, Position
+from nemo_uecr.local.episodes import dialogue_of
 from nemo_uecr.local.failure import FAILURE
 from nemo_uecr.local.memory import Placement, checkpointed_layers, is_offloaded, state_of
 from nemo_uecr.local.provenance import (
@@ -67,6 +71,7 @@ def train(
     origins: Mapping[str, str],
     stop: StopRequest,
     rewards: Rewards,
+    environment: Environment | None,
     warnings: Sequence[str],
 ) -> None:
     """Load a run that has been checked (`start`), and train to its last step; asked by ``stop`` it saves and raises.
@@ -80,9 +85,13 @@ def train(
     checkpoints = Checkpoints(folder / "checkpoints", config)
     position = _position(checkpoints, folder, resume=resume)
     saved = checkpoints.path(position.step) if position.step else None
-    models = load_models(config, saved)
-    prompts, benchmarks = readable_prompts(config, models)
-    rewards.check_columns(sorted({name for prompt in prompts for name in prompt.problem.columns}))
+    models = load_models(config, saved, () if environment is None else environment.describe())
+    dialogue = dialogue_of(config, environment, models.student.tokens)
+    prompts, benchmarks = readable_prompts(config, models, dialogue)
+    columns = sorted({name for prompt in prompts for name in prompt.problem.columns})
+    rewards.check_columns(columns)
+    if environment is not None:
+        environment.check_columns(columns)
     if config.rollout.lag:
         refuse_the_step(rewards.readers_of_the_step, "rollout.lag=0")
     # After loading: a model of the hub is then on this machine.
@@ -109,7 +118,7 @@ def train(
     Trainer(
         config, models=models, optimizer=optimizer, placement=placement, sample=sample, rewards=rewards,
         prompts=prompts, benchmarks=benchmarks, folder=folder, log=StepLog(folder, clients, progress),
-        checkpoints=checkpoints, position=position, ahead=ahead, stop=stop,
+        checkpoints=checkpoints, position=position, ahead=ahead, stop=stop, dialogue=dialogue,
     ).run()  # fmt: skip
 
 
@@ -143,8 +152,11 @@ def _drop_what_followed(folder: Path, position: Position) -> None:
         failure.rename(folder / f"{FAILURE}-{number}")
 
 
-def load_models(config: Config, checkpoint: Path | None) -> Models:
-    """The models that the run reads, the student as a checkpoint holds it where one is given."""
+def load_models(config: Config, checkpoint: Path | None, tools: Sequence[Mapping[str, Any]]) -> Models:
+    """The models that the run reads, the student as a checkpoint holds it where one is given.
+
+    ``tools`` of an environment are in the prompts of a teacher that has its own.
+    """
 
     def device(member: str) -> torch.device:
         return torch.device("cpu") if is_offloaded(config.offload, member) else _device(config.device)
@@ -162,7 +174,7 @@ def load_models(config: Config, checkpoint: Path | None) -> Models:
 
     if fault := missing_end_token(student.tokenizer, student.tokens.end_ids, config.rollout.stop):
         log.warning("student: %s", fault)
-    teachers = load_teachers(config, student, initial, device)
+    teachers = load_teachers(config, student, initial, device, tools)
     read = config.loss.reference_kl > 0 or "initial_logp" in config.method.reads
     return Models(student, teachers, initial() if read else None)
 
@@ -200,6 +212,8 @@ def sampler_of(
         *((p, config.evaluation.max_tokens) for p in benchmarks.values()),
     )
     longest = max(len(prompt.token_ids) + limit for drawn, limit in limits for prompt in drawn)
+    if config.environment is not None:  # which may show something below a question
+        longest = max(config.data.max_prompt_tokens + limit for _, limit in limits)
     initial = resolve_path(config.student.model_name)
     return VllmSampler(student, initial, config, device=_device(config.device), max_length=longest)
 
@@ -223,9 +237,12 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def readable_prompts(config: Config, models: Models) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
+def readable_prompts(
+    config: Config, models: Models, dialogue: Dialogue | None
+) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
     """Encoded training problems and those of each benchmark, which every model that is here can read."""
-    training, benchmarks = encoded_problems(config, models.student.tokenizer, resolve_path)
+    tools = () if dialogue is None else dialogue.chat.tools
+    training, benchmarks = encoded_problems(config, models.student.tokenizer, resolve_path, tools)
     check_context(training, models.student, "rollout.max_response_tokens", config.rollout.max_response_tokens)
     if models.teachers.by_name:
         models.teachers.check(training, config.rollout.max_response_tokens)

@@ -1,15 +1,15 @@
 """Prompts and responses as token ids, and as the right-padded micro-batches that every forward pass reads.
 
-Shape legend: B = responses, T = response tokens (padded), S = prompt and response tokens (padded), N = response tokens
+Shape legend: B = responses, T = response tokens (padded), S = prompt and response tokens (padded), N = sampled tokens
 of one micro-batch in a flat list, b = responses of a micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.data.problems import Problem, problems_of
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.engines import Generation
+from nemo_uecr.generation.environments import Episode
 from nemo_uecr.generation.models import check_ids
 from nemo_uecr.generation.prompts import ChatSettings, check_template, fitting_prompts
 
@@ -39,31 +40,46 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Response(Generation):
-    """A sampled response with its text, without special tokens."""
+    """A sampled response with the text of its sampled tokens, without special tokens."""
 
     text: str
     finite: bool = True  # False: the logits after its last token but one were not, and an end token stands for the last
+    engine_logp: tuple[float, ...] = ()  # of the sampled tokens at temperature 1 by the engine, nats; empty: not told
+    messages: tuple[Mapping[str, str], ...] = ()  # its turns and what was observed between them; empty: one turn
+    episode: Episode | None = None  # its game; None where there is no environment
 
 
 def encode_prompts(
-    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, data: DataConfig, benchmark: str = ""
+    problems: Sequence[Problem],
+    tokenizer: PreTrainedTokenizerBase,
+    data: DataConfig,
+    benchmark: str = "",
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[Prompt]:
-    """Encode every problem, training's or a benchmark's, through the chat template; without one as plain text."""
-    encoded = fitting_prompts(tokenizer, problems, data, benchmark)
+    """Encode every problem, training's or a benchmark's, through the chat template; without one as plain text.
+
+    ``tools`` are the environment's.
+    """
+    encoded = fitting_prompts(tokenizer, problems, data, benchmark, tools)
     return [Prompt(problems[place], tuple(ids)) for place, ids in encoded.items()]
 
 
 def encoded_problems(
-    config: Config, tokenizer: PreTrainedTokenizerBase, find: Callable[[str], str]
+    config: Config,
+    tokenizer: PreTrainedTokenizerBase,
+    find: Callable[[str], str],
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[list[Prompt], dict[str, list[Prompt]]]:
-    """Prompts of the training problems and of each benchmark; ``find`` makes a path of what a configuration names."""
+    """Prompts of the training problems and of each benchmark, with the environment's ``tools``.
+
+    ``find`` makes a path of what a configuration names.
+    """
     data = config.data
-    check_template(tokenizer, ChatSettings.of(data.model_dump()))
-    benchmarks = {
-        name: encode_prompts(problems_of(data, find(path), f"evaluation.benchmarks.{name}"), tokenizer, data, name)
-        for name, path in config.evaluation.benchmarks.items()
-    }
-    return encode_prompts(training_problems(data, find(data.train)), tokenizer, data), benchmarks
+    check_template(tokenizer, ChatSettings.of(data.model_dump(), tools))
+    read = {name: problems_of(data, find(path), f"evaluation.benchmarks.{name}")
+            for name, path in config.evaluation.benchmarks.items()}  # fmt: skip
+    benchmarks = {name: encode_prompts(problems, tokenizer, data, name, tools) for name, problems in read.items()}
+    return encode_prompts(training_problems(data, find(data.train)), tokenizer, data, "", tools), benchmarks
 
 
 def check_context(prompts: Sequence[Prompt], model: TokenModel, key: str, response: int) -> None:
@@ -87,8 +103,8 @@ class MicroBatch:
     """Rows of one forward pass."""
 
     ids_bS: Tensor  # right-padded prompt and response; no sampled token attends to the padding
-    position_N: Tensor  # index into the flattened [b * S] features from which each response token is predicted
-    target_N: Tensor  # the response tokens
+    position_N: Tensor  # index into the flattened [b * S] features from which each sampled token is predicted
+    target_N: Tensor  # the sampled tokens
     mask_bT: Tensor  # where each of them is in the [B, T] layout
 
 
@@ -118,15 +134,18 @@ class Sequences:
     @cached_property
     def mask_BT(self) -> Tensor:
         """True on sampled tokens."""
-        length_B = torch.tensor([len(response.token_ids) for response in self.responses])
-        return torch.arange(self.width).unsqueeze(0) < length_B.unsqueeze(1)
+        mask_BT = torch.zeros((len(self.responses), self.width), dtype=torch.bool)
+        for row, response in enumerate(self.responses):
+            for start, end in response.spans:
+                mask_BT[row, start:end] = True
+        return mask_BT
 
     def no_scores(self) -> Tensor:
         """[B, T] of NaN, so that a careless reader of what was not sampled is caught."""
         return torch.full((len(self.responses), self.width), torch.nan)
 
     def ends_BT(self, end_ids: Collection[int]) -> Tensor:
-        """True on the token that ends a response, by one of these ids."""
+        """True on the token that ends a response, or a turn of it, by one of these ids."""
         last_BT = self.mask_BT & ~self.mask_BT.roll(-1, dims=1)
         last_BT[:, -1] = self.mask_BT[:, -1]
         return last_BT & torch.isin(self.token_ids(), torch.tensor(sorted(end_ids)))
@@ -149,9 +168,9 @@ class Sequences:
         ids = [torch.tensor(prompt.token_ids + response.token_ids) for prompt, response in pairs]
         ids_bS = pad_sequence(ids, batch_first=True)
         starts = [row * ids_bS.shape[1] + len(prompt.token_ids) - 1 for row, (prompt, _) in enumerate(pairs)]
-        lengths = [len(response.token_ids) for _, response in pairs]
-        positions = [start + torch.arange(length) for start, length in zip(starts, lengths, strict=True)]
-        target_N = torch.tensor([token for _, response in pairs for token in response.token_ids])
+        spans = [(starts[row], span) for row, (_, response) in enumerate(pairs) for span in response.spans]
+        positions = [start + torch.arange(*span) for start, span in spans]
+        target_N = torch.tensor([token for _, response in pairs for token in response.sampled_ids])
         return MicroBatch(ids_bS, torch.cat(positions), target_N, self.mask_BT[rows])
 
 

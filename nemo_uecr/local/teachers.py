@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,10 +87,11 @@ class SelfTeacher(ModelTeacher):
     template: str
     data: DataConfig
     initial: bool
+    tools: Sequence[Mapping[str, Any]]  # the environment's
 
     def view(self, prompt: Prompt) -> Prompt:
         """The template filled with the problem's columns, rendered as the student's prompts are."""
-        text, chat = filled(self.template, prompt.problem), ChatSettings.of(self.data.model_dump())
+        text, chat = filled(self.template, prompt.problem), ChatSettings.of(self.data.model_dump(), self.tools)
         ids = prompt_ids(self.model.tokenizer, text, chat, prompt.problem.context)
         return replace(prompt, token_ids=tuple(ids))
 
@@ -120,7 +122,8 @@ class UrlTeacher:
         texts = {row: (sequences.prompts[row].token_ids, sequences.responses[row].token_ids) for row in rows}
         logp_BT, entropy_BT = sequences.no_scores(), sequences.no_scores()
         for row, scores_2t in self.server.score(texts).items():
-            logp_BT[row, : scores_2t.shape[1]], entropy_BT[row, : scores_2t.shape[1]] = scores_2t
+            kept_T = sequences.mask_BT[row]
+            logp_BT[row, kept_T], entropy_BT[row, kept_T] = scores_2t[:, kept_T[: scores_2t.shape[1]]]
         return TeacherScores(logp_BT, entropy_BT if entropy else None)
 
     def provenance(self, step: int) -> dict[str, str]:
@@ -202,11 +205,16 @@ class Teachers:
 
 
 def load_teachers(
-    config: Config, student: TokenModel, initial: Callable[[], TokenModel], device: Callable[[str], torch.device]
+    config: Config,
+    student: TokenModel,
+    initial: Callable[[], TokenModel],
+    device: Callable[[str], torch.device],
+    tools: Sequence[Mapping[str, Any]],
 ) -> Teachers:
     """The teachers that the method reads.
 
-    ``initial`` gives the student as it was before training, ``device`` where a member of `Placement` waits.
+    ``initial`` gives the student as it was before training, ``device`` where a member of `Placement` waits; ``tools``
+    are the environment's.
     """
     loaded: dict[object, Teacher] = {}
     by_name: dict[str, Teacher] = {}
@@ -218,7 +226,7 @@ def load_teachers(
             source = section.model_copy(update={"model_name": place})
         asked = None if isinstance(section, SelfTeacherConfig) else section.end_token
         if source not in loaded:
-            loaded[source], theirs = _load(config, student, initial, device, key, section)
+            loaded[source], theirs = _load(config, student, initial, device, tools, key, section)
             difference = difference_of_ends(student.tokenizer, ends, theirs)
             if difference and asked is None:
                 unreported_ends[name] = f"{key}: {difference}"
@@ -234,6 +242,7 @@ def _load(
     student: TokenModel,
     initial: Callable[[], TokenModel],
     device: Callable[[str], torch.device],
+    tools: Sequence[Mapping[str, Any]],
     key: str,
     section: OneTeacher,
 ) -> tuple[Teacher, frozenset[int]]:
@@ -257,4 +266,4 @@ def _load(
         server = TeacherServer(section, columns, len(tokens.tokenizer), config.tolerances.teacher_probe, first)
         return UrlTeacher(server), tokens.end_ids
     before = section.self == "initial"
-    return SelfTeacher(initial() if before else student, section.prompt_template, config.data, before), ends
+    return SelfTeacher(initial() if before else student, section.prompt_template, config.data, before, tools), ends

@@ -8,7 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,12 +19,15 @@ from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
 from nemo_uecr.core.methods import Advantages
-from nemo_uecr.evaluation.runner import judge_generations, pending_samples
+from nemo_uecr.evaluation.runner import judge_generations, name_of, pending_samples, shown
 from nemo_uecr.evaluation.samples import write_samples
+from nemo_uecr.generation.conversation import Dialogue
 from nemo_uecr.generation.engines import Decoding
+from nemo_uecr.generation.environments import episodes_of
 from nemo_uecr.generation.trained import MANIFEST
 from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.checkpoint import Checkpoints, Position
+from nemo_uecr.local.episodes import episode_metrics, judged_by, respond
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
 from nemo_uecr.local.probes import Comparison, Probe, TokenRanks
@@ -35,10 +38,17 @@ from nemo_uecr.local.sequences import Prompt, Sequences
 from nemo_uecr.local.teachers import Teachers
 from nemo_uecr.local.token_model import TokenModel
 from nemo_uecr.local.update import UpdateOutcome, check_ratios, update
-from nemo_uecr.local.vllm_sampler import VllmSampler
+from nemo_uecr.local.vllm_sampler import VllmSampler, rollout_gap
 from nemo_uecr.reproducible import derive
 from nemo_uecr.steps.draws import run_state
-from nemo_uecr.steps.metrics import Stopwatch, count_metrics, lag_metrics, ratio_metrics, scored_metrics
+from nemo_uecr.steps.metrics import (
+    Stopwatch,
+    count_metrics,
+    lag_metrics,
+    ratio_metrics,
+    scored_metrics,
+    turn_metrics,
+)
 from nemo_uecr.steps.routing import PolicyScores
 from nemo_uecr.steps.step_record import StepRecord, sample_ids, turn_labels
 from nemo_uecr.stopping import RunStopped, StopRequest
@@ -67,6 +77,7 @@ class Rollouts:
     rewards: Rewards  # judge them
     prompts: Sequence[Prompt]  # encoded training problems
     folder: Path  # run folder
+    dialogue: Dialogue | None = field(default=None, kw_only=True)  # holds them in turns; None: a response is one turn
 
     @property
     def decoding(self) -> Decoding:
@@ -88,7 +99,10 @@ class Rollouts:
         with watch.phase("rollout"):
             self.placement.move_to_device(*self._sampling)
             seeds = [derive(self.config.run.seed, "rollout", step, row) for row in range(len(prompts))]
-            responses = self.sample(prompts, seeds, self.decoding)
+            problems = [prompt.problem for prompt in prompts]
+            names = sample_ids(step, [problem.id for problem in problems])
+            episodes = episodes_of(names, problems, self.config.run.seed, step)
+            prompts, responses = respond(self.sample, prompts, seeds, self.decoding, self.dialogue, episodes)
         return Drawn(Sequences(prompts, responses), policy)
 
     def scored(
@@ -243,7 +257,7 @@ class Trainer(Rollouts):
                 batch = self.scored(step, self.ahead[step], watch, self.position.method_state, evidence)
             else:
                 batch = self.rollout(step, watch, self.position.method_state, evidence)
-                gap = self._rollout_gap(batch.record.student)
+                gap = self._rollout_gap(batch.sequences, batch.record.student)
             with watch.phase("advantage"):
                 advantages = compute(method, batch.record.scored)
                 residuals = check_identities(method, batch.record.scored, advantages, config.tolerances.model_dump())
@@ -276,15 +290,16 @@ class Trainer(Rollouts):
             check_drawn(drawn.sequences.responses, names, self.models.student)
             with deterministic(self.config.train.deterministic):
                 scores = self._score_student(drawn.sequences, watch, ())
-            gap = self._rollout_gap(scores)
+            gap = self._rollout_gap(drawn.sequences, scores)
             self.ahead[later] = replace(drawn, logp_BT=scores.rollout_logp_BT)
         return gap
 
-    def _rollout_gap(self, student: PolicyScores) -> dict[str, float]:
-        """How far vLLM's log-probabilities of its last draw are from those of the student that it drew by."""
+    def _rollout_gap(self, sequences: Sequences, student: PolicyScores) -> dict[str, float]:
+        """How far vLLM's log-probabilities of what it drew are from those of the student that it drew by."""
         if not isinstance(self.sample, VllmSampler):
             return {}
-        return {"policy/rollout_gap": self.sample.gap(student.logp_BT, tolerance=self.config.tolerances.rollout_gap)}
+        most = self.config.tolerances.rollout_gap
+        return {"policy/rollout_gap": rollout_gap(sequences, student.logp_BT, tolerance=most)}
 
     def _save_batch(self, step: int, batch: StepBatch, advantages: Advantages) -> None:
         if not self._saves(step):
@@ -311,8 +326,14 @@ class Trainer(Rollouts):
         pending = pending_samples(problems, samples=settings.samples, seed=settings.seed)
         prompts = [Prompt(each.problem, each.request.prompt_ids) for each in pending]
         self.placement.move_to_device(*self._sampling)
-        responses = self.sample(prompts, [each.request.seed for each in pending], decoding)
-        rows, tokens = judge_generations(pending, responses, model.tokens, SHARED, checkpoint=step)
+        names, seeds = [name_of(each.key, step) for each in pending], [each.request.seed for each in pending]
+        episodes = episodes_of(names, [each.problem for each in pending], settings.seed)
+        prompts, responses = respond(self.sample, prompts, seeds, decoding, self.dialogue, episodes)
+        pending = [shown(each, prompt.problem, prompt.token_ids) for each, prompt in zip(pending, prompts, strict=True)]
+        rows, tokens = judge_generations(
+            pending, responses, model.tokens, SHARED, checkpoint=step,
+            episodes=() if self.dialogue is None else episodes, correct_at=judged_by(self.config),
+        )  # fmt: skip
         with evidence_of_failure(self.folder, step) as evidence:
             evidence.responses(rows, tokens)
             check_drawn(responses, rows["id"], model)
@@ -342,6 +363,7 @@ def step_metrics(
     metrics = {
         **scored_metrics(record, advantages, config.method, residuals),
         **component_metrics(batch.outcomes),
+        **({} if config.environment is None else turn_metrics(record.scored) | episode_metrics(batch.sequences)),
         **ratio_metrics(
             outcome.ratio_N, outcome.before_N, outcome.first_ratio_N, far=config.tolerances.first_ratio_p99, **clip
         ),

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,7 +22,8 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.generation.engines import Decoding, generation_of, sampling_parameters, start_vllm
 from nemo_uecr.generation.models import save_adapter
-from nemo_uecr.local.sequences import Prompt, Response
+from nemo_uecr.local.rollout import Sampler
+from nemo_uecr.local.sequences import Prompt, Response, Sequences
 from nemo_uecr.local.token_model import TokenModel
 
 
@@ -47,31 +50,42 @@ class VllmSampler:
             enable_sleep_mode=self._sleeps,
             logprobs_mode="raw_logprobs",
         )
-        self._logp: list[list[float]] = []
         self._sleep()
 
-    def __call__(self, prompts: Sequence[Prompt], seeds: Sequence[int], decoding: Decoding) -> list[Response]:
-        """One response for each prompt; arguments as those of `rollout.draw`."""
+    @contextmanager
+    def awake(self) -> Iterator[Sampler]:
+        """What draws from the student as it is now: its weights are handed over once for all draws of the block."""
         if self._sleeps:
             self._engine.wake_up(tags=["weights"])
         with tempfile.TemporaryDirectory() as folder:  # vLLM reads an adapter again when it generates
             adapter = self._hand_over(Path(folder))
             if self._sleeps:
                 self._engine.wake_up(tags=["kv_cache"])
-            outputs = self._engine.generate(
-                [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts],
-                sampling_parameters(seeds, decoding, self._student.tokens.end_ids, logprobs=0),
-                use_tqdm=False,
-                lora_request=adapter,
-            )
+            yield partial(self._draw, adapter)
         self._sleep()
-        self._logp, responses = [], []
+
+    def _draw(
+        self,
+        adapter: object,
+        prompts: Sequence[Prompt],
+        seeds: Sequence[int],
+        decoding: Decoding,
+        limits: Sequence[int] | None = None,
+    ) -> list[Response]:
+        tokens = self._student.tokens
+        outputs = self._engine.generate(
+            [{"prompt_token_ids": list(prompt.token_ids)} for prompt in prompts],
+            sampling_parameters(seeds, decoding, tokens.end_ids, limits, logprobs=0),
+            use_tqdm=False,
+            lora_request=adapter,
+        )
+        responses = []
         for output in outputs:
             drawn = output.outputs[0]
-            kept = generation_of(drawn, self._student.tokens.end_ids)
-            tokens = zip(kept.token_ids, drawn.logprobs, strict=False)
-            self._logp.append([logprobs[token].logprob for token, logprobs in tokens])
-            responses.append(Response(kept.token_ids, kept.truncated, self._student.tokens.text(kept.token_ids)))
+            kept = generation_of(drawn, tokens.end_ids)
+            places = zip(kept.token_ids, drawn.logprobs, strict=False)
+            logp = tuple(logprobs[token].logprob for token, logprobs in places)
+            responses.append(Response(kept.token_ids, kept.truncated, tokens.text(kept.token_ids), engine_logp=logp))
         return responses
 
     def _hand_over(self, folder: Path) -> object:
@@ -95,15 +109,15 @@ class VllmSampler:
         if self._sleeps:
             self._engine.sleep(level=1 if self._lora else 2)  # level 2 drops the weights; an adapter's base must stay
 
-    def gap(self, logp_BT: Tensor, *, tolerance: float) -> float:
-        """Mean |log pi - log pi_vLLM| of the last draw's tokens at temperature 1, nats; refused above ``tolerance``."""
-        ours_N = torch.cat([logp_BT[row, : len(theirs)] for row, theirs in enumerate(self._logp)])
-        theirs_N = torch.tensor([value for theirs in self._logp for value in theirs])
-        gap = float((ours_N.double() - theirs_N.double()).abs().mean())
-        if not gap <= tolerance:
-            raise InvariantError(
-                f"vLLM's log-probabilities are {gap:.3g} nats from the student's on average; expected at most "
-                f"tolerances.rollout_gap={tolerance:g}. It sampled with other weights than the student's: use the "
-                "vLLM release that docs/one-gpu.md names, or rollout.engine=transformers"
-            )
-        return gap
+
+def rollout_gap(sequences: Sequences, logp_BT: Tensor, *, tolerance: float) -> float:
+    """Mean |log pi - log pi_vLLM| of the sampled tokens at temperature 1, nats; refused above ``tolerance``."""
+    theirs_N = torch.tensor([logp for response in sequences.responses for logp in response.engine_logp])
+    gap = float((logp_BT[sequences.mask_BT].double() - theirs_N.double()).abs().mean())
+    if not gap <= tolerance:
+        raise InvariantError(
+            f"vLLM's log-probabilities are {gap:.3g} nats from the student's on average; expected at most "
+            f"tolerances.rollout_gap={tolerance:g}. It sampled with other weights than the student's: use the "
+            "vLLM release that docs/one-gpu.md names, or rollout.engine=transformers"
+        )
+    return gap

@@ -79,7 +79,7 @@ TOKENS = {
     "token_ids": Column("int32", "", "the tokens"),
     "tokens": Column("string", "", "the text of each token"),
     "sampled": Column("bool", "", "True: the policy sampled it; False: it was observed between sampled ones"),
-    "turn": Column("int32", "", "turn of the response, from 0; for a method that reads turns"),
+    "turn": Column("int32", "", "turn of the response, from 0; of several turns, or for a method that reads them"),
     "old_logp": Column("float32", "nats", "log pi_old, the policy before the update, at temperature 1"),
     "old_logp_rollout": Column("float32", "nats", "the same at the rollout temperature"),
     "generator_logp_rollout": Column(
@@ -158,13 +158,21 @@ def _write(path: Path, tables: Iterator[Any]) -> None:
             writer.write_table(table)
 
 
-def sampled_tokens(ids: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-    """The token columns of responses of which every token was sampled."""
+def sampled_tokens(
+    ids: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]] | None = None
+) -> dict[str, Tensor]:
+    """The token columns of responses: their ids, and whether the policy sampled them.
+
+    ``spans`` has where the runs of sampled tokens of each begin and end; None: every token was sampled.
+    """
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     rows = [torch.tensor(own, dtype=torch.long) for own in ids]
-    sampled = [torch.ones_like(own, dtype=torch.bool) for own in rows]
+    sampled = [torch.zeros_like(own, dtype=torch.bool) for own in rows]
+    for own, places in zip(sampled, spans or [[(0, len(own))] for own in ids], strict=True):
+        for start, end in places:
+            own[start:end] = True
     padded = {"token_ids": rows, "sampled": sampled}
     return {name: pad_sequence(own, batch_first=True) for name, own in padded.items()}
 
@@ -331,6 +339,19 @@ class Responses:
         """The texts of the sampled tokens of some responses."""
         texts, sampled = (self._read(name).take(list(rows)).to_pylist() for name in ("tokens", "sampled"))
         return [list(itertools.compress(own, kept)) for own, kept in zip(texts, sampled, strict=True)]
+
+    def observed(self, rows: Sequence[int]) -> list[dict[int, str]]:
+        """What some responses observed, by the number of the sampled token that follows."""
+        texts, sampled = (self._read(name).take(list(rows)).to_pylist() for name in ("tokens", "sampled"))
+        found = []
+        for own, kept in zip(texts, sampled, strict=True):
+            between: dict[int, str] = {}
+            for place, (text, mine) in enumerate(zip(own, kept, strict=True)):
+                if not mine:
+                    number = sum(kept[:place])
+                    between[number] = between.get(number, "") + text
+            found.append(between)
+        return found
 
     def texts(self) -> dict[int, str]:
         """The text of each token id that occurs."""

@@ -140,6 +140,11 @@ CHECKS: tuple[Check, ...] = (
             run.reward, run.training_if_read, correct_at=run.correct_at, draws_ahead=run.draws_ahead
         ),
     ),
+    row(
+        "environment", RunWithProblems, {DOCTOR, CONFIG},
+        lambda run, _: problem_sets.environment_loads(run.played, run.training_if_read),
+        keys=where(lambda run: run.environment is not None),
+    ),
     # Whether it fits.
     row("layout", NemoRun, {DOCTOR, CONFIG, NODE, TRAIN}, lambda run, _: run.layout(True)),
     row("plan", Run, {DOCTOR}, lambda run, _: run.unplanned or memory.fits(run.plan), after=("layout",)),
@@ -204,6 +209,13 @@ CHECKS: tuple[Check, ...] = (
             run.tokenizer, model_files.ends_of(run.student, run.tokenizer), run.stop
         ),
         after=("student tokenizer",),
+    ),
+    row(
+        "turns", RunWithProblems, {DOCTOR},
+        lambda run, _: model_files.turns(
+            run.tokenizer, model_files.ends_of(run.student, run.tokenizer), run.chat, run.played.role
+        ),
+        keys=where(lambda run: run.environment is not None), after=("student tokenizer", "environment"),
     ),
     row(
         "prompt length", RunWithProblems, {DOCTOR}, lambda run, _: problem_sets.dropped(run.prompts, run.training),

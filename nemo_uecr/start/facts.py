@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.schema import (
-    CallReward,
+    AnyReward,
     Config,
     DataConfig,
+    EnvironmentConfig,
     RecipeDataConfig,
     RoutingConfig,
     SelfTeacherConfig,
@@ -29,6 +30,7 @@ from nemo_uecr.core.methods import Method
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation import adapter, models
+from nemo_uecr.generation.environments import tools_of
 from nemo_uecr.generation.prompts import ChatSettings
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.plan import faults
@@ -135,14 +137,26 @@ class RunWithProblems(Run):
     read: Callable[[], Problems]
     routing: RoutingConfig | None
     teacher_names: Sequence[str]  # that problems are routed to
-    reward: Sequence[VerifierReward | CallReward]
+    reward: Sequence[AnyReward]
     correct_at: float
     draws_ahead: str | None  # the key=value with which responses are not drawn before their step; None: they are not
+    environment: EnvironmentConfig | None  # what answers the student's turns
+
+    @property
+    def played(self) -> EnvironmentConfig:
+        """The environment of a run that has one."""
+        assert self.environment is not None
+        return self.environment
+
+    @cached_property
+    def tools(self) -> Sequence[Mapping[str, Any]]:
+        """What the student may call."""
+        return tools_of(self.environment)
 
     @property
     def chat(self) -> ChatSettings:
         """How its problems become prompts."""
-        return ChatSettings.of(self.data.model_dump())
+        return ChatSettings.of(self.data.model_dump(), self.tools)
 
     @property
     def verified(self) -> bool:
@@ -172,7 +186,7 @@ class RunWithProblems(Run):
     @cached_property
     def prompts(self) -> dict[int, list[int]]:
         """Token ids of the training prompts that fit, by place."""
-        return problem_sets.prompts_that_fit(self.tokenizer, self.problems, self.data)
+        return problem_sets.prompts_that_fit(self.tokenizer, self.problems, self.data, self.tools)
 
     @property
     def kept(self) -> list[Problem]:
@@ -275,7 +289,7 @@ def of_local(config: Config, size_of: Sizes, *, ray_port: int, resources: Resour
         routing=config.routing,
         teacher_names=[key.removeprefix("teachers.") for key in active],
         templates={key.removeprefix("teachers."): template for key, template in own_prompts.items()},
-        reward=config.reward, correct_at=config.correct_at,
+        reward=config.reward, correct_at=config.correct_at, environment=config.environment,
         draws_ahead="rollout.lag=0" if config.rollout.lag else None,
         engine=config.rollout.engine,
         extras=[*(extra for extra, asked in needed.items() if asked), *config.trackers],

@@ -11,6 +11,7 @@ from nemo_uecr.config.schema import Config
 from nemo_uecr.core.methods import check_revision
 from nemo_uecr.files import locked, read_object
 from nemo_uecr.local import run as local
+from nemo_uecr.local.episodes import playing
 from nemo_uecr.start import folders
 from nemo_uecr.start.checks import TRAIN, require
 from nemo_uecr.start.facts import of_local, size_of
@@ -32,10 +33,13 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
         check_revision(written.parent, config.method, read_object(written.with_name("provenance.json")))
 
     rewards = closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED))
-    with local.writing(folder), rewards as started, locked(folder):
+    with local.writing(folder), rewards as started, playing(config) as environment, locked(folder):
         folders.free_folder(folder, check_same, resume=resume)
         run = of_local(config, size_of, ray_port=0, resources=None)
         seen = require(run, TRAIN)  # a malformed row is found before the models are loaded
         warnings = [each.message for each in seen.values() if isinstance(each, Caution)]
-        local.train(config, resume=resume, origins=origins, stop=stop, rewards=started, warnings=warnings)
+        local.train(
+            config, resume=resume, origins=origins, stop=stop, rewards=started, environment=environment,
+            warnings=warnings,
+        )  # fmt: skip
     return folder

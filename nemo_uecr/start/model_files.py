@@ -12,7 +12,9 @@ from nemo_uecr.config.schema import UrlTeacherConfig
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import read_object
 from nemo_uecr.generation import adapter, models
+from nemo_uecr.generation.conversation import THOUGHTS_STAY, Bridge, Role
 from nemo_uecr.generation.engines import (
+    ModelTokens,
     check_model,
     check_trainable,
     check_weights,
@@ -132,6 +134,12 @@ def ended_turn(tokenizer: Any, ends: frozenset[int], stop: Sequence[str]) -> str
         return None
     fault = missing_end_token(tokenizer, ends, stop)
     return advised(not fault, fault or "a response ends as a turn of the chat template does", "")
+
+
+def turns(tokenizer: Any, ends: frozenset[int], chat: ChatSettings, role: Role) -> str | Caution:
+    """The chat template can hold a conversation of several turns."""
+    bridge = Bridge(ModelTokens(tokenizer, ends), chat, role)
+    return Caution(THOUGHTS_STAY, "") if bridge.thoughts_stay else "the chat template holds several turns"
 
 
 def ends_of(name: str, tokenizer: Any) -> frozenset[int]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.config.schema import (
-    CallReward,
+    AnyReward,
     DataConfig,
+    EnvironmentConfig,
     ProblemsConfig,
     RecipeDataConfig,
     RoutingConfig,
-    VerifierReward,
 )
 from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.data.problems import Problem, check_routing, filled, problems_of, teacher_name
 from nemo_uecr.data.references import check_references
 from nemo_uecr.errors import DataError
+from nemo_uecr.generation.environments import Environment
 from nemo_uecr.generation.models import check_ids
 from nemo_uecr.generation.prompts import fitting_prompts
 from nemo_uecr.paths import SCHEME
@@ -80,12 +82,14 @@ def held_out(problems: Problems, benchmark: str) -> Caution | None:
     return None
 
 
-def prompts_that_fit(tokenizer: Any, problems: Problems, data: DataConfig | RecipeDataConfig) -> dict[int, list[int]]:
+def prompts_that_fit(
+    tokenizer: Any, problems: Problems, data: DataConfig | RecipeDataConfig, tools: Sequence[Mapping[str, Any]]
+) -> dict[int, list[int]]:
     """Token ids of the training prompts by place; too long ones are refused unless they are to be dropped."""
     for name, read in problems.items():
         if name != TRAIN:
-            fitting_prompts(tokenizer, read, data, name)
-    return fitting_prompts(tokenizer, problems[TRAIN], data)
+            fitting_prompts(tokenizer, read, data, name, tools)
+    return fitting_prompts(tokenizer, problems[TRAIN], data, "", tools)
 
 
 def dropped(prompts: Mapping[int, Sequence[int]], problems: Sequence[Problem]) -> str:
@@ -134,7 +138,7 @@ def shares(names: Sequence[str]) -> str:
 
 
 def rewards_load(
-    settings: Sequence[VerifierReward | CallReward],
+    settings: Sequence[AnyReward],
     problems: Sequence[Problem] | None,
     *,
     correct_at: float,
@@ -153,6 +157,15 @@ def rewards_load(
     finally:
         rewards.close()
     return ", ".join(each.label for each in settings) or "NeMo-RL's environment"
+
+
+def environment_loads(settings: EnvironmentConfig, problems: Sequence[Problem] | None) -> str:
+    """The environment's class can be loaded, and what its `reset` asks for are columns, where those are known."""
+    with closing(Environment(settings)) as environment:
+        if problems is not None:
+            environment.check_columns(sorted({name for problem in problems for name in problem.columns}))
+        names = [str(tool["function"]["name"]) for tool in environment.describe()]
+    return f"{settings.label}, with the tools {', '.join(names)}" if names else settings.label
 
 
 def identities(method: Method, tolerances: Mapping[str, float]) -> str:

@@ -71,6 +71,7 @@ def of_recipe(job: Job, *, ray_port: int, resources: Resources | None) -> NemoRu
         reward=section.reward or (),
         correct_at=section.correct_at,
         draws_ahead=None if settings.lag is None else SYNCHRONOUS,
+        environment=None,
         least_problems=job.prompts,
     )
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nemo_uecr.config.schema import TolerancesConfig
-from nemo_uecr.core import GAP_RANGE
+from nemo_uecr.core import GAP_CLIP, GAP_RANGE
 from nemo_uecr.core.agreement import agreement
 from nemo_uecr.core.methods import Advantages, Method
 from nemo_uecr.core.methods.base import Grouped
@@ -274,6 +274,29 @@ def quarter(mask_BT: Tensor) -> Tensor:
     place_BT = mask_BT.long().cumsum(dim=1) - 1
     length_B1 = mask_BT.sum(dim=1, keepdim=True).clamp_min(1)
     return (4 * place_BT // length_B1).clamp_(0, 3)
+
+
+def turn_metrics(batch: ScoredBatch) -> dict[str, float]:
+    """Turns, the share that was observed between them, and what their first tokens do to R^T."""
+    mask_BT = batch.mask_BT
+    begins_BT = mask_BT & ~mask_BT.roll(1, dims=1)
+    begins_BT[:, 0] = mask_BT[:, 0]
+    turns_B, place_T = begins_BT.sum(dim=1), torch.arange(mask_BT.shape[1])
+    last_B = torch.where(mask_BT, place_T, 0).amax(dim=1)
+    length_B = last_B - begins_BT.int().argmax(dim=1) + 1
+    metrics = {
+        "turns/count_mean": float(turns_B.double().mean()),
+        "turns/count_max": float(turns_B.max()),
+        "turns/observed_share": float(1.0 - mask_BT.sum().double() / length_B.sum()),
+    }
+    if batch.teacher_logp_BT is not None:
+        first_BT = begins_BT & (begins_BT.cumsum(dim=1) > 1)
+        rest_BT, clipped_BT = mask_BT & ~first_BT, batch.gap_BT.double().clamp(-GAP_CLIP, GAP_CLIP)
+        rest_B = clipped_BT.where(rest_BT, 0).sum(dim=1) / rest_BT.sum(dim=1)
+        metrics["turns/teacher_reward_rest"] = float(rest_B.mean())
+        if bool(first_BT.any()):
+            metrics["turns/first_gap_mean"] = float(batch.gap_BT[first_BT].double().mean())
+    return metrics
 
 
 def ratio_metrics(

@@ -156,13 +156,17 @@ def sample_ids(step: int, problems: Sequence[object]) -> tuple[str, ...]:
 
 
 def turn_labels(ids_BT: Tensor, mask_BT: Tensor, method: Method, tokenizer: Any) -> Tensor | None:
-    """[B, T] turn of each sampled token, from 0: a token whose text contains the ``turn_separator`` ends its turn.
+    """[B, T] turn of each sampled token, from 0; None where every response is one turn.
 
-    None for a method without one: every response is one turn.
+    A turn begins after tokens that were observed, or, for a method with a ``turn_separator``, after a token whose text
+    contains it.
     """
     separator = method.settings().get("turn_separator")
     if separator is None:
-        return None
+        begins_BT = mask_BT & ~mask_BT.roll(1, dims=1)
+        begins_BT[:, 0] = mask_BT[:, 0]
+        turn_BT = (begins_BT.long().cumsum(dim=1) - 1).masked_fill(~mask_BT, 0)
+        return turn_BT if turn_BT.any() else None
     ends = [token for token in set(ids_BT[mask_BT].tolist()) if separator in tokenizer.decode([token])]
     end_BT = mask_BT & torch.isin(ids_BT, torch.tensor(ends, dtype=ids_BT.dtype))
     turn_BT = end_BT.long().cumsum(dim=1) - end_BT.long()  # the separator itself still belongs to the turn it ends

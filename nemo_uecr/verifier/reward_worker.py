@@ -7,21 +7,18 @@ verl's style judges one response: ``f(data_source, solution_str, ground_truth, e
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import math
 import re
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
 from nemo_uecr import door
-from nemo_uecr.errors import ConfigError
-from nemo_uecr.verifier.process import outlive_requests_to_stop, serve
+from nemo_uecr.verifier.user_code import Loop, UnusableError, traceback_of, work
 
 TRL, VERL = {"prompts", "completions", "completion_ids"}, {"solution_str"}
 #: What a function is given in either style; a TRL function's other parameters are columns of the problems.
@@ -31,14 +28,8 @@ GIVEN = {
 }
 #: How a function reads messages.
 CONTENT = re.compile(r"""\[["']content["']\]""")
-#: Frames and characters of a traceback that are passed on.
-FRAMES, TRACEBACK = 4, 4_000
 Record = Mapping[str, Any]
 EXPECTED = "a function, or an instance with __call__, in TRL's or verl's style"
-
-
-class UnusableError(Exception):
-    """The function cannot be used as a reward."""
 
 
 class UserReward:
@@ -46,8 +37,7 @@ class UserReward:
 
     def __init__(self, call: str, args: Record, messages: bool) -> None:
         """Load ``FILE.py:FUNCTION``; ``messages``: a TRL function gets conversations instead of texts."""
-        self._loop = asyncio.new_event_loop()  # one for all calls: a client or a semaphore belongs to its loop
-        asyncio.set_event_loop(self._loop)
+        self._loop = Loop()
         name, found = call.rpartition(":")[2], door.load(call, expected=EXPECTED, fits=_is_function)
         function: Callable[..., Any] = found.value
         self._function = function
@@ -77,9 +67,8 @@ class UserReward:
         given = self._batch(samples, request["step"]) if self.batched else self._single(samples[0])
         given |= self._args
         try:
-            found = self._function(**{name: v for name, v in given.items() if self._takes_all or name in self._names})
-            if inspect.isawaitable(found):
-                found = self._loop.run_until_complete(found)
+            own = {name: value for name, value in given.items() if self._takes_all or name in self._names}
+            found = self._loop.awaited(self._function(**own))
             if isinstance(found, Mapping) and "score" not in found:
                 return {"refused": f"returned a dict with {', '.join(map(str, found))}, expected a key score", "row": 0}
             if not self.batched:
@@ -87,7 +76,7 @@ class UserReward:
             values: list[Any] = list(found) if hasattr(found, "__iter__") else [found]
             numbers = [value.item() if hasattr(value, "item") else value for value in values]  # of NumPy and torch
         except Exception as error:  # noqa: BLE001 - the user's function may raise anything
-            return {"failed": _traceback(error)}
+            return {"failed": traceback_of(error, __file__)}
         if len(values) != len(samples):
             return {"refused": f"returned {len(values)} rewards for {len(samples)} responses", "row": 0}
         for row, number in enumerate(numbers):
@@ -101,7 +90,7 @@ class UserReward:
         prompts, completions = [each["prompt"] for each in samples], [each["text"] for each in samples]
         if self._messages:
             prompts = [[*each["before"], {"role": "user", "content": each["prompt"]}] for each in samples]
-            completions = [[{"role": "assistant", "content": each["text"]}] for each in samples]
+            completions = [each["turns"] or [{"role": "assistant", "content": each["text"]}] for each in samples]
         given |= {"prompts": prompts, "completions": completions, "trainer_state": SimpleNamespace(global_step=step)}
         given |= dict.fromkeys(("log_extra", "log_metric"), lambda *_: None)
         if samples[0]["token_ids"] is not None:
@@ -122,30 +111,14 @@ def _is_function(value: object) -> bool:
     return callable(value) and not inspect.isclass(value)
 
 
-def _traceback(error: BaseException) -> str:
-    """The traceback from the user's own line on."""
-    first = error.__traceback__
-    while first and first.tb_next and first.tb_frame.f_code.co_filename.startswith(("<frozen", __file__)):
-        first = first.tb_next
-    trace = traceback.format_exception(type(error), error, first, limit=-FRAMES)
-    return "".join(trace)[-TRACEBACK:].strip()
-
-
-def main(pipe: Connection, settings: Record, orphan_limit: int) -> None:
-    """Load the function, report its style or why it is unusable, and judge."""
-    outlive_requests_to_stop()
-    try:
-        reward = UserReward(**settings)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's file may raise anything
-        fault = str(error) if isinstance(error, ConfigError | UnusableError) else _traceback(error)
-        pipe.send_bytes(json.dumps({"error": fault}).encode())
-        return
-    hello = {
+def _hello(reward: UserReward) -> Record:
+    return {
         "batched": reward.batched, "columns": reward.columns, "reads_content": reward.reads_content,
         "reads_step": reward.reads_step,
     }  # fmt: skip
-    serve(pipe, hello, reward.judge, seconds=orphan_limit)
 
 
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])), json.loads(sys.argv[2]), int(sys.argv[3]))
+    settings = json.loads(sys.argv[2])
+    pipe, seconds = Connection(int(sys.argv[1])), int(sys.argv[3])
+    work(pipe, lambda: UserReward(**settings), _hello, UserReward.judge, file=__file__, seconds=seconds)

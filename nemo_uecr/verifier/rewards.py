@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import functools
-import json
 import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -14,21 +12,13 @@ from typing import TYPE_CHECKING, cast
 from nemo_uecr.errors import ConfigError, RewardError
 from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.pool import ComparisonPool, check_responses
-from nemo_uecr.verifier.process import ChildProcess, Pool
+from nemo_uecr.verifier.process import Pool
+from nemo_uecr.verifier.user_code import Failure, Failures, UserProcess, singles
 
 if TYPE_CHECKING:
-    from nemo_uecr.config.schema import CallReward, VerifierReward
+    from nemo_uecr.config.schema import AnyReward, CallReward
 
 log = logging.getLogger(__name__)
-
-#: Largest share of a step's responses on which a function may fail, and most in a row that it may leave unanswered.
-MOST_FAILED, MOST_SILENT = 0.05, 5
-#: Of how many responses that share is, where they come one by one.
-SINGLES = 100
-#: What a function prints goes where the run's own messages go.
-STDERR = 2
-#: Seconds beyond its time limit after which a worker whose parent is gone ends itself.
-ORPHAN_MARGIN = 60
 
 
 @dataclass(frozen=True)
@@ -46,6 +36,8 @@ class Sample:
     thinking: bool = False  # whether the prompt opened a thought, so that the response begins within one
     before: tuple[Mapping[str, str], ...] = ()  # the turns before the user's
     skipped: tuple[str, ...] = ()  # special tokens that the response has and its text has not
+    turns: tuple[Mapping[str, str], ...] = ()  # of several turns all of them, as messages; the text is the last one's
+    episode: float | Failure | None = None  # the sum of its environment's rewards
 
 
 @dataclass(frozen=True)
@@ -63,31 +55,18 @@ class Outcome:
         return self.verdict is Verdict.CORRECT
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a function has no reward for a response: `timeout` or `error`, and what is known of it."""
-
-    verdict: Verdict
-    reason: str
-
-
-class FunctionReward(ChildProcess):
+class FunctionReward(UserProcess):
     """A user's function in a worker process."""
 
     def __init__(self, settings: CallReward) -> None:
-        """Start the worker, so that a function that cannot be loaded is reported before anything else begins."""
-        call = json.dumps({"call": settings.call, "args": settings.args, "messages": settings.messages})
-        words, limit = [call, str(math.ceil(settings.timeout_s) + ORPHAN_MARGIN)], settings.timeout_s
-        super().__init__("nemo_uecr.verifier.reward_worker", words, time_limit=limit, output=STDERR)
-        self._label, hello = settings.label, self.start()
-        if "error" in hello:
-            self.close()
-            raise ConfigError(f"reward.call: {settings.call} cannot be used: {hello['error']}")
-        self._singles: collections.deque[bool] = collections.deque(maxlen=SINGLES)  # whether it failed on each
-        self._batched: bool = hello["batched"]
-        self.reads_step: bool = hello["reads_step"]
-        self.columns: list[str] = hello["columns"]
-        self.misses_messages: bool = hello["reads_content"] and not settings.messages
+        """Start the worker."""
+        given = {"call": settings.call, "args": settings.args, "messages": settings.messages}
+        super().__init__("nemo_uecr.verifier.reward_worker", given, key="reward", timeout_s=settings.timeout_s)
+        self._label, self._singles = settings.label, singles()
+        self._batched: bool = self.hello["batched"]
+        self.reads_step: bool = self.hello["reads_step"]
+        self.columns: list[str] = self.hello["columns"]
+        self.misses_messages: bool = self.hello["reads_content"] and not settings.messages
 
     def judge(self, samples: Sequence[Sample], *, step: int) -> list[float | Failure | None]:
         """The function's rewards, in order.
@@ -104,40 +83,23 @@ class FunctionReward(ChildProcess):
             together = "reward %s failed on %d responses together, and judges them one by one: %s"
             log.warning(together, self._label, len(samples), whole.reason.splitlines()[-1])
         rewards: list[float | Failure | None] = []
-        reasons: dict[str, str] = {}
-        silent = 0
+        failures = Failures(f"reward {self._label}", len(samples), self._singles)
         for sample in samples:
             found = self._values([sample], step)
-            if isinstance(found, Failure):
-                reasons[sample.id] = found.reason
-                rewards.append(found)
-                silent = silent + 1 if found.verdict is Verdict.TIMEOUT else 0
-            else:
-                rewards += found
-                silent = 0
-            failed, responses = len(reasons), len(samples)
-            if responses == 1:
-                self._singles.append(bool(reasons))
-                failed, responses = sum(self._singles), SINGLES
-            if failed > MOST_FAILED * responses or silent == MOST_SILENT:  # do not wait for the rest
-                limit = f"{silent} in a row" if silent == MOST_SILENT else f"over {MOST_FAILED:.0%}"
-                first, reason = next(iter(reasons.items()))
-                raise RewardError(
-                    f"reward {self._label} failed on at least {failed} of {responses} responses, {limit}; "
-                    f"the first ({first}):\n{reason}"
-                )
+            rewards += [found] if isinstance(found, Failure) else found
+            failures.note(sample.id, found)
+        failures.end()
         return rewards
 
     def _values(self, samples: Sequence[Sample], step: int) -> Sequence[float | None] | Failure:
-        try:
-            answer = self.ask({"step": step, "samples": [asdict(replace(sample, whole="")) for sample in samples]})
-        except TimeoutError as error:
-            return Failure(Verdict.TIMEOUT, str(error))
-        except EOFError:
-            return Failure(Verdict.ERROR, "it ended its process")
+        given = [asdict(replace(sample, whole="", episode=None)) for sample in samples]
+        answer = self.answer({"step": step, "samples": given})
+        if isinstance(answer, Failure):
+            return answer
         if "refused" in answer:
             raise RewardError(f"reward {self._label} {answer['refused']} ({samples[answer['row']].id})")
-        return Failure(Verdict.ERROR, answer["failed"]) if "failed" in answer else answer["values"]
+        values: list[float | None] = answer["values"]
+        return values
 
 
 class Rewards:
@@ -145,7 +107,7 @@ class Rewards:
 
     def __init__(
         self,
-        settings: Sequence[VerifierReward | CallReward],
+        settings: Sequence[AnyReward],
         *,
         correct_at: float,
         pool: ComparisonPool,
@@ -180,7 +142,9 @@ class Rewards:
         found: dict[str, Sequence[float | Failure | None]] = {}
         verdicts: Sequence[Verdict | None] = [None] * len(samples)
         for each in self._settings:
-            if each.label in self._functions:
+            if hasattr(each, "environment"):
+                found[each.label] = [sample.episode for sample in samples]
+            elif each.label in self._functions:
                 with self._functions[each.label].borrowed() as function:
                     found[each.label] = function.judge(samples, step=step)
             else:
@@ -189,6 +153,7 @@ class Rewards:
                 checked = check_responses(texts, answers, self._pool, thinking=within)
                 found[each.label], verdicts = [c.reward for c in checked], [c.verdict for c in checked]
         self._hint(samples, found)
+        self._hint_of_episodes(samples)
         return [
             self._outcome(sample, verdict, dict(zip(found, values, strict=True)))
             for sample, verdict, *values in zip(samples, verdicts, *found.values(), strict=True)
@@ -210,6 +175,13 @@ class Rewards:
             if cause:
                 self._hinted.add(label)
                 log.warning("reward %s is 0 for the whole step; perhaps %s", label, cause)
+
+    def _hint_of_episodes(self, samples: Sequence[Sample]) -> None:
+        """Say once that an environment gives rewards that nothing reads."""
+        read = any(hasattr(each, "environment") for each in self._settings)
+        if not read and "environment" not in self._hinted and any(sample.episode for sample in samples):
+            self._hinted.add("environment")
+            log.warning("the environment gives rewards, but no reward reads them; add it: reward=[..., environment]")
 
     def _outcome(self, sample: Sample, verdict: Verdict | None, found: Mapping[str, float | Failure | None]) -> Outcome:
         failures = {name: value.verdict for name, value in found.items() if isinstance(value, Failure)}

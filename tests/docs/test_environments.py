@@ -1,0 +1,25 @@
+"""The environment of docs/environments.md, as it stands, trains the tiny student."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemo_uecr.responses.table import read_responses
+from tests.docs.pages import ROOT, blocks_of
+from tests.local.tiny import metrics, run
+
+
+def test_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (block,) = (each for each in blocks_of(ROOT / "docs" / "environments.md") if each.language == "python")
+    file = tmp_path / block.text.splitlines()[0].removeprefix("# ")
+    file.parent.mkdir(parents=True)
+    file.write_text(block.text)
+    section = f"environment={{call: {file.relative_to(tmp_path)}:SecondTry, max_turns: 2, turn_tokens: 6}}"
+    settings = ("reward=[math, environment]", "rollout.max_response_tokens=120", "telemetry.save_batch_every=1")
+    folder = run(tmp_path / "run", section, *settings)
+    assert [record["turns/count_max"] for record in metrics(folder)] == [2, 2]
+    words = read_responses(folder / "batches" / "step-000001.parquet").column("tokens")
+    assert any("That is not right." in "".join(own) for own in words)
