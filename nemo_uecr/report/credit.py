@@ -78,8 +78,10 @@ def step_map(step: int, path: Path, *, token_budget: int) -> dict[str, Any]:
         "settings": method.settings(),
         "batch": batch.responses,
         "responses": [
-            {name: str(each[row] or "") for name, each in said.items()} | response_map(batch, words, advantages, row)
-            for row, words in zip(rows, saved.words(rows), strict=True)
+            {name: str(each[row] or "") for name, each in said.items()}
+            | response_map(batch, words, advantages, row)
+            | {"observed": {place: text for place, text in between.items() if place < SHOWN_TOKENS}}
+            for row, words, between in zip(rows, saved.words(rows), saved.observed(rows), strict=True)
         ],
     }
 

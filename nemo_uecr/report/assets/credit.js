@@ -75,6 +75,7 @@
     row.setAttribute("role", "group");
     row.setAttribute("aria-label", title);
     one.text.forEach((text, index) => {
+      if (one.observed[index]) row.append(element("em", "observed", readable(one.observed[index])));
       const node = element("span", "", readable(text) || "∅");
       paint(node, list[index], limit);
       if (moves) underline(node, moved[index], reach("change"));
