@@ -38,6 +38,11 @@ class Own:
     sha256: str
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    return all((folder / name).is_file() for name in RUN_FILES)
+
+
 def is_own(text: str) -> bool:
     """Whether a text names something in a file."""
     return re.match(PATTERN, text) is not None
@@ -105,7 +110,7 @@ def _content(file: Path) -> bytes:
     if not place.is_file():
         raise ConfigError(f"{file}: no such file; expected FILE.py:NAME, a Python file and a name in it")
     for folder in place.parents:
-        if all((folder / name).is_file() for name in RUN_FILES):
+        if is_run(folder):
             raise ConfigError(f"{file} is inside the run folder {folder}, whose code is never run; move it elsewhere")
     return place.read_bytes()
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from nemo_uecr.config.load import read_written, written_config
 from nemo_uecr.config.schema import TeacherConfig
 from nemo_uecr.data.problems import checked_lines
+from nemo_uecr.door import is_run
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.samples import SETTINGS, evaluations_of, finished
 from nemo_uecr.files import read_object
@@ -101,11 +102,6 @@ def run_source(run: Path, *, steps: frozenset[int] | None) -> RolloutSource:
         raise DataError(f"{run} has no evaluations{asked}; expected {run / 'evaluations'}/step-*.parquet")
     rollouts = [rollout for path in files for rollout in table_source(path, step=None).rollouts]
     return RolloutSource(rollouts, *_models_of(run), files)
-
-
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's."""
-    return (folder / "config.yaml").is_file() and (folder / "provenance.json").is_file()
 
 
 def _models_of(run: Path) -> tuple[Callable[[int], str] | None, str | None]:

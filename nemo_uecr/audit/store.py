@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.load import read_written
+from nemo_uecr.config.load import own_sections, read_written
 from nemo_uecr.core.record import group_ids
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.files import read_object, replace_file
@@ -185,11 +185,10 @@ def _read_run(folder: Path) -> Scored:
             f"{unscored[0]} has no scores of a teacher, which method {run.method} does not read; get them with "
             f"nemo-uecr score {unscored[0]} --teacher MODEL --out SCORES"
         )
-    config = read_written(folder / "config.yaml")
-    sections: Any = config.get("uecr", config)
+    teacher = own_sections(read_written(folder / "config.yaml")).get("teacher") or {}
     plan = {
         "run": str(folder),
-        "teacher": {"name": (sections.get("teacher") or {}).get("model_name")},
+        "teacher": {"name": teacher.get("model_name")},
         "teachers": {str(table.about["step"]): table.about["teachers"] for table in tables},
         "anchors": {STUDENT: "the policy that generated the response"},
         "temperature": 1.0,

@@ -495,6 +495,11 @@ def read_written(path: Path) -> dict[str, object]:
     return resolved
 
 
+def own_sections(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections of this project in what a run wrote: of a recipe of NeMo-RL's, those below `uecr`."""
+    return dict(values.get("uecr", values))
+
+
 def written_config(path: Path) -> Config:
     """The configuration that a local run wrote; see `read_written`."""
     values = read_written(path)

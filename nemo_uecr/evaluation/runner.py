@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_uecr.config.load import flattened, read_written
+from nemo_uecr.config.load import flattened, own_sections, read_written
 from nemo_uecr.config.schema import EnvironmentConfig
 from nemo_uecr.data.benchmarks import LoadedBenchmark
 from nemo_uecr.data.manifest import row_digest, row_set_digest
@@ -319,7 +319,7 @@ def recorded_settings(folder: Path) -> dict[str, Any]:
     if not (folder / "config.yaml").is_file():
         return {}
     config: Any = read_written(folder / "config.yaml")
-    local, sections = config.get("backend") == "local", config.get("uecr", config)
+    local, sections = config.get("backend") == "local", own_sections(config)
     if (own := sections.get("evaluation")) is None:  # a recipe of NeMo-RL's may have none
         return {}
     return {

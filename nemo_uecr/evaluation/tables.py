@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nemo_uecr.config.load import read_written
+from nemo_uecr.config.load import own_sections, read_written
 from nemo_uecr.data.sources import BENCHMARKS
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.runner import recorded_settings
@@ -100,8 +100,7 @@ def _read(folder: Path) -> tuple[dict[str, Any], str]:
         return result, result["label"]
     path = folder / EVALUATIONS
     if lines := path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        config: Any = read_written(folder / "config.yaml")
-        return json.loads(lines[-1]), config.get("uecr", config)["method"]["name"]
+        return json.loads(lines[-1]), own_sections(read_written(folder / "config.yaml"))["method"]["name"]
     raise DataError(f"{folder}: no {RESULT} and nothing in {EVALUATIONS}; expected a folder of an evaluation")
 
 

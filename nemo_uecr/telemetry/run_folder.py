@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nemo_uecr.config.load import dump_config, read_written
+from nemo_uecr.config.load import dump_config, own_sections, read_written
 from nemo_uecr.config.schema import Config
 from nemo_uecr.errors import RunFolderError
 from nemo_uecr.files import read_object, replace_file
@@ -37,8 +37,7 @@ class RunFolder:
 
     @property
     def _ours(self) -> dict[str, Any]:
-        """The sections of this project: of a recipe of NeMo-RL's, those below `uecr`."""
-        return dict(self.config.get("uecr", self.config))
+        return own_sections(self.config)
 
     @property
     def method(self) -> str:
