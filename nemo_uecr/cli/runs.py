@@ -118,9 +118,8 @@ def _check_steps(path: Path) -> int:
     from nemo_uecr.responses.replay import TOLERANCE, recompute
 
     run = path if path.is_dir() else path.parent.parent
-    steps = sorted(path.glob("batches/step-*.parquet")) if path.is_dir() else [path]
-    if not steps:
-        steps = sorted(path.glob("batches/step-*.safetensors"))[:1]  # which the reader refuses
+    old = sorted(path.glob("batches/step-*.safetensors"))[:1]  # which the reader refuses
+    steps = (old or sorted(path.glob("batches/step-*.parquet"))) if path.is_dir() else [path]
     if not steps:
         raise DataError(f"{path} has no batches/step-*.parquet; expected a run with telemetry.save_batch_every > 0")
     failed = 0

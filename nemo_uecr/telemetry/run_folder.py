@@ -49,8 +49,8 @@ class RunFolder:
 
     @property
     def batches_to_read(self) -> dict[int, Path]:
-        """The saved batches for who must read them: of a version before 0.4.0 one file, which the reader refuses."""
-        return self.batches or dict(enumerate(sorted((self.path / "batches").glob("step-*.safetensors"))[:1]))
+        """The saved batches for who needs them all: of a version before 0.4.0 one, which the reader refuses."""
+        return dict(enumerate(sorted((self.path / "batches").glob("step-*.safetensors"))[:1])) or self.batches
 
     @property
     def planned_steps(self) -> int:
