@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import functools
 import importlib
 import itertools
 import json
+import os
 import sys
 import time
 import traceback
@@ -625,6 +627,8 @@ def engine(work: Path, device: str, report: Report) -> None:
             report.row("engine", worker_loaded_s=seconds)
     finally:
         ray.shutdown()
+    if device != "cuda":
+        ctypes.CDLL(os.environ["CUDA_DRIVER"], ctypes.RTLD_GLOBAL)  # a stand-in: see tools/quarter_rehearsal.sh
     for name in ("vllm.v1.engine.core", "vllm.v1.worker.gpu_worker", "vllm._C", "vllm._C_stable_libtorch"):
         with report.attempt(f"{name} loads"):
             seconds, _ = timed(functools.partial(importlib.import_module, name), device)

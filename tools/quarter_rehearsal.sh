@@ -30,6 +30,11 @@ if [ ! -e "$env/.installed" ]; then
   touch "$env/.installed"
 fi
 export PYTHON=$python INTERPRETER_SITE=$env/interpreter DEVICE=cpu WORK=$here/work PATIENCE=${PATIENCE:-4}
+if [ "$quarter" = cluster_quarter ]; then # vLLM is linked to NVIDIA's driver, which comes with a GPU; 100: no device
+  export CUDA_DRIVER=$env/libcuda.so.1
+  printf 'int %s(void) { return 100; }\n' cuGetProcAddress_v2 cuPointerGetAttribute cuTensorMapEncodeTiled |
+    gcc -shared -fPIC -s -x c - -Wl,-soname,libcuda.so.1 -o "$CUDA_DRIVER"
+fi
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MKL_NUM_THREADS=1
 
 rm -rf "$here/work" "$here/out"
