@@ -64,12 +64,10 @@ class Stopwatch:
     def metrics(self, tokens: int) -> dict[str, float]:
         """The step's metrics of time; ``tokens`` are those it sampled."""
         total = time.perf_counter() - self._started
-        return {
-            **self.phases(),
-            "time/step_s": total,
-            "throughput/rollout_tokens_per_s": tokens / self._seconds["rollout"],
-            "throughput/tokens_per_s": tokens / total,
-        }
+        metrics = {**self.phases(), "time/step_s": total, "throughput/tokens_per_s": tokens / total}
+        if "rollout" in self._seconds:  # a resumed step may find its responses drawn
+            metrics["throughput/rollout_tokens_per_s"] = tokens / self._seconds["rollout"]
+        return metrics
 
 
 def scored_metrics(

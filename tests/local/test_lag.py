@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core.loss import importance_ratio
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.generation.engines import Decoding
+from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.rollout import draw, step_prompts
 from nemo_uecr.local.scores import score_policy
 from nemo_uecr.local.sequences import Sequences, encoded_problems
+from nemo_uecr.local.teachers import Teachers
 from nemo_uecr.reproducible import derive
 from nemo_uecr.responses.table import read_responses
 from nemo_uecr.steps.metrics import lag_metrics
@@ -139,3 +142,25 @@ def test_a_reward_that_reads_the_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"reward f asks for the step .* take rollout\.lag=0"):
         tiny.run(tmp_path / "run", reward, "rollout.lag=1")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_what_is_drawn_survives_a_step_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A teacher's server fails after the responses of a later step were drawn: the resumed run trains on the same."""
+    config = ("train.steps=4", f"rollout.lag={LAG}")
+    whole = tiny.run(tmp_path / "whole", *config)
+    score, calls = Teachers.score, iter((False, False, True))
+
+    def failing(*args: Any, **given: Any) -> Any:
+        if next(calls):
+            raise TeacherServerError("the server is gone")
+        return score(*args, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Teachers, "score", failing)
+        with pytest.raises(TeacherServerError):
+            tiny.run(tmp_path / "run", *config)
+    table = read_responses(tmp_path / "run" / "checkpoints" / "step-000002" / "ahead.parquet")
+    assert table.about["steps"] == [3, 4, 5]  # of which step 3 has failed
+    assert table.column("checkpoint") == [0] * 8 + [1] * 8 + [2] * 8
+    tiny.run(tmp_path / "run", *config, resume=True)
+    assert tiny.metrics(tmp_path / "run") == tiny.metrics(whole)
