@@ -115,16 +115,16 @@ def core_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Se
 
 def local_loss(tensors: dict[str, Tensor], advantages: dict[str, Tensor], run: Settings) -> tuple[float, Tensor]:
     """The loss that the local back end's update takes its step on: its sequences, micro-batches, forward and sums."""
-    from nemo_uecr.local.sequences import Sequences
+    from nemo_uecr.local.sequences import Response, Sequences
     from nemo_uecr.local.update import update
 
     ids, mask = tensors["token_ids"], tensors["sampled"].bool()
     lengths = mask.sum(dim=1).tolist()
     assert bool((mask.long().argmax(dim=1) == PROMPT).all())
     rows = [row.tolist() for row in ids]
-    prompts: Any = [SimpleNamespace(token_ids=row[:PROMPT]) for row in rows]
+    prompts: Any = [SimpleNamespace(token_ids=tuple(row[:PROMPT])) for row in rows]
     ends = [PROMPT + length for length in lengths]
-    responses: Any = [SimpleNamespace(token_ids=row[PROMPT:end]) for row, end in zip(rows, ends, strict=True)]
+    responses = [Response(tuple(row[PROMPT:end]), False, "") for row, end in zip(rows, ends, strict=True)]
     sequences = Sequences(prompts, responses)
     here = slice(PROMPT, PROMPT + sequences.width)
     batch: Any = SimpleNamespace(
