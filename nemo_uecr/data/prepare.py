@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,6 +40,8 @@ from nemo_uecr.data.screening import NORMALISATION, RULES, Screen, Text
 from nemo_uecr.data.sources import Source, find_source
 from nemo_uecr.errors import DataError
 from nemo_uecr.files import describe_file, file_sha256, new_folder, recover_folder
+
+log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
 RowSets = dict[str, list[Row]]
@@ -127,7 +130,8 @@ def _screen_record(benchmark: LoadedBenchmark) -> dict[str, object]:
 def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, screen: Screen) -> RowSets:
     """The rows as they are written: kept, held and removed; refused where few could be read, or none is left."""
     rows: RowSets = {name: [] for name in ROW_SETS}
-    first_of: dict[bytes, int] = {}
+    first_of: dict[bytes, tuple[int, str]] = {}
+    other_answers = 0
     unread = 0
     for number, (_, row) in enumerate(rows_of(source, fields, more=tuple(settings.where)), start=1):
         texts = (str(value_at(row, name)) for name in (fields.question, fields.answer))
@@ -151,12 +155,18 @@ def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, scre
             key = hashlib.blake2b(problem.asked.encode(), digest_size=16).digest()
             if finding is not None and finding.certain:
                 reason = f"screen_{finding.method}"
-            elif (first := first_of.setdefault(key, number)) != number:
-                reason, detail = "duplicate_question", {"first_row": first}
+            elif (first := first_of.setdefault(key, (number, problem.answer)))[0] != number:
+                reason, detail = "duplicate_question", {"first_row": first[0]}
+                other_answers += first[1] != problem.answer
             else:
                 rows["kept" if finding is None else "held"].append(record | detail | {"digest": digest})
                 continue
         rows["removed"].append({"row": number, "digest": digest, "reason": reason} | detail)
+    if other_answers:
+        log.warning(
+            "%s: %d rows that repeat a question have another answer than its first row, which is kept as it is; "
+            "screening/removed.jsonl has them as duplicate_question", source.name, other_answers,
+        )  # fmt: skip
     reasons = Counter(row["reason"] for row in rows["removed"])
     check_left_out(source.name, reasons, unread=unread, kept=len(rows["kept"]) + len(rows["held"]))
     return rows

@@ -16,7 +16,10 @@ log = logging.getLogger(__name__)
 #: How questions ask for an answer that the verifier, which reads a box, does not see.
 OTHER_FORMS = {
     "after ####": re.compile("####"),
-    "after Answer:": re.compile(r"(?i)answer:\W{0,3}(?:\$answer|\$?\[|\{|<|\$\w+\$|x\b|your)"),
+    "after Answer:": re.compile(
+        r"(?i)answer:\W{0,3}(?:\$answer|\$?\[|\{|<|\$\w+\$|x\b|your)"
+        r"|\b(?:after|with|form|format|write|as)\s+(?:the\s+\w+\s+)?[\"'`\u201c\u2018*]*(?:the )?(?:final )?answer:"
+    ),
     "in <answer> tags": re.compile("(?i)<answer>"),
     "as JSON": re.compile(r"(?i)\b(?:as|in|valid|of|a)\s+json\b"),
 }
@@ -56,14 +59,14 @@ def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = T
         if refuse and 2 * len(unjudged) > len(problems):
             raise DataError(fault)
         log.warning("%s", fault)
-    turns = [turn for each in problems if "boxed" not in (turn := f"{template} {each.question}")]
+    turns = [turn for each in problems if "boxed" not in (turn := _shown(each, template))]
     for form, asks in OTHER_FORMS.items():
         asking = [turn for turn in turns if asks.search(turn)]
         if 2 * len(asking) > len(problems):
             log.warning(
-                "%s: %d of %d prompts ask for the answer %s, as in %r, and the verifier reads \\boxed{} alone; take "
-                "the bare question, as in data.question_key=extra_info.question, and ask for the box in "
-                "data.prompt_template, or write a reward",
+                "%s: %d of %d prompts ask for the answer %s, as in %r, and the verifier reads \\boxed{} alone; name "
+                "the field of the bare question, data.question_key (extra_info.question in verl's rows), and ask for "
+                "the box in data.prompt_template, or write a reward",
                 name, len(asking), len(problems), form, _around(asks, asking[0]),
             )  # fmt: skip
     if 2 * len(wrapped := [each for each in problems if RENDERED.search(each.question)]) > len(problems):
@@ -82,6 +85,11 @@ def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = T
                 "%s: the questions do not show their field %r; name it in the template, as in '{%s} {question}'. "
                 "Of options the answer must be the letter", name, part, part,
             )  # fmt: skip
+
+
+def _shown(problem: Problem, template: str) -> str:
+    """What the model is shown: the turns before the question, such as a system turn, and the question's own."""
+    return "\n".join([*(turn["content"] for turn in problem.context), problem.turn(template or "{question}")])
 
 
 def _around(asks: re.Pattern[str], turn: str) -> str:

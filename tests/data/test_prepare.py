@@ -80,6 +80,13 @@ def test_every_row_is_kept_held_or_removed_with_its_reason(out: Path) -> None:
     assert faults(out) == []
 
 
+def test_repeated_questions_with_other_answers_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first row is kept, right or wrong; repeats with the same answer need no word."""
+    rows = [{"question": "What is 1+1?", "answer": answer, "difficulty": 5} for answer in ("3", "2", "3")]
+    prepare(settings(write_jsonl(tmp_path / "source.jsonl", rows)), tmp_path / "out")
+    assert "1 rows that repeat a question have another answer than its first row" in caplog.text
+
+
 def test_a_sample_does_not_depend_on_the_order_of_the_source(tmp_path: Path) -> None:
     rows = clean_rows(50)
     digests = []

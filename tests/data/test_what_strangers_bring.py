@@ -8,6 +8,7 @@ import json
 import lzma
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,8 @@ def test_lists_of_numbers_are_answers(tmp_path: Path, caplog: pytest.LogCaptureF
     [
         ("The last line of your response should be of the form Answer: $Answer (without quotes).", "after Answer:"),
         ("End with **Answer:** [your answer].", "after Answer:"),
+        ('Remember to put your answer on its own line after "Answer:".', "after Answer:"),
+        ("Finish with the line 'Final answer:'.", "after Answer:"),
         ("Put it between <answer> and </answer>.", "in <answer> tags"),
         ('Return valid JSON with the key "answer".', "as JSON"),
         ("Give it after ####.", "after ####"),
@@ -250,11 +253,14 @@ def test_lists_of_numbers_are_answers(tmp_path: Path, caplog: pytest.LogCaptureF
 def test_prompts_that_ask_for_another_form(
     asks: str, form: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the questions themselves, or in the template."""
+    """In the questions themselves, in a system turn, or in the template."""
     path = jsonl(tmp_path / "set.jsonl", [row | {"question": f"{row['question']}\n{asks}"} for row in ROWS])
     check_references("set", load(path))
     assert (f"4 of 4 prompts ask for the answer {form}" in caplog.text) == (form is not None)
     assert form is None or asks[-40:] in caplog.text
+    caplog.clear()
+    check_references("set", [replace(each, context=({"role": "system", "content": asks},)) for each in load(path)])
+    assert bool(caplog.text) == (form is not None)
     caplog.clear()
     check_references("set", load(jsonl(tmp_path / "plain.jsonl", ROWS)), template=f"{{question}} {asks}")
     assert bool(caplog.text) == (form is not None)
