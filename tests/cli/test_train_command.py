@@ -13,6 +13,7 @@ import pytest
 
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.cli.train import demo_config_path, with_free_folder
+from tests.data.made import write_jsonl
 from tests.local.tiny import SMALL, assets
 from tests.reliability.commands import refused
 
@@ -107,7 +108,9 @@ def test_the_audit_of_a_teacher_draws_or_reads_a_batch(tmp_path: Path, capsys: p
     """Of a configuration everything is measured; what a saved batch cannot say is unknown; a report shows it."""
     config, folder = str(assets().config), tmp_path / "run"
     words = [*SMALL, f"run.folder={folder}", "telemetry.save_batch_every=1"]
-    assert entry_point(["audit", "teacher", config, *words, "method.name=grpo", "--problems", "16"]) == 0
+    rows = [{"question": before + str(digit), "answer": str(digit)} for before in ("", "1+") for digit in range(4)]
+    different = f"data.train={write_jsonl(tmp_path / 'different.jsonl', rows)}"  # repeats would be one observation
+    assert entry_point(["audit", "teacher", config, *words, different, "method.name=grpo", "--problems", "16"]) == 0
     numbers = json.loads((folder / "audits" / "teacher" / "numbers.json").read_text())["numbers"]
     assert None not in numbers["shares"].values()
     assert {"teacher", "method", "group size"} <= numbers["advice"].keys()

@@ -25,6 +25,7 @@ CONDITIONAL = {
     **{name: "with several rewards" for name in METRICS if name.startswith("reward/NAME/")},
     "policy/rollout_gap": "with rollout.engine=vllm",
     **dict.fromkeys(("policy/behind_kl", "policy/lag"), "with rollout.lag"),
+    **{name: "with an environment" for name in METRICS if name.startswith("turns/")},
     **{name: "told to the clients only" for name in METRICS if name.startswith("evaluation/")},
     **{name: "where the teacher is that sure of a token" for name in METRICS if name.endswith(("_e1", "_e2"))},
 }
