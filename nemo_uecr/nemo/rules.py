@@ -223,8 +223,9 @@ def _evaluation_faults(values: Mapping[str, Any], section: UecrSection) -> Itera
     own = {} if thinking is None else {"enable_thinking": thinking}
     if (given := dict(tokenizer.get("chat_template_kwargs") or {})) != own:
         yield f"policy.tokenizer.chat_template_kwargs: got {given}; uecr.evaluation writes its prompts with {own}"
-    for key in ("grpo.val_start_at", "grpo.stop_at_validation_threshold"):
-        if given := value_at(values, key):
+    # A first step of at most 1, as main's default -1, delays nothing.
+    for key, most in {"grpo.val_start_at": 1, "grpo.stop_at_validation_threshold": -math.inf}.items():
+        if (given := value_at(values, key)) is not None and given > most:
             yield f"{key}: got {given}; uecr.evaluation runs beside the recipe's validation: remove one"
     every, period = section.evaluation.every, value_at(values, "grpo.val_period") or 0
     if period and every % period:

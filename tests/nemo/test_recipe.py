@@ -191,6 +191,7 @@ def test_an_evaluation_has_the_prompts_of_training() -> None:
     for key, value in ((f"tokenizer__{key}", value) for key, value in changes.items()):
         (fault,) = faults(**given, **{f"policy__{key}": value})
         assert fault.startswith(f"policy.{key.replace('__', '.')}: ")
+    assert faults(**given, grpo__val_start_at=-1) == []  # the default of NeMo-RL's main
     (fault,) = faults(**given, grpo__val_start_at=100)
     assert fault.startswith("grpo.val_start_at: got 100")
     assert any(said.startswith("uecr.data.train is not trained on") for said in rules.notes(made(**given)))

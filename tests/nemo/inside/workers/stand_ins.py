@@ -10,8 +10,10 @@ import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
+import json
 import os
 import queue
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -35,6 +37,21 @@ def megatron() -> None:
     _bridge()
     _layers()
     _nvml()
+
+
+def common_state(folder: Path) -> dict[str, Any]:
+    """The names in a checkpoint's common state, which NeMo-RL's main reads in its driver: this one has no Megatron.
+
+    The workers' megatron-core reads them in a process of its own; the driver asks for `optimizer` alone.
+    """
+    read = (
+        "import json, sys; from megatron.core.dist_checkpointing import load_common_state_dict as load; "
+        "print(json.dumps([*load(sys.argv[1])]))"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", read, str(folder)]
+    own = os.environ | {"PYTHONPATH": os.environ["WORKERS_PATH"]}
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
+    return dict.fromkeys(json.loads(done.stdout.splitlines()[-1]))
 
 
 def _imports() -> None:

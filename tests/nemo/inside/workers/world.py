@@ -105,6 +105,7 @@ def _recipe(folder: Path) -> dict[str, Any]:
         "loss_fn": {"reference_policy_kl_penalty": 0.001},
         "policy": {
             "model_name": str(folder / "student"), "train_global_batch_size": 8, "max_total_sequence_length": 512,
+            "tokenizer": {"chat_template_kwargs": {"enable_thinking": False}},  # as uecr.data has it
             "sequence_packing": {"train_mb_tokens": 512, "logprob_mb_tokens": 512},
             "megatron_cfg": {
                 "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False,
@@ -149,6 +150,8 @@ def train(config: Any, *, generation: Any, vllm_python: str) -> None:
     else:
         grpo.VllmGeneration = generation
     grpo.setup = functools.wraps(native)(on_cpu)  # what the plug-in wraps
+    saved: Any = importlib.import_module("nemo_rl.utils.checkpoint")
+    saved._load_megatron_common_state_dict = stand_ins.common_state  # main's; 0.7 reads no checkpoint in its driver
     # This Ray runs already: it has to be told that there are GPUs.
     importlib.import_module("nemo_rl.distributed.virtual_cluster").init_ray = lambda: None
     plug_in.train(str(config.path), config.changes)
