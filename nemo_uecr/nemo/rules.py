@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.load import MISSING, flattened, value_at
-from nemo_uecr.config.schema import nearest_name
+from nemo_uecr.config.schema import EnvironmentReward, nearest_name
 from nemo_uecr.nemo.recipe import (
     DATASET,
     ENVIRONMENT,
@@ -251,6 +251,11 @@ def _own_parts_faults(values: Mapping[str, Any], section: UecrSection) -> Iterat
         yield f"uecr.data: missing, but data.train.dataset_name is {DATASET}; set uecr.data.train and its keys"
     if uses_rewards and section.reward is None:
         yield f"uecr.reward: missing, but data names env_name={ENVIRONMENT}; write uecr.reward=math or FILE.py:FUNCTION"
+    if any(isinstance(each, EnvironmentReward) for each in section.reward or ()):
+        yield (
+            "uecr.reward: got environment; a class of yours answers turns in the local back end alone, here name an "
+            "environment of NeMo-RL's in data and set grpo.max_rollout_turns"
+        )
     if section.reward is not None and not uses_rewards:
         yield (
             f"uecr.reward: given, but no data has env_name={ENVIRONMENT}, so the rewards are the recipe's own; name it "

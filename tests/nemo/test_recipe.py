@@ -181,6 +181,8 @@ def test_our_data_set_and_environment_need_their_sections() -> None:
     assert [fault.partition(":")[0] for fault in faults(**ours)] == ["uecr.data", "uecr.reward"]
     assert faults(**ours, uecr__data=OTHER_PROBLEMS, uecr__reward="math") == []
     assert faults(**asked, uecr__data=OTHER_PROBLEMS, uecr__reward="math")[0].startswith("env.nemo_uecr: missing")
+    (fault,) = faults(**ours, uecr__data=OTHER_PROBLEMS, uecr__reward=["math", "environment"])
+    assert fault.startswith("uecr.reward: got environment; a class of yours answers turns in the local back end alone")
     unused = faults(uecr__data=OTHER_PROBLEMS, uecr__reward="math", env__nemo_uecr={"num_workers": 8})
     assert [fault.partition(",")[0] for fault in unused] == ["uecr.data: given", "uecr.reward: given"]
 
