@@ -39,7 +39,7 @@ WORDS = {
     "integer": "an integer", "number": "a number", "string": "a text", "boolean": "true or false", "null": "null",
 }  # fmt: skip
 #: Keys of the section `uecr` whose sections are those of the local back end, or have rows of their own.
-SHARED = {"method", "tolerances", "routing", "evaluation", "reward", "data", "teacher", "teachers"}
+SHARED = {"environment", "method", "tolerances", "routing", "evaluation", "reward", "data", "teacher", "teachers"}
 JSON_TYPES = {float: "number", int: "integer", bool: "boolean", str: "string", NoneType: "null"}
 SIGNS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 #: A key of a section in the source, with the comment above it and the one behind it.
@@ -84,8 +84,9 @@ _UECR = """
 # The section `uecr` of a recipe { #uecr }
 
 All other keys of a [recipe](nemo-rl.md) are NeMo-RL's, and its files and overrides are as NeMo-RL reads them.
-`uecr.method` is the section [`method`](#method), `uecr.tolerances`, `uecr.routing`, `uecr.evaluation` and `uecr.reward`
-are those above, and `uecr.data` has the keys of `data` without `id_key` and `system_prompt`, and these.
+`uecr.method` is the section [`method`](#method), `uecr.tolerances`, `uecr.routing`, `uecr.evaluation`, `uecr.reward`
+and `uecr.environment` are those above, and `uecr.data` has the keys of `data` without `id_key` and `system_prompt`,
+and these.
 
 """
 

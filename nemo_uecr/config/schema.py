@@ -345,22 +345,24 @@ def check_sections(config: Config) -> None:
             f"rollout.prompts_per_step * rollout.responses_per_prompt = {responses}"
         )
     check_teachers(config)
-    check_environment(config, config.rollout.stop)
+    check_environment(config)
+    check_stop(config.environment, config.rollout.stop, "rollout.stop")
 
 
-def check_environment(config: Any, stop: Sequence[str]) -> None:
-    """Environment, rewards, method and stop strings agree, in a configuration or in a recipe's section `uecr`."""
-    environment, rewarded = config.environment, any(isinstance(each, EnvironmentReward) for each in config.reward or ())
-    if environment is None:
-        if rewarded:
+def check_environment(config: Any) -> None:
+    """Environment, rewards and method agree, in a configuration or in a recipe's section `uecr`."""
+    if config.environment is None:
+        if any(isinstance(each, EnvironmentReward) for each in config.reward or ()):
             raise ValueError("reward: got environment, but there is none; write environment=FILE.py:CLASS")
-        return
-    if getattr(config.method, "turn_separator", None) is not None:
+    elif getattr(config.method, "turn_separator", None) is not None:
         raise ValueError("method.turn_separator: got one; expected null, since the environment's turns are the turns")
-    if environment.role == "text" and not stop:
+
+
+def check_stop(environment: EnvironmentConfig | None, stop: Sequence[str], key: str) -> None:
+    """Bare text continues a turn that a stop string has ended; ``key`` has them."""
+    if environment is not None and environment.role == "text" and not stop:
         raise ValueError(
-            "environment.role: got text, which continues a turn that a stop string ended; set rollout.stop, or take "
-            "role=user"
+            f"environment.role: got text, which continues a turn that a stop string ended; set {key}, or take role=user"
         )
 
 

@@ -12,7 +12,7 @@ from nemo_uecr.generation.engines import Decoding, ModelTokens
 from nemo_uecr.generation.environments import Environment, Episode
 from nemo_uecr.generation.prompts import ChatSettings
 from nemo_uecr.local.rollout import Sampler
-from nemo_uecr.local.sequences import Prompt, Response, Sequences
+from nemo_uecr.local.sequences import Prompt, Response
 from nemo_uecr.local.vllm_sampler import VllmSampler
 
 
@@ -58,15 +58,6 @@ def respond(
     told = [Prompt(each.problem, each.prompt_ids) for each in asked]
     role = dialogue.environment.settings.role
     return told, [_response(each, episode, role, dialogue.tokens) for each, episode in zip(held, episodes, strict=True)]
-
-
-def episode_metrics(sequences: Sequences) -> dict[str, float]:
-    """How the environment did."""
-    episodes = [each.episode for each in sequences.responses if each.episode is not None]
-    return {
-        "turns/failed": float(sum(each.failure is not None for each in episodes)),
-        "turns/call_errors": float(sum(each.errors for each in episodes)),
-    }
 
 
 def _awake(sampler: Sampler | VllmSampler) -> AbstractContextManager[Sampler]:

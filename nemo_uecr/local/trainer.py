@@ -27,7 +27,7 @@ from nemo_uecr.generation.environments import episodes_of
 from nemo_uecr.generation.trained import MANIFEST
 from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.checkpoint import Checkpoints, Position
-from nemo_uecr.local.episodes import episode_metrics, judged_by, respond
+from nemo_uecr.local.episodes import judged_by, respond
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
 from nemo_uecr.local.probes import Comparison, Probe, TokenRanks
@@ -44,6 +44,7 @@ from nemo_uecr.steps.draws import run_state
 from nemo_uecr.steps.metrics import (
     Stopwatch,
     count_metrics,
+    episode_metrics,
     lag_metrics,
     ratio_metrics,
     scored_metrics,
@@ -358,12 +359,13 @@ def step_metrics(
     batch: StepBatch, advantages: Advantages, residuals: dict[str, float], outcome: UpdateOutcome, config: Config
 ) -> dict[str, float]:
     """Every metric of the step but the times."""
+    episodes = [each.episode for each in batch.sequences.responses if each.episode is not None]
     record, clip = batch.record, {"clip_low": config.loss.clip_low, "clip_high": config.loss.clip_high}
     kibi = 1 / 1024 if sys.platform == "darwin" else 1  # macOS reports bytes, Linux kibibytes
     metrics = {
         **scored_metrics(record, advantages, config.method, residuals),
         **component_metrics(batch.outcomes),
-        **({} if config.environment is None else turn_metrics(record.scored) | episode_metrics(batch.sequences)),
+        **({} if config.environment is None else turn_metrics(record.scored) | episode_metrics(episodes)),
         **ratio_metrics(
             outcome.ratio_N, outcome.before_N, outcome.first_ratio_N, far=config.tolerances.first_ratio_p99, **clip
         ),

@@ -130,6 +130,9 @@ class Run:
                 timeouts=self.timeouts,
             )
         )
+        if settings.max_turns > 1:
+            room = settings.max_total_sequence_length
+            until_the_end.enter_context(upstream.taking_turns(room=room, ours=settings.plays))
         made = list(native(**{**arguments, "policy_factory": self.make_policy}))
         config, state = made[upstream.CONFIG], made[upstream.STATE]
         if not value_at(config, "data.use_multiple_dataloader") and len(made[upstream.LOADER]) == 0:

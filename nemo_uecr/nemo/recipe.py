@@ -19,6 +19,7 @@ from nemo_uecr.config.schema import (
     BFLOAT16_ON_GPU,
     SEVERAL,
     AnyReward,
+    EnvironmentSection,
     EvaluationConfig,
     MethodSection,
     RecipeDataConfig,
@@ -28,6 +29,7 @@ from nemo_uecr.config.schema import (
     Text,
     TolerancesConfig,
     VerifierReward,
+    check_environment,
     check_teachers,
 )
 from nemo_uecr.core.methods import Method
@@ -96,6 +98,10 @@ class UecrSection(Section):
     data: RecipeDataConfig | None = None
     # Rewards of our environment, which a recipe names as env_name; null: the recipe's own environment.
     reward: Annotated[tuple[AnyReward, ...], *SEVERAL] | None = None
+    # What answers the student's turns in our environment, for its gym style; null: a response is one turn there.
+    environment: EnvironmentSection = None
+    # Whose chat template stands between turns; null: that of the recipe's policy.tokenizer.name.
+    tokenizer: Text | None = None
     # Whether a start compares a folder's weights with those that NeMo-RL's conversion was made of by their sha256,
     # which reads all of them, and not by size and time.
     hash_weights: bool = False
@@ -115,6 +121,7 @@ class UecrSection(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
         check_teachers(self)
+        check_environment(self)
         if self.dedicated_gpus and len(self.active_teachers) > 1:
             raise ValueError("teachers: several take turns on the student's GPUs; expected dedicated_gpus: 0 in each")
         if self.evaluation is not None and self.evaluation.benchmarks and self.data is None:
@@ -285,6 +292,9 @@ class Settings:
     evaluation: EvaluationConfig | None
     data: RecipeDataConfig | None
     own_rewards: bool  # whether our environment gives them
+    max_turns: int  # of the student in a response
+    max_total_sequence_length: int
+    plays: bool  # whether our environment answers the turns
     verified: bool  # whether the built-in verifier is among them
     verifier_workers: int
 
@@ -331,6 +341,9 @@ def view(values: Mapping[str, Any], section: UecrSection, vocabulary: int) -> Se
         evaluation=section.evaluation if section.evaluation and section.evaluation.benchmarks else None,
         data=section.data,
         own_rewards=names_in_data(values, ENVIRONMENT),
+        max_turns=value_at(grpo, "max_rollout_turns") or 1,
+        max_total_sequence_length=policy["max_total_sequence_length"],
+        plays=section.environment is not None,
         verified=any(isinstance(each, VerifierReward) for each in section.reward or ()),
         verifier_workers=section.verifier_workers,
     )

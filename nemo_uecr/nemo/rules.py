@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_uecr.config.load import MISSING, flattened, value_at
-from nemo_uecr.config.schema import EnvironmentReward, nearest_name
+from nemo_uecr.config.schema import check_stop, nearest_name
 from nemo_uecr.nemo.recipe import (
     DATASET,
     ENVIRONMENT,
@@ -57,6 +57,9 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "policy.megatron_cfg.use_fused_linear_logprobs": (OFF, "scoring reads logits, which it never makes"),
     "policy.quant_cfg": (_is(None), "a quantized student has not been tried"),
 }  # fmt: skip
+
+#: What ends a turn besides end tokens.
+STOP = "policy.generation.stop_strings"
 
 #: Keys of the reference KL that `kl: paper` does not know, with the values that are the paper's.
 OF_THE_KL: dict[str, Callable[[Any], bool]] = {
@@ -103,7 +106,7 @@ def faults_of(values: Mapping[str, Any], section: UecrSection) -> list[str]:
     for name, teacher in section.active_teachers.items():
         faults += list(_overlay_faults(name, teacher, values["policy"]))
     faults += list(_dedicated_faults(values, section)) + list(_gym_faults(values, section))
-    faults += list(_async_faults(values, section))
+    faults += list(_async_faults(values, section)) + list(_turn_faults(values, section))
     return faults + list(_own_parts_faults(values, section)) + list(_evaluation_faults(values, section))
 
 
@@ -210,6 +213,31 @@ def _async_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[s
         )
 
 
+def _turn_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
+    """What several turns ask of a recipe, and what our environment lacks inside NeMo-RL."""
+    several = section.environment is not None or (value_at(values, "grpo.max_rollout_turns") or 1) > 1
+    most = value_at(values, "policy.max_total_sequence_length") or 0
+    if several and (room := value_at(values, "policy.generation.vllm_cfg.max_model_len") or most) > most:
+        yield (
+            f"policy.generation.vllm_cfg.max_model_len: got {room} with several turns; NeMo-RL fails where "
+            f"a turn goes beyond policy.max_total_sequence_length={most}"
+        )
+    if section.environment is None:
+        return
+    if not names_in_data(values, ENVIRONMENT):
+        yield f"uecr.environment: given, but no data has env_name={ENVIRONMENT}; the recipe's own environment answers"
+    if section.environment.turn_tokens is not None:
+        yield "uecr.environment.turn_tokens: given; in NeMo-RL policy.generation.max_new_tokens limits a turn"
+    if value_at(values, "policy.generation.vllm_cfg.async_engine") or lag_of(values) is not None:
+        yield "uecr.environment: given with vLLM's asynchronous engine; set vllm_cfg.async_engine=false"
+    if section.evaluation is not None and section.evaluation.benchmarks:
+        yield "uecr.evaluation.benchmarks: given; its responses are one turn: use `nemo-uecr evaluate --environment`"
+    try:
+        check_stop(section.environment, value_at(values, "policy.generation.stop_strings") or (), STOP)
+    except ValueError as error:
+        yield f"uecr.{error}"
+
+
 def _evaluation_faults(values: Mapping[str, Any], section: UecrSection) -> Iterator[str]:
     """NeMo-RL's loop validates at one period, and reads the metric of a checkpoint at each."""
     if section.evaluation is None or not section.evaluation.benchmarks:
@@ -251,11 +279,6 @@ def _own_parts_faults(values: Mapping[str, Any], section: UecrSection) -> Iterat
         yield f"uecr.data: missing, but data.train.dataset_name is {DATASET}; set uecr.data.train and its keys"
     if uses_rewards and section.reward is None:
         yield f"uecr.reward: missing, but data names env_name={ENVIRONMENT}; write uecr.reward=math or FILE.py:FUNCTION"
-    if any(isinstance(each, EnvironmentReward) for each in section.reward or ()):
-        yield (
-            "uecr.reward: got environment; a class of yours answers turns in the local back end alone, here name an "
-            "environment of NeMo-RL's in data and set grpo.max_rollout_turns"
-        )
     if section.reward is not None and not uses_rewards:
         yield (
             f"uecr.reward: given, but no data has env_name={ENVIRONMENT}, so the rewards are the recipe's own; name it "
@@ -320,6 +343,13 @@ def adjusted(values: Mapping[str, Any], section: UecrSection) -> list[Adjustment
         cluster = values["cluster"]
         key, less = ("gpus_per_node", own_gpus[0]) if cluster["num_nodes"] == 1 else ("num_nodes", len(own_gpus))
         changes.append(Adjustment(f"cluster.{key}", cluster[key], cluster[key] - less, "the others are the teacher's"))
+    if section.environment is not None:
+        turns, limit = section.environment.max_turns, value_at(values, "grpo.max_rollout_turns")
+        if limit != turns:
+            changes.append(Adjustment("grpo.max_rollout_turns", limit, turns, "it is uecr.environment.max_turns"))
+        if section.tokenizer is None:
+            key, name = f"env.{ENVIRONMENT}.tokenizer", value_at(values, "policy.tokenizer.name")
+            changes.append(Adjustment(key, None, name, "its chat template stands between turns"))
     if section.evaluation is not None and section.evaluation.stop:
         key, why = "policy.generation.vllm_cfg.skip_tokenizer_init", "vLLM finds evaluation.stop in text"
         if value_at(values, key) is not False:

@@ -13,7 +13,7 @@ from nemo_uecr.nemo.loss import PREFIX, first_ratio_error
 from nemo_uecr.nemo.score_checks import BatchFactsError
 from nemo_uecr.nemo.step import StepContext
 from nemo_uecr.nemo.upstream import components
-from nemo_uecr.steps.metrics import check_first_ratio, count_metrics, warn_behind
+from nemo_uecr.steps.metrics import check_first_ratio, count_metrics, turn_metrics, warn_behind
 from nemo_uecr.steps.step_record import StepRecord
 
 
@@ -50,7 +50,8 @@ def training_metrics(context: StepContext, data: Mapping[str, Tensor], result: A
     updates = context.step * context.settings.optimizer_steps
     counts = count_metrics(context.outcome.record, trained=rows, tokens=tokens, optimizer_steps=updates)
     rewards = components() if context.settings.own_rewards else {}
-    return {**_policy(context, result), **rewards, **counts, **context.watch.phases()}
+    turns = turn_metrics(context.outcome.record.scored) if context.settings.max_turns > 1 else {}
+    return {**_policy(context, result), **rewards, **turns, **counts, **context.watch.phases()}
 
 
 def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:

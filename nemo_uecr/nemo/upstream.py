@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.errors import UecrError, first_line
@@ -119,6 +121,93 @@ def substitutions(
             "TimeoutChecker": make_checker,
         }
     )
+
+
+class Observed(str):
+    """The text of an observation with its token ids, which NeMo-RL would make of the text alone."""
+
+    ids: Sequence[int] = ()
+
+
+class ObservingTokenizer:
+    """NeMo-RL's tokenizer, which takes the ids that an observation has."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: Any, **given: Any) -> Any:
+        """Token ids of a text."""
+        if not isinstance(text, Observed):
+            return self._tokenizer(text, **given)
+        import torch
+
+        return SimpleNamespace(input_ids=torch.tensor([list(text.ids)], dtype=torch.long))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+#: The key of a turn's facts in what our environment is told, and of the rows that a limit cut off in a turn's batch.
+TURN, CUT = "uecr_turn", "uecr_cut"
+
+
+@contextlib.contextmanager
+def taking_turns(*, room: int, ours: bool) -> Iterator[None]:
+    """A turn that is cut off ends its episode; our environment is told of turns what NeMo-RL keeps to itself.
+
+    ``room`` are the tokens that prompt and response have together. Where the environment is ``ours``, its observations
+    have their token ids.
+    """
+    rollouts = load("nemo_rl.experience.rollouts")
+    generate, rewards, rollout = (
+        rollouts.generate_responses, rollouts.calculate_rewards, load("nemo_rl.algorithms.grpo").run_multi_turn_rollout
+    )  # fmt: skip
+
+    def generate_responses(*args: Any, **given: Any) -> Any:
+        batch, ids, metrics = generate(*args, **given)
+        batch[CUT] = metrics.get("_response_truncated")
+        return batch, ids, metrics
+
+    def calculate_rewards(batch: Any, task_to_env: Any) -> Any:
+        cut_B = batch.pop(CUT, None)
+        if ours:
+            batch["extra_env_info"] = [
+                about | {TURN: _turn(log, room) | {"cut": cut_B is not None and bool(cut_B[row])}}
+                for row, (about, log) in enumerate(zip(batch["extra_env_info"], batch["message_log"], strict=True))
+            ]
+        found = rewards(batch, task_to_env)
+        if ours:
+            found = found._replace(observations=[_observed(each) for each in found.observations])
+        if cut_B is None:
+            return found
+        return found._replace(terminateds=found.terminateds.bool() | cut_B.to(found.terminateds.device).bool())
+
+    def run_multi_turn_rollout(*args: Any, **given: Any) -> Any:
+        """Training passes names, validation places."""
+        bound = inspect.signature(rollout).bind(*args, **given)
+        bound.arguments["tokenizer"] = ObservingTokenizer(bound.arguments["tokenizer"])
+        return rollout(*bound.args, **bound.kwargs)
+
+    theirs = {"generate_responses": generate, "calculate_rewards": rewards}
+    vars(rollouts).update(generate_responses=generate_responses, calculate_rewards=calculate_rewards)
+    try:
+        with substituted({"run_multi_turn_rollout": run_multi_turn_rollout} if ours else {}):
+            yield
+    finally:
+        vars(rollouts).update(theirs)
+
+
+def _turn(log: Sequence[Mapping[str, Any]], room: int) -> dict[str, Any]:
+    """The last token of a conversation's last turn, and how many tokens there is room for."""
+    return {"last": int(log[-1]["token_ids"][-1]), "left": room - sum(len(turn["token_ids"]) for turn in log)}
+
+
+def _observed(observation: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "token_ids" not in observation:
+        return observation
+    text = Observed(observation["content"])
+    text.ids = observation["token_ids"]
+    return {"role": observation["role"], "content": text}
 
 
 class ResultEstimator:

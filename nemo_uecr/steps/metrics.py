@@ -24,6 +24,7 @@ from nemo_uecr.core.methods.base import Grouped
 from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import InvariantError
+from nemo_uecr.generation.environments import Episode
 from nemo_uecr.steps.step_record import ComparedTokens, StepRecord
 from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, Step, identity_name, metric_of
 
@@ -295,6 +296,14 @@ def turn_metrics(batch: ScoredBatch) -> dict[str, float]:
         if bool(first_BT.any()):
             metrics["turns/first_gap_mean"] = float(batch.gap_BT[first_BT].double().mean())
     return metrics
+
+
+def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """How the environment did."""
+    return {
+        "turns/failed": float(sum(each.failure is not None for each in episodes)),
+        "turns/call_errors": float(sum(each.errors for each in episodes)),
+    }
 
 
 def ratio_metrics(

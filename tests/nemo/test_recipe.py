@@ -181,8 +181,6 @@ def test_our_data_set_and_environment_need_their_sections() -> None:
     assert [fault.partition(":")[0] for fault in faults(**ours)] == ["uecr.data", "uecr.reward"]
     assert faults(**ours, uecr__data=OTHER_PROBLEMS, uecr__reward="math") == []
     assert faults(**asked, uecr__data=OTHER_PROBLEMS, uecr__reward="math")[0].startswith("env.nemo_uecr: missing")
-    (fault,) = faults(**ours, uecr__data=OTHER_PROBLEMS, uecr__reward=["math", "environment"])
-    assert fault.startswith("uecr.reward: got environment; a class of yours answers turns in the local back end alone")
     unused = faults(uecr__data=OTHER_PROBLEMS, uecr__reward="math", env__nemo_uecr={"num_workers": 8})
     assert [fault.partition(",")[0] for fault in unused] == ["uecr.data: given", "uecr.reward: given"]
 
@@ -253,6 +251,45 @@ def test_what_the_asynchronous_loop_lacks_is_refused(change: dict[str, Any], key
 def test_an_evaluation_does_not_stop_the_asynchronous_engine() -> None:
     found = faults(**ASYNC, uecr__data=OTHER_PROBLEMS, uecr__evaluation=EVALUATION)
     assert "uecr.evaluation.benchmarks" in [fault.partition(":")[0] for fault in found]
+
+
+PLAYED: dict[str, Any] = {
+    "data__train__dataset_name": DATASET, "data__train__env_name": "nemo_uecr", "env__nemo_uecr": {},
+    "uecr__data": OTHER_PROBLEMS, "uecr__reward": ["math", "environment"],
+    "uecr__environment": {"call": "game.py:Game"},
+}  # fmt: skip
+
+
+def test_an_environment_of_several_turns() -> None:
+    assert faults(**PLAYED) == []
+    given = made(**PLAYED)
+    changes = {each.key: each.value for each in rules.adjusted(given, section_of(given))}
+    assert changes["grpo.max_rollout_turns"] == 8
+    assert changes["env.nemo_uecr.tokenizer"] == "models/student"
+    rules.apply(given, rules.adjusted(given, section_of(given)))
+    settings = view(given, section_of(given), 9)
+    assert (settings.max_turns, settings.plays, settings.max_total_sequence_length) == (8, True, 512)
+    assert not view(made(), section_of(made()), 9).plays
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"data__train__env_name": "math"}, "uecr.environment"),
+        ({"uecr__environment__turn_tokens": 5}, "uecr.environment.turn_tokens"),
+        ({"policy__generation__vllm_cfg__async_engine": True}, "uecr.environment"),
+        ({"uecr__environment__role": "text"}, "uecr.environment.role"),
+        ({"policy__generation__vllm_cfg__max_model_len": 600}, "policy.generation.vllm_cfg.max_model_len"),
+    ],
+)
+def test_what_several_turns_lack_is_refused(change: dict[str, Any], key: str) -> None:
+    assert key in [fault.partition(":")[0] for fault in faults(**(PLAYED | change))]
+
+
+def test_turns_of_their_environments_need_room_alone() -> None:
+    assert faults(grpo__max_rollout_turns=3) == []
+    (fault,) = faults(grpo__max_rollout_turns=3, policy__generation__vllm_cfg__max_model_len=600)
+    assert fault.startswith("policy.generation.vllm_cfg.max_model_len: got 600 with several turns")
 
 
 def test_what_is_to_be_known_of_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
