@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from nemo_uecr.config.load import load_config
 from nemo_uecr.core import GAP_CLIP
 from nemo_uecr.errors import CheckpointError, ConfigError, DataError, RewardError
 from nemo_uecr.generation.models import load_tokenizer
-from nemo_uecr.local import trainer
+from nemo_uecr.local import rollout, trainer
 from nemo_uecr.report.credit import step_map
 from nemo_uecr.responses.replay import recompute, scored_batch
 from nemo_uecr.responses.table import Responses, read_responses
@@ -294,6 +295,44 @@ def test_an_answer_may_continue_the_turn(tmp_path: Path) -> None:
     assert any("=7" in text for text in texts)
     for words, mask in zip(table.column("tokens"), table.column("sampled"), strict=True):
         assert all(word == "7" for word, own in zip(words, mask, strict=True) if not own)
+
+
+TOOLS = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}{% for m in messages %}"
+    "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}</tool_call>{% endfor %}'
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_typed_methods_train(games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's style: what the student says is given, since one this small calls no tool; the rest is as in every run."""
+    tokenizer, folder = tiny.tokenizer(), tmp_path / "student"
+    shutil.copytree(assets().student, folder)
+    tokenizer.chat_template = TOOLS
+    tokenizer.save_pretrained(folder)
+
+    def said(_module: Any, tokens: Any, prompts: Any, seeds: Any, *_: Any, **__: Any) -> list[list[int]]:
+        texts = [tokens.tokenizer.decode(prompt) for prompt in prompts]
+        assert all("How much to pay." in text for text in texts)  # the student reads what the tools are
+        pay = '<tool_call>{"name": "pay", "arguments": {"amount": 2}}</tool_call>'
+        answers = ["\\boxed{2}" if "<|im_start|>tool\n2<" in text else pay if seed % 2 else "No." for text, seed in
+                   zip(texts, seeds, strict=True)]  # fmt: skip
+        return [tokens.tokenizer(f"{each}<|im_end|>", add_special_tokens=False)["input_ids"] for each in answers]
+
+    monkeypatch.setattr(rollout, "decode", said)
+    settings = (*played(games, "Account", turn_tokens=None, role="tool"), f"student.model_name={folder}")
+    long = ("data.max_prompt_tokens=1000", "rollout.max_response_tokens=200", "reward=[math, environment]")
+    trained = run(tmp_path / "run", *settings, *long)
+    assert [record["turns/count_max"] for record in metrics(trained)] == [2, 2]
+    table = saved(trained)
+    for words, turn, own in zip(
+        table.column("tokens"), table.column("turn"), table.column("reward/environment"), strict=True
+    ):
+        assert ("tool\n2<|im_end|>" in "".join(words)) == (1 in turn)
+        assert own == 0 or 1 in turn
+    assert {1 in turn for turn in table.column("turn")} == {True, False}
+    assert recompute(trained / "batches" / "step-000002.parquet").bitwise
 
 
 def limited(games: Path, tmp_path: Path, tokens: int) -> tuple[Responses, dict[str, float]]:
