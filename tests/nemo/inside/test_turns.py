@@ -136,13 +136,14 @@ def inside(tmp_path: Path, games: Path, room: int, *more: str) -> tuple[Path, An
         "method": {"name": "grpo"}, "reward": ["math", "environment"], "verifier_workers": 1, "data": data,
         "environment": environment, "tokenizer": tokens,
     }  # fmt: skip
-    run = loop.run_of(
-        "uecr", f"policy.max_total_sequence_length={room}", f"policy.generation.vllm_cfg.max_model_len={room}",
-        f"++uecr.environment={as_yaml(environment)}", "++uecr.reward=[math, environment]",
-        f"++uecr.data={as_yaml(data)}", f"++data.train.dataset_name={DATASET}",
-        "++data.train.env_name=nemo_uecr", "++env.nemo_uecr={}",
-        "++uecr.save_batch_every=1", f"++uecr.folder={run_folder}", *more,
-    )  # fmt: skip
+    with patch.object(loop, "VOCABULARY", vocabulary):
+        run = loop.run_of(
+            "uecr", f"policy.max_total_sequence_length={room}", f"policy.generation.vllm_cfg.max_model_len={room}",
+            f"++uecr.environment={as_yaml(environment)}", "++uecr.reward=[math, environment]",
+            f"++uecr.data={as_yaml(data)}", f"++data.train.dataset_name={DATASET}",
+            "++data.train.env_name=nemo_uecr", "++env.nemo_uecr={}",
+            "++uecr.save_batch_every=1", f"++uecr.folder={run_folder}", *more,
+        )  # fmt: skip
     assert (run.settings.max_turns, run.settings.plays) == (2, True)
     environment_here = RewardEnvironmentImpl(section)
     with world(made, vocabulary, environment_here), upstream.taking_turns(room=room, ours=True):
