@@ -307,10 +307,14 @@ TOOLS = (
 
 def test_typed_methods_train(games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL's style: what the student says is given, since one this small calls no tool; the rest is as in every run."""
-    tokenizer, folder = tiny.tokenizer(), tmp_path / "student"
-    shutil.copytree(assets().student, folder)
+    tokenizer = tiny.tokenizer()
     tokenizer.chat_template = TOOLS
-    tokenizer.save_pretrained(folder)
+    for name in ("student", "teacher"):  # they read longer prompts, which tell of the tools
+        folder = tmp_path / name
+        shutil.copytree(getattr(assets(), name), folder)
+        tokenizer.save_pretrained(folder)
+        sizes = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(sizes | {"max_position_embeddings": 2048}))
 
     def said(_module: Any, tokens: Any, prompts: Any, seeds: Any, *_: Any, **__: Any) -> list[list[int]]:
         texts = [tokens.tokenizer.decode(prompt) for prompt in prompts]
@@ -321,16 +325,16 @@ def test_typed_methods_train(games: Path, tmp_path: Path, monkeypatch: pytest.Mo
         return [tokens.tokenizer(f"{each}<|im_end|>", add_special_tokens=False)["input_ids"] for each in answers]
 
     monkeypatch.setattr(rollout, "decode", said)
-    settings = (*played(games, "Account", turn_tokens=None, role="tool"), f"student.model_name={folder}")
+    models = (f"student.model_name={tmp_path / 'student'}", f"teacher.model_name={tmp_path / 'teacher'}")
+    settings = (*played(games, "Account", turn_tokens=None, role="tool"), *models)
     long = ("data.max_prompt_tokens=1000", "rollout.max_response_tokens=200", "reward=[math, environment]")
     trained = run(tmp_path / "run", *settings, *long)
     assert [record["turns/count_max"] for record in metrics(trained)] == [2, 2]
     table = saved(trained)
-    for words, turn, own in zip(
-        table.column("tokens"), table.column("turn"), table.column("reward/environment"), strict=True
-    ):
+    names = ("tokens", "turn", "answer", "reward/environment")
+    for words, turn, answer, own in zip(*(table.column(name) for name in names), strict=True):
         assert ("tool\n2<|im_end|>" in "".join(words)) == (1 in turn)
-        assert own == 0 or 1 in turn
+        assert own == (int(answer) == (2 if 1 in turn else 0))  # what was paid is what was asked for
     assert {1 in turn for turn in table.column("turn")} == {True, False}
     assert recompute(trained / "batches" / "step-000002.parquet").bitwise
 
