@@ -104,10 +104,12 @@ def prompt_digests(dataset: Any, validation: Any) -> dict[str, str]:
     They are read from 64 rows of each, evenly spaced: another template, tokenizer or date shows in every row. A data
     set that makes its rows as it goes has none.
     """
+    from torch.utils.data import IterableDataset
+
     every = {**(dataset if isinstance(dataset, Mapping) else {"train": dataset}), "validation": validation}
     digests = {}
     for name, rows in every.items():
-        if hasattr(type(rows), "__getitem__") and hasattr(type(rows), "__len__"):
+        if rows is not None and not isinstance(rows, IterableDataset):
             places = range(0, len(rows), -(-len(rows) // DIGESTED_ROWS) or 1)
             turns_R = [rows[place]["message_log"] for place in places]
             digests[name] = prompts_sha256(

@@ -6,12 +6,14 @@ import contextlib
 import hashlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from torch.utils.data import IterableDataset
 
 from nemo_uecr.errors import CheckpointError, ConfigError, DataError, RunFolderError
 from nemo_uecr.nemo import plug_in, records
@@ -229,8 +231,11 @@ def test_the_record_has_the_resolved_recipe_and_versions(tmp_path: Path) -> None
 
 
 def test_rows_that_are_made_as_they_are_read_have_no_digest() -> None:
-    made_on_the_way = iter([{"message_log": []}])
-    assert records.prompt_digests(made_on_the_way, []) == {"validation": hashlib.sha256().hexdigest()}
+    class MadeOnTheWay(IterableDataset):  # type: ignore[type-arg]
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            yield {"message_log": []}
+
+    assert records.prompt_digests(MadeOnTheWay(), []) == {"validation": hashlib.sha256().hexdigest()}
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
