@@ -1,8 +1,7 @@
 """Responses of several turns: token in, token out.
 
-Token ids only grow: what was sampled or observed is never tokenised again. What stands between two turns is taken from
-the model's own chat template, once, and it is the template's word that the ids are what a conversation looks like: a
-template that would write another history is refused before the run.
+Token ids only grow: what was sampled or observed is never tokenised again. What stands between two turns comes from the
+model's own chat template, which is asked once, before the run; a template that would rewrite the history is refused.
 """
 
 from __future__ import annotations

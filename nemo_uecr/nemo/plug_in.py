@@ -113,10 +113,9 @@ class Run:
             raise ConfigError("the launch script brings a policy of its own (policy_factory); UECR needs that place")
         config, settings, context = arguments["master_config"], self.settings, self.context
         checkpoint = upstream.latest_checkpoint(config)
-        if checkpoint is not None:
-            records.check_same_method(checkpoint, config.model_dump())
         prompts = records.prompt_digests(arguments["dataset"], arguments.get("val_dataset"))
         if checkpoint is not None:
+            records.check_same_method(checkpoint, config.model_dump())
             records.check_same_inputs(settings, self.section, prompts)
         evaluation = training_evaluation(settings)
         until_the_end.enter_context(locked(settings.folder))

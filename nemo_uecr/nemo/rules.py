@@ -251,10 +251,10 @@ def _evaluation_faults(values: Mapping[str, Any], section: UecrSection) -> Itera
     own = {} if thinking is None else {"enable_thinking": thinking}
     if (given := dict(tokenizer.get("chat_template_kwargs") or {})) != own:
         yield f"policy.tokenizer.chat_template_kwargs: got {given}; uecr.evaluation writes its prompts with {own}"
-    # A first step of at most 1, as main's default -1, delays nothing.
-    for key, most in {"grpo.val_start_at": 1, "grpo.stop_at_validation_threshold": -math.inf}.items():
-        if (given := value_at(values, key)) is not None and given > most:
-            yield f"{key}: got {given}; uecr.evaluation runs beside the recipe's validation: remove one"
+    delayed, threshold = "grpo.val_start_at", "grpo.stop_at_validation_threshold"
+    beside = {delayed: (value_at(values, delayed) or 0) > 1, threshold: value_at(values, threshold) is not None}
+    for key in (key for key, set_ in beside.items() if set_):  # main's default, -1, delays nothing
+        yield f"{key}: got {value_at(values, key)}; uecr.evaluation runs beside the recipe's validation: remove one"
     every, period = section.evaluation.every, value_at(values, "grpo.val_period") or 0
     if period and every % period:
         yield f"uecr.evaluation.every: got {every}; expected a multiple of grpo.val_period={period}, or 0"

@@ -322,9 +322,8 @@ def scoring(setting: Setting) -> list[Phase]:
                 _weights("student", student),
                 _gradients(student, max(map(student.parameters, stages))),
             ]
-        elif (
-            setting.beside is not None
-        ):  # a frozen model is not copied back; where vLLM is apart, the student leaves now
+        elif setting.beside is not None:
+            # A frozen model is not copied back; where vLLM is apart, the student leaves now.
             moved = teacher.weight_bytes
             moved += 0 if job.shares_gpus else student.weight_bytes + setting.optimizer_bytes
             seconds += moved / link

@@ -25,7 +25,7 @@ from nemo_uecr.core.methods.uecr import Puu
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import InvariantError
 from nemo_uecr.generation.environments import Episode
-from nemo_uecr.steps.step_record import ComparedTokens, StepRecord
+from nemo_uecr.steps.step_record import ComparedTokens, StepRecord, turn_begins
 from nemo_uecr.telemetry.metric_table import ENTROPY_EDGES, METRICS, SPLITS, Step, identity_name, metric_of
 
 #: Largest share of the first update's tokens whose ratio may be further from 1 than `tolerances.first_ratio_p99`.
@@ -277,9 +277,7 @@ def quarter(mask_BT: Tensor) -> Tensor:
 
 def turn_metrics(batch: ScoredBatch) -> dict[str, float]:
     """Turns, the share that was observed between them, and what their first tokens do to R^T."""
-    mask_BT = batch.mask_BT
-    begins_BT = mask_BT & ~mask_BT.roll(1, dims=1)
-    begins_BT[:, 0] = mask_BT[:, 0]
+    mask_BT, begins_BT = batch.mask_BT, turn_begins(batch.mask_BT)
     turns_B, place_T = begins_BT.sum(dim=1), torch.arange(mask_BT.shape[1])
     last_B = torch.where(mask_BT, place_T, 0).amax(dim=1)
     length_B = last_B - begins_BT.int().argmax(dim=1) + 1

@@ -155,6 +155,13 @@ def sample_ids(step: int, problems: Sequence[object]) -> tuple[str, ...]:
     return tuple(f"step {step}, problem {problem}, row {row}" for row, problem in enumerate(problems))
 
 
+def turn_begins(mask_BT: Tensor) -> Tensor:
+    """[B, T] the first sampled token, and those that follow tokens that were observed."""
+    begins_BT = mask_BT & ~mask_BT.roll(1, dims=1)
+    begins_BT[:, 0] = mask_BT[:, 0]
+    return begins_BT
+
+
 def turn_labels(ids_BT: Tensor, mask_BT: Tensor, method: Method, tokenizer: Any) -> Tensor | None:
     """[B, T] turn of each sampled token, from 0; None where every response is one turn.
 
@@ -163,9 +170,7 @@ def turn_labels(ids_BT: Tensor, mask_BT: Tensor, method: Method, tokenizer: Any)
     """
     separator = method.settings().get("turn_separator")
     if separator is None:
-        begins_BT = mask_BT & ~mask_BT.roll(1, dims=1)
-        begins_BT[:, 0] = mask_BT[:, 0]
-        turn_BT = (begins_BT.long().cumsum(dim=1) - 1).masked_fill(~mask_BT, 0)
+        turn_BT = (turn_begins(mask_BT).long().cumsum(dim=1) - 1).masked_fill(~mask_BT, 0)
         return turn_BT if turn_BT.any() else None
     ends = [token for token in set(ids_BT[mask_BT].tolist()) if separator in tokenizer.decode([token])]
     end_BT = mask_BT & torch.isin(ids_BT, torch.tensor(ends, dtype=ids_BT.dtype))

@@ -73,7 +73,7 @@ class UserProcess(ChildProcess):
 
 
 class Failures:
-    """On which of a step's responses a user's code failed; too many end the run. May be told by several threads."""
+    """On which of a step's responses a user's code failed; too many end the run. Safe for several threads."""
 
     def __init__(self, what: str, responses: int, singles: deque[bool]) -> None:
         """Take the code's name and the number of responses.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from nemo_uecr.core.methods.baselines import Grpo
 from nemo_uecr.core.methods.rlsd import Rlsd
 from nemo_uecr.core.record import SCORE_FIELDS, ScoredBatch
 from nemo_uecr.errors import ConfigError, ScoreError
+from tests.conftest import ROOT
 from tests.core.batches import (
     OF_THE_RUN,
     SETTINGS,
@@ -187,3 +189,15 @@ def test_the_batch_is_not_written_to_and_the_result_has_no_graph(name: str) -> N
     assert not any(tensor.requires_grad for tensor in found.named_tensors().values())
     for key, value in before.items():
         assert same_bits(getattr(batch, key).detach(), value), key
+
+
+@pytest.mark.parametrize("name", ["Uecr", "UecrTrust", "GrpoPlusOpd", "Atod"])
+def test_the_maps_teacher_of_noise_changes_what_a_method_makes_of_a_batch(name: str) -> None:
+    """The shipped method on the scores of other tokens; the same ones at each call."""
+    noisy = f"{ROOT}/examples/configs/study/noise_teacher.py:{name}"
+    shipped = re.sub(r"(?<!^)([A-Z])", r"_\1", name).lower()
+    batch = padded(mixed_responses(3), junk=0.0)
+    plain, first, second = (computed(each, batch).named_tensors() for each in (shipped, noisy, noisy))
+    assert plain.keys() == first.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert any(not torch.equal(plain[key], first[key]) for key in plain)

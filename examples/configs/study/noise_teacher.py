@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nemo_uecr.core.methods import Advantages
+from nemo_uecr.core.methods import Advantages, Method
 from nemo_uecr.core.methods.baselines import Atod as AtodMethod
 from nemo_uecr.core.methods.baselines import GrpoPlusOpd as GrpoPlusOpdMethod
 from nemo_uecr.core.methods.uecr import Uecr as UecrMethod
@@ -26,45 +26,37 @@ def shuffled(batch: ScoredBatch) -> ScoredBatch:
     return replace(batch, **moved)
 
 
+class Shuffled(Method):
+    """Before a method: it reads the shuffled scores."""
+
+    def __call__(self, batch: ScoredBatch) -> Advantages:
+        """The method on the shuffled scores."""
+        return super().__call__(shuffled(batch))
+
+
 @dataclass(frozen=True, kw_only=True)
-class Uecr(UecrMethod):
+class Uecr(Shuffled, UecrMethod):
     """UECR with the teacher's scores shuffled."""
 
     reads_run = ("seed",)
 
-    def __call__(self, batch: ScoredBatch) -> Advantages:
-        """The method on the shuffled scores."""
-        return super().__call__(shuffled(batch))
-
 
 @dataclass(frozen=True, kw_only=True)
-class UecrTrust(UecrTrustMethod):
+class UecrTrust(Shuffled, UecrTrustMethod):
     """uecr_trust with the teacher's scores shuffled."""
 
     reads_run = ("seed", "state")
 
-    def __call__(self, batch: ScoredBatch) -> Advantages:
-        """The method on the shuffled scores."""
-        return super().__call__(shuffled(batch))
-
 
 @dataclass(frozen=True, kw_only=True)
-class GrpoPlusOpd(GrpoPlusOpdMethod):
+class GrpoPlusOpd(Shuffled, GrpoPlusOpdMethod):
     """grpo_plus_opd with the teacher's scores shuffled."""
 
     reads_run = ("seed",)
 
-    def __call__(self, batch: ScoredBatch) -> Advantages:
-        """The method on the shuffled scores."""
-        return super().__call__(shuffled(batch))
-
 
 @dataclass(frozen=True, kw_only=True)
-class Atod(AtodMethod):
+class Atod(Shuffled, AtodMethod):
     """ATOD with the teacher's scores shuffled."""
 
     reads_run = ("seed", "step")
-
-    def __call__(self, batch: ScoredBatch) -> Advantages:
-        """The method on the shuffled scores."""
-        return super().__call__(shuffled(batch))
