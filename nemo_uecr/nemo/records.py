@@ -86,11 +86,13 @@ def write(
 
 
 def code_digests(section: UecrSection) -> dict[str, str]:
-    """sha256 of each user's file that the section names, by key: of a method, readers of problems, and rewards."""
-    calls = [each for each in section.reward or () if isinstance(each, CallReward)]
-    rewards = {f"uecr.reward.{each.label}": file_sha256(Path(each.path)) for each in calls}
-    named = own_code(section.model_dump(mode="json"))
-    return rewards | {f"uecr.{key}": file_sha256(door.file_of(text)) for key, text in named.items()}
+    """sha256 of each user's file that the section names, by key: method, readers of problems, rewards, environment."""
+    called = {f"reward.{each.label}": each.path for each in section.reward or () if isinstance(each, CallReward)}
+    if section.environment is not None:
+        called["environment"] = section.environment.path
+    files = {key: Path(path) for key, path in called.items()}
+    files |= {key: door.file_of(text) for key, text in own_code(section.model_dump(mode="json")).items()}
+    return {f"uecr.{key}": file_sha256(file) for key, file in files.items()}
 
 
 def plain_yaml(values: Mapping[str, Any]) -> str:

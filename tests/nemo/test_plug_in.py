@@ -230,6 +230,19 @@ def test_the_record_has_the_resolved_recipe_and_versions(tmp_path: Path) -> None
         records.check_same_inputs(settings, section, records.prompt_digests({"train": rows}, None))
 
 
+def test_a_changed_environment_is_another_run(tmp_path: Path) -> None:
+    (tmp_path / "game.py").write_text("class Game: ...")
+    asked = {"uecr__environment": f"{tmp_path}/game.py:Game", "uecr__reward": "environment"}
+    values = made(uecr__folder=str(tmp_path / "uecr"), **asked)
+    section = section_of(values)
+    settings = view(values, section, 9)
+    records.write(settings, section, values, origins={}, prompts={}, version="0.7.0", step=0)
+    records.check_same_inputs(settings, section, {})
+    (tmp_path / "game.py").write_text("class Game:  # another")
+    with pytest.raises(CheckpointError, match=r"the file of uecr\.environment changed since"):
+        records.check_same_inputs(settings, section, {})
+
+
 def test_rows_that_are_made_as_they_are_read_have_no_digest() -> None:
     class MadeOnTheWay(IterableDataset):  # type: ignore[type-arg]
         def __iter__(self) -> Iterator[dict[str, Any]]:
