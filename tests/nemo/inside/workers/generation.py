@@ -17,6 +17,22 @@ from tests.nemo.inside.workers import stand_ins
 END = 1
 
 
+def by_published_name(model: Any) -> dict[str, Any]:
+    """The weights where they lie; transformers keeps all experts of a layer in two, and folders have one for each."""
+    found = {}
+    for name, value in model.state_dict().items():
+        layer, _, kind = name.rpartition(".experts.")
+        if not layer:
+            found[name] = value
+            continue
+        for expert, weight in enumerate(value):
+            parts = {"down_proj": weight}
+            if kind == "gate_up_proj":
+                parts = dict(zip(("gate_proj", "up_proj"), weight.chunk(2), strict=True))
+            found |= {f"{layer}.experts.{expert}.{part}.weight": view for part, view in parts.items()}
+    return found
+
+
 @ray.remote(num_cpus=0)
 class Engine:
     """Holds the model, and is the receiver in a refit, as NeMo-RL's extension of vLLM is."""
@@ -42,7 +58,7 @@ class Engine:
             for rank in range(self.workers):
                 self.sockets.append(zmq.Context.instance().socket(zmq.REP))
                 self.sockets[-1].connect(f"ipc:///tmp/{stand_ins.gpu_name(rank)}.sock")
-        poller, waiting, state = zmq.Poller(), set(self.sockets), self.model.state_dict()
+        poller, waiting, state = zmq.Poller(), set(self.sockets), by_published_name(self.model)
         for socket in self.sockets:
             poller.register(socket, zmq.POLLIN)
         missing = state.keys() - {"lm_head.weight"}  # tied
@@ -90,7 +106,19 @@ class Engine:
         return {
             "output_ids": out, "generation_lengths": spent, "unpadded_sequence_lengths": lengths + spent,
             "logprobs": logp, "truncated": torch.tensor([tokens[-1] != END for tokens, _ in rows]),
+            **self._routes([tokens for tokens, _ in rows], out.shape[1]),
         }  # fmt: skip
+
+    def _routes(self, rows: list[list[int]], width: int) -> dict[str, Any]:
+        """[B, S, L, k] the experts that each token took: of all but a row's last, which was never an input."""
+        if not (chosen := getattr(self.model.config, "num_experts_per_tok", None)):
+            return {}
+        layers = self.model.config.num_hidden_layers
+        routes = torch.arange(chosen, dtype=torch.int32).expand(len(rows), width, layers, chosen).clone()
+        for row, tokens in enumerate(rows):
+            logits = self.model(torch.tensor([tokens[:-1]]), output_router_logits=True).router_logits
+            routes[row, : len(tokens) - 1] = torch.stack([layer.topk(chosen).indices for layer in logits], dim=1)
+        return {"routed_experts": routes}
 
     def _respond(self, prompt: list[int]) -> tuple[list[int], list[float]]:
         tokens, logps = list(prompt), list[float]()

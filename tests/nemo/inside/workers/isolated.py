@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,19 @@ def _main(module: str, name: str, args: tuple[Any, ...], answer: Path) -> None:
     answer.write_bytes(pickle.dumps(result))
 
 
-if __name__ == "__main__":
-    _main(*pickle.loads(bytes.fromhex(sys.argv[1])))
-    # Nothing is deleted: NeMo-RL's policies would start a second Ray after the end of the first, and wait for it.
+def _end(status: int) -> None:
+    """Nothing is deleted: NeMo-RL's policies would start a second Ray after the end of the first, and wait for it."""
     sys.stdout.flush()
-    os._exit(0)
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _fail(*raised: Any) -> None:
+    traceback.print_exception(*raised)
+    _end(1)
+
+
+if __name__ == "__main__":
+    sys.excepthook = _fail
+    _main(*pickle.loads(bytes.fromhex(sys.argv[1])))
+    _end(0)

@@ -165,7 +165,7 @@ def both(folder: Path, mixture: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     return teacher(made[0], mixture=mixture), student(made[1], mixture=mixture)
 
 
-def run(folder: Path, gpus: int, changes: list[str], vllm_python: str = "") -> dict[str, Any]:
+def run(folder: Path, gpus: int, changes: list[str], vllm_python: str = "", mixture: bool = False) -> dict[str, Any]:
     """A whole run over Ray: NeMo-RL's set-up, cluster, worker groups, refit and loop, with a colocated teacher.
 
     With ``vllm_python``, of an environment with vLLM, NeMo-RL's own workers generate. Returns the numbers that the loop
@@ -177,7 +177,7 @@ def run(folder: Path, gpus: int, changes: list[str], vllm_python: str = "") -> d
     from tests.nemo.local_ray import local_ray
 
     attempt = len(list(folder.glob("generator-*"))) + 1  # a second one continues the first
-    vocabulary = world.make_models(folder) if attempt == 1 else world.VOCABULARY
+    vocabulary = world.make_models(folder, mixture=mixture) if attempt == 1 else world.VOCABULARY
     config = world.run_config(folder, vocabulary, f"cluster.gpus_per_node={gpus}", *changes)
     os.environ["PYTHONPATH"] = os.environ["WORKERS_PATH"]
     variables = {name: os.environ[name] for name in WORKERS_VARIABLES}

@@ -36,6 +36,7 @@ def megatron() -> None:
     _devices_everywhere()
     _bridge()
     _layers()
+    _optimizer()
     _nvml()
 
 
@@ -44,14 +45,17 @@ def common_state(folder: Path) -> dict[str, Any]:
 
     The workers' megatron-core reads them in a process of its own; the driver asks for `optimizer` alone.
     """
-    read = (
-        "import json, sys; from megatron.core.dist_checkpointing import load_common_state_dict as load; "
-        "print(json.dumps([*load(sys.argv[1])]))"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", read, str(folder)]
     own = os.environ | {"PYTHONPATH": os.environ["WORKERS_PATH"]}
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-W", "ignore", "-m", __name__, str(folder)]
+    done = subprocess.run(command, env=own, stdout=subprocess.PIPE, text=True, check=True)
     return dict.fromkeys(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _print_common_state(folder: str) -> None:
+    _imports()
+    from megatron.core.dist_checkpointing import load_common_state_dict
+
+    sys.stdout.write(f"{json.dumps([*load_common_state_dict(folder)])}\n")
 
 
 def _imports() -> None:
@@ -199,15 +203,35 @@ def _layers() -> None:
     Qwen3MoEBridge.provider_bridge = unfused
 
 
+def _optimizer() -> None:
+    """Megatron's optimizer cannot be loaded around torch's Adam, which keeps its step in a state that is not there yet.
+
+    Transformer Engine's keeps it in the group. The state that torch would make in the first step is made before.
+    """
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+    state_dict = DistributedOptimizer.state_dict
+
+    def with_state(optimizer: Any) -> Any:
+        adam = optimizer.optimizer
+        if not adam.state:
+            for weight in (weight for group in adam.param_groups for weight in group["params"]):
+                moments = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+                adam.state[weight] = {"step": torch.tensor(0.0), **moments}
+        return state_dict(optimizer)
+
+    DistributedOptimizer.state_dict = with_state
+
+
 def gpu_name(rank: int) -> str:
-    """Trainer and generator find each other's socket by the name of the GPU that they share."""
+    """Trainer and generator find each other's socket by the name of their GPU: here the student's rank."""
     return f"cpu-{os.environ['WORKERS_ON_CPU']}-{rank}"
 
 
 def _nvml() -> None:
     from nemo_rl.utils import nvml
 
-    nvml.get_device_uuid = lambda index: gpu_name(int(os.environ["LOCAL_RANK"]))
+    nvml.get_device_uuid = lambda index: gpu_name(int(os.environ["RANK"]))
     nvml.get_free_memory_bytes = lambda index: 2**24  # a refit takes a share of it as its buffer
     nvml.log_gpu_memory_diagnostics = lambda **given: None
 
@@ -321,3 +345,7 @@ class _Seeming:
         if name == "is_available":
             return lambda: True
         return _Seeming(self._real.cuda) if name == "cuda" else getattr(self._real, name)
+
+
+if __name__ == "__main__":
+    _print_common_state(sys.argv[1])

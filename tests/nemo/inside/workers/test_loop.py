@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.nemo.inside.workers import parts, world
 from tests.nemo.inside.workers.isolated import isolated, needs_megatron
@@ -50,14 +49,8 @@ def test_the_teacher_scored_what_was_trained(run: Any) -> None:
 
 def test_scores_over_two_ranks_are_the_definitions(run: Any, folder: Path) -> None:
     """Of the first step, whose student is the one in the folder; both roles are sequence-parallel."""
-    tensors = run["batches"][1]
-    mask = tensors["sampled"].bool()
-    lengths_B = (mask * torch.arange(1, mask.shape[1] + 1)).max(dim=1).values
-    data = {"input_ids": tensors["token_ids"].long(), "input_lengths": lengths_B}
-    teacher = {"logp": tensors["teacher_logp"], "entropy": tensors["teacher_entropy"]}
-    student = {"logp": tensors["old_logp"], "rollout_logp": tensors["old_logp_rollout"]}
-    for role, answer in {"teacher": teacher, "student": student}.items():
-        for name, (ours, transformers) in world.mean_errors(answer, data, folder / role, answer, mask).items():
+    for role in ("teacher", "student"):
+        for name, (ours, transformers) in world.errors_of_batch(run["batches"][1], folder, role).items():
             assert ours <= 2 * transformers + 1e-5, (role, name)
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.nemo.inside.launched import make_benchmarks
-from tests.nemo.inside.workers import parts
+from tests.nemo.inside.workers import parts, world
 from tests.nemo.inside.workers.isolated import ROOT, isolated, needs_megatron
 
 pytestmark = [needs_megatron, pytest.mark.slow]
@@ -25,6 +25,13 @@ def check_steps(run: Any, steps: tuple[int, ...]) -> None:
         assert run["logged"]["train/count/trained"][step] == 8
         assert 0 < run["logged"]["train/grad_norm"][step] < float("inf")
         assert run["logged"]["train/policy/first_ratio_error"][step] < 0.02
+
+
+def check_teacher(run: Any, folder: Path) -> None:
+    """Its scores of the first step are the definition's, within what sixteen bits give."""
+    errors = world.errors_of_batch(run["batches"][1], folder, "teacher")
+    for name, (ours, transformers) in errors.items():
+        assert ours <= 2 * transformers + 1e-5, name
 
 
 def test_two_data_parallel_ranks_train(tmp_path: Path) -> None:
@@ -47,6 +54,28 @@ def test_two_pipeline_stages_train(tmp_path: Path) -> None:
     )
     check_steps(run, (1, 2))
     assert run["logged"]["train/token_mult_prob_error"][2] < 1.1
+
+
+def test_a_teacher_on_a_gpu_of_its_own_scores(tmp_path: Path) -> None:
+    changes = ["++uecr.teacher.dedicated_gpus=1"]
+    run = isolated(parts.run, tmp_path, 2, changes, folder=tmp_path, seconds=SECONDS, driver=True)
+    check_steps(run, (1, 2))
+    check_teacher(run, tmp_path)
+
+
+def test_mixtures_over_two_expert_ranks_replay_what_the_generator_chose(tmp_path: Path) -> None:
+    """Each rank holds half of both models' experts; scoring and training take the generator's, the teacher its own."""
+    changes = [
+        "policy.megatron_cfg.expert_model_parallel_size=2",
+        "++uecr.teacher.megatron_cfg.expert_model_parallel_size=2",
+        "++policy.router_replay.enabled=true",
+    ]
+    run = isolated(parts.run, tmp_path, 2, changes, "", True, folder=tmp_path, seconds=SECONDS, driver=True)
+    check_steps(run, (1, 2))
+    check_teacher(run, tmp_path)
+    for step in (1, 2):
+        assert run["logged"]["train/policy/first_ratio_error"][step] < 1e-5
+        assert run["logged"]["train/token_mult_prob_error"][step] < 1.1
 
 
 def test_a_run_continues_with_the_weights_that_it_saved(tmp_path: Path) -> None:

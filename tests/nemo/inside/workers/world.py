@@ -285,3 +285,19 @@ def mean_errors(
         return float((column.double() - exact[name])[chosen].abs().mean())
 
     return {name: (error(answer[name], name), error(sixteen[name], name)) for name in names}
+
+
+#: Columns of a saved batch, by what the definition calls them.
+SAVED = {
+    "teacher": {"logp": "teacher_logp", "entropy": "teacher_entropy"},
+    "student": {"logp": "old_logp", "rollout_logp": "old_logp_rollout"},
+}
+
+
+def errors_of_batch(tensors: dict[str, Any], folder: Path, role: str) -> dict[str, tuple[float, float]]:
+    """The same of a saved batch that the model in the role's folder scored."""
+    mask_BT = tensors["sampled"].bool()
+    lengths_B = (mask_BT * torch.arange(1, mask_BT.shape[1] + 1)).max(dim=1).values
+    data = {"input_ids": tensors["token_ids"].long(), "input_lengths": lengths_B}
+    answer = {name: tensors[column] for name, column in SAVED[role].items()}
+    return mean_errors(answer, data, folder / role, answer, mask_BT)
