@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_uecr.conversion.reading import COMMON_FILE
 from nemo_uecr.errors import CheckpointError, first_line
 from nemo_uecr.generation.models import INDEX, SINGLE, let_others_read
+from nemo_uecr.reproducible import installed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,16 +54,21 @@ class Bridge:
         from megatron.core.dist_checkpointing.core import CheckpointingException
         from torch.distributed.checkpoint.api import CheckpointException
 
+        # Before 0.19, megatron-core raises an AttributeError where the file of the common state is not there.
+        faults = (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError)
         model = self._build(load_weights=False)
         try:
             common = dist_checkpointing.load_common_state_dict(str(weights))
             layout = dist_checkpointing.load_content_metadata(preloaded_state_dict=common)
             sharded = {"model": model.sharded_state_dict(metadata=layout)}
             state = dist_checkpointing.load(sharded, str(weights))["model"]
-        except (CheckpointException, CheckpointingException, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        except (CheckpointException, CheckpointingException, *faults) as error:
+            cause = "a file is corrupt, or it is another model. Copy it again, or name the trained one: --hf FOLDER"
+            if not (weights / COMMON_FILE).is_file():
+                here = installed("megatron-core")
+                cause = f"it may be of a later megatron-core than {here}. Convert in the container of the training"
             raise CheckpointError(
-                f"{weights}: Megatron cannot load it ({type(error).__name__}: {first_line(error)}); a file is corrupt, "
-                "or it is another model. Copy it again, or name the model that was trained: --hf FOLDER"
+                f"{weights}: Megatron cannot load it ({type(error).__name__}: {first_line(error)}); {cause}"
             ) from error
         model.load_state_dict({name: value for name, value in state.items() if not name.endswith("_extra_state")})
         return model

@@ -68,10 +68,10 @@ def prepare(
         raise CheckpointError(f"{out}: occupied; expected a folder that does not exist. Choose another --to")
     source = reading.find_source(ckpt)
     weights = reading.read_weights(source.weights)
-    config = _locate_model(model or source.model, ckpt)
+    config = _locate_model(model or source.model, ckpt, "--hf")
     shape = reading.read_qwen3(config)
     reading.check_architecture(weights, shape, config)
-    tokenizer = tokenizer or source.tokenizer or config
+    tokenizer = tokenizer or (_locate_model(source.tokenizer, ckpt, "--tokenizer") if source.tokenizer else config)
     assets = _assets(config, tokenizer)
     check_writable(out)
     free = shutil.disk_usage(existing(out)).free
@@ -83,10 +83,10 @@ def prepare(
     return Conversion(ckpt, out, tolerance, shard_bytes, weights, config, tokenizer, shape, assets)
 
 
-def _locate_model(name: str | None, ckpt: Path) -> Path:
-    """The local folder with config.json, downloaded from the hub unless ``name`` is a folder."""
+def _locate_model(name: str | None, ckpt: Path, option: str) -> Path:
+    """The local folder, or what the hub has under this name besides weights; ``option`` takes another."""
     if name is None:
-        raise CheckpointError(f"{ckpt}: does not name its model; name it: --hf FOLDER (one with config.json)")
+        raise CheckpointError(f"{ckpt}: does not name its model; name it: {option} FOLDER (one with config.json)")
     if Path(name).is_dir():
         return Path(name)
     import huggingface_hub
@@ -96,7 +96,7 @@ def _locate_model(name: str | None, ckpt: Path) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=["config.json", GENERATION, *TOKENIZER]))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = first_line(error)
-        raise CheckpointError(f"{name}: no folder here, nor on the hub ({reason}); name a folder: --hf") from error
+        raise CheckpointError(f"{name}: no folder here, nor on the hub ({reason}); name a folder: {option}") from error
 
 
 def convert(job: Conversion) -> Agreement:

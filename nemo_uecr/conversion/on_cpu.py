@@ -29,7 +29,7 @@ from nemo_uecr.errors import DependencyError
 
 ENGINE = "transformer_engine"
 #: Packages that the bridge imports but does not need here.
-STAND_INS = (ENGINE, "modelopt", "datasets")
+STAND_INS = (ENGINE, "modelopt", "datasets", "megatron.energon")
 TRAINING = "megatron.bridge.training.model_load_save"
 
 
@@ -63,6 +63,7 @@ def require_bridge() -> None:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     logging.getLogger("megatron").setLevel(logging.ERROR)
+    logging.getLogger("megatron.bridge.utils.import_utils").setLevel(logging.CRITICAL)  # of what a stand-in lacks
 
 
 def import_bridge() -> None:
@@ -78,7 +79,7 @@ def import_bridge() -> None:
         importlib.import_module(TRAINING)
     finally:
         sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.partition(".")[0] in missing]:
+        for name in [name for name in sys.modules if finder.provides(name)]:
             del sys.modules[name]
 
 
@@ -123,10 +124,13 @@ class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, roots: frozenset[str]) -> None:
         self._roots = roots
 
+    def provides(self, name: str) -> bool:
+        """Whether it is one of the packages or within one."""
+        return any(f"{name}.".startswith(f"{root}.") for root in self._roots)
+
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         """The spec of an empty module for a missing package or submodule."""
-        missing = fullname.partition(".")[0] in self._roots
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if missing else None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if self.provides(fullname) else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _EmptyModule(spec.name)

@@ -25,9 +25,11 @@ TRACKER = "latest_checkpointed_iteration.txt"
 STEP = re.compile(r"(tmp_|old_)?step_\d+")
 ITERATION = re.compile(r"iter_(\d+)")
 #: Parts of a finished step of NeMo-RL.
-STEP_PARTS = ("config.yaml", "training_info.json", "policy/weights", "policy/tokenizer")
+STEP_PARTS = ("config.yaml", "training_info.json", "policy/weights")
 #: Files of a finished Megatron checkpoint besides its shards; metadata.json is written last.
-MEGATRON_PARTS = ("metadata.json", ".metadata", "common.pt")
+MEGATRON_PARTS = ("metadata.json", ".metadata")
+#: What is no tensor: in a file before megatron-core 0.19, then among the shards under this key.
+COMMON_FILE, COMMON_KEY = "common.pt", "common_state/shard_0_1"
 FORMAT = "torch_dist"
 #: Prefixes of the model's tensors in a Megatron checkpoint, which may also contain the optimizer's.
 MODEL = ("embedding.", "decoder.", "output_layer.")
@@ -45,7 +47,7 @@ class Checkpoint:
 
     weights: Path  # folder of one iteration
     model: str | None  # Hugging Face model with the architecture, if the checkpoint names one
-    tokenizer: Path | None  # of the training; None: the model's
+    tokenizer: str | None  # that of the training, if it is another than the model's
 
 
 def find_source(ckpt: Path) -> Checkpoint:
@@ -93,8 +95,9 @@ def _nemo_rl_step(step: Path) -> Checkpoint:
     policy = _yaml(step / "config.yaml").get("policy") or {}
     if not policy.get("model_name"):
         raise CheckpointError(f"{step / 'config.yaml'}: no policy.model_name; expected NeMo-RL's configuration")
+    model, tokenizer = policy["model_name"], (policy.get("tokenizer") or {}).get("name")
     weights = newest_iteration(step / "policy" / "weights")
-    return Checkpoint(weights, policy["model_name"], step / "policy" / "tokenizer")
+    return Checkpoint(weights, model, tokenizer if tokenizer != model else None)
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -131,6 +134,7 @@ def read_weights(folder: Path) -> Weights:
     shards, tensors = _read_contents(folder)
     extra = ["run_config.yaml"] if (folder / "run_config.yaml").is_file() else []
     names = [*MEGATRON_PARTS, *shards, *extra]
+    names += [COMMON_FILE] if (folder / COMMON_FILE).is_file() else []
     dtypes = sorted({dtype for dtype, _ in tensors.values()})
     if len(dtypes) != 1 or dtypes[0] not in BYTES:
         raise CheckpointError(f"{folder}: its tensors are {dtypes or 'none'}; expected one of {', '.join(BYTES)}")
@@ -146,9 +150,12 @@ def _read_contents(folder: Path) -> tuple[list[str], dict[str, tuple[str, tuple[
     kind = read_object(folder / "metadata.json").get("sharded_backend")
     if kind != FORMAT:
         raise CheckpointError(f"{folder}: its format is {kind}; expected {FORMAT}, Megatron's distributed checkpoint")
-    if not zipfile.is_zipfile(folder / "common.pt"):
-        raise CheckpointError(f"{folder / 'common.pt'}: truncated or corrupt. Copy the checkpoint again")
     contents = read_metadata(folder / ".metadata")
+    if (folder / COMMON_FILE).is_file():
+        if not zipfile.is_zipfile(folder / COMMON_FILE):
+            raise CheckpointError(f"{folder / COMMON_FILE}: truncated or corrupt. Copy the checkpoint again")
+    elif COMMON_KEY not in contents.state_dict_metadata:
+        raise CheckpointError(f"{folder}: no {COMMON_FILE}; the checkpoint is incomplete. Convert another one")
     ends: Counter[str] = Counter()
     for place in contents.storage_data.values():
         ends[place.relative_path] = max(ends[place.relative_path], place.offset + place.length)

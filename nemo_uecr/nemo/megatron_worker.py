@@ -36,6 +36,8 @@ class WorkerMethods:
         """Build NeMo-RL's worker, measure what it holds beside its model, and correct its sampling parameters."""
         self._host_copy: list[Tensor] = []
         super().__init__(*args, **kwargs)
+        if not is_wrapped(self.model):
+            forget_training(self.model)
         # The module's own method: Megatron's data-parallel wrapper has an attribute of that name, its gradient buffers.
         held = (*self.model.parameters(), *torch.nn.Module.buffers(self.model))
         self._baseline = torch.cuda.memory_allocated() - sum(tensor.nbytes for tensor in held)
@@ -132,6 +134,19 @@ def last_stage() -> bool:
     from megatron.core import parallel_state as state
 
     return bool(state.is_pipeline_last_stage(ignore_virtual=True))
+
+
+#: Functions in Megatron's configuration of a model that belong to its data-parallel wrapper and optimizer.
+OF_TRAINING = ("no_sync_func", "grad_sync_func", "param_sync_func", "grad_scale_func", "finalize_model_grads_func")
+
+
+def forget_training(model: Any) -> None:
+    """Take from a plain model the functions of a trained one: a checkpoint of a training brings their names with it."""
+    from megatron.core.utils import get_model_config
+
+    config = get_model_config(model)
+    for name in OF_TRAINING:
+        setattr(config, name, None)
 
 
 def is_wrapped(model: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import warnings
@@ -54,28 +55,33 @@ def hf_model(folder: Path, *, tied: bool, dtype: str = "float32", shard: str = "
     return folder
 
 
-def megatron_weights(folder: Path) -> Path:
-    """A folder as megatron-core writes it on one rank, made by the library below it."""
+def megatron_weights(folder: Path, *, common_file: bool = True) -> Path:
+    """A folder as megatron-core writes it on one rank, made by the library below it.
+
+    Without ``common_file`` as 0.19 does, which keeps the common state among the shards.
+    """
     import torch
     from torch.distributed.checkpoint import save
 
-    state = {name: torch.zeros(48, 32) for name in ("embedding.word_embeddings.weight", "output_layer.weight")}
+    names = ("embedding.word_embeddings.weight", "output_layer.weight")
+    state: dict[str, Any] = {name: torch.zeros(48, 32) for name in names}
+    if not common_file:
+        state["common_state/shard_0_1"] = io.BytesIO(b"any object")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nothing is distributed here
         save(state, checkpoint_id=folder, no_dist=True)
     (folder / "metadata.json").write_text(json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}))
-    torch.save({"iteration": 1}, folder / "common.pt")
+    if common_file:
+        torch.save({"iteration": 1}, folder / "common.pt")
     return folder
 
 
-def nemo_rl_step(folder: Path, weights: Path, model: Path) -> Path:
-    """A finished step of NeMo-RL around Megatron's folder."""
+def nemo_rl_step(folder: Path, weights: Path, model: Path, tokenizer: Path | None = None) -> Path:
+    """A finished step of NeMo-RL around Megatron's folder; its Megatron worker saves no tokenizer, but its name."""
     step = folder / "step_1"
-    (step / "policy" / "optimizer").mkdir(parents=True)
     shutil.copytree(weights, step / "policy" / "weights" / "iter_0000000")
-    (step / "policy" / "tokenizer").mkdir()
-    tokenizer_folder(step / "policy" / "tokenizer")
-    (step / "config.yaml").write_text(json.dumps({"policy": {"model_name": str(model), "tokenizer": {"name": "x"}}}))
+    policy = {"model_name": str(model), "tokenizer": {"name": str(tokenizer or model)}}
+    (step / "config.yaml").write_text(json.dumps({"policy": policy}))
     (step / "training_info.json").write_text(json.dumps({"step": 1}))
     (step / "train_dataloader.pt").write_bytes(b"")
     return step

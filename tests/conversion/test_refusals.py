@@ -48,9 +48,25 @@ def test_what_is_whole_is_accepted(tmp_path: Path, model: Path, weights: Path) -
     for ckpt in (weights, weights.parent):
         job = prepared(ckpt, tmp_path / "out", model)
         assert (job.weights.folder, job.weights.dtype) == (weights, "float32")
-    step = nemo_rl_step(tmp_path, weights, model)
-    job = prepared(step, tmp_path / "out")
-    assert (job.config, job.tokenizer) == (model, step / "policy" / "tokenizer")
+    job = prepared(nemo_rl_step(tmp_path, weights, model), tmp_path / "out")
+    assert (job.config, job.tokenizer) == (model, model)
+
+
+def test_the_tokenizer_that_a_run_was_given_under_another_name(tmp_path: Path, model: Path, weights: Path) -> None:
+    other = model_folder(tmp_path / "tokenizer", tied=False)
+    step = nemo_rl_step(tmp_path, weights, model, other)
+    assert (job := prepared(step, tmp_path / "out")).tokenizer == other
+    assert {model / "config.json", other / "tokenizer.json"} <= set(job.assets)
+    shutil.rmtree(other)
+    assert refusal(step, tmp_path / "out").endswith("name a folder: --tokenizer")
+
+
+def test_the_common_state_among_the_shards(tmp_path: Path, model: Path) -> None:
+    weights = megatron_weights(tmp_path / "later" / "iter_0000001", common_file=False)
+    assert {file.name for file in prepared(weights, tmp_path / "out", model).weights.files} >= {
+        ".metadata",
+        "__0_0.distcp",
+    }
 
 
 def test_what_a_checkpoint_is_says_its_content_not_its_name(tmp_path: Path, model: Path) -> None:
@@ -138,9 +154,7 @@ def test_the_rope_base_is_read_where_either_transformers_writes_it(tmp_path: Pat
 OF_MEGATRON = ["metadata.json", ".metadata", "common.pt"]
 
 
-@pytest.mark.parametrize(
-    "part", [*OF_MEGATRON, "config.yaml", "training_info.json", "policy/weights", "policy/tokenizer"]
-)
+@pytest.mark.parametrize("part", [*OF_MEGATRON, "config.yaml", "training_info.json", "policy/weights"])
 def test_an_incomplete_step(part: str, tmp_path: Path, model: Path, weights: Path) -> None:
     step = nemo_rl_step(tmp_path, weights, model)
     target = (step / "policy" / "weights" / "iter_0000000" if part in OF_MEGATRON else step) / part

@@ -85,7 +85,7 @@ def test_a_step_of_nemo_rl_with_a_padded_vocabulary(padded: dict[bool, Saved], t
     """The whole of what is delivered: weights without padding, configuration, tokenizer, template, evidence."""
     model = model_folder(tmp_path / "model", tied=False)
     step = nemo_rl_step(tmp_path, padded[False].folder / "iter_0000001", model)
-    out, templates = tmp_path / "out", step / "policy" / "tokenizer" / "additional_chat_templates"
+    out, templates = tmp_path / "out", model / "additional_chat_templates"
     templates.mkdir()
     (templates / "tool_use.jinja").write_text("1")
     converted(step, "--to", out)

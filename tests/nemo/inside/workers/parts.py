@@ -189,3 +189,29 @@ def run(folder: Path, gpus: int, changes: list[str], vllm_python: str = "", mixt
         if made is not None:
             ray.get(made.engine.save.remote(folder / f"generator-{attempt}"))
     return {"refits": made.refits if made else None, **world.left_behind(folder / "run")}
+
+
+def converted(step: Path, out: Path) -> None:
+    """`nemo-uecr convert` of a step that a run saved, by the workers' megatron-core and Megatron-Bridge."""
+    import sys
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401 - before a stand-in, which they would ask
+
+    from nemo_uecr.__main__ import main
+    from tests.nemo.inside.workers import stand_ins
+
+    sys.meta_path.append(stand_ins.Empty(("triton",)))  # kernels that a conversion does not run
+    sys.argv = ["nemo-uecr", "convert", str(step), "--to", str(out)]
+    main()
+
+
+def taught(folder: Path, step: Path, model: Path) -> dict[str, tuple[float, float]]:
+    """A teacher that is a step which a run saved of its student: its errors by ``model``, the same in transformers."""
+    teacher = [f"uecr.teacher.model_name={folder / 'student'}", f"++uecr.teacher.megatron_checkpoint={step}"]
+    config = world.run_config(folder, world.VOCABULARY, *teacher)
+    section, request = world.policy_section(config, teacher=True), world.request(config, teacher=True)
+    worker = make_worker(section, teacher=True, reference=False)
+    cycle(worker)
+    data = world.drawn(world.VOCABULARY)
+    answer = scores(worker, data, section, request)
+    return world.mean_errors(answer, data, model, request.columns, world.scored_tokens(data))

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.nemo.inside.workers import parts, world
 from tests.nemo.inside.workers.isolated import isolated, needs_megatron
@@ -13,6 +15,8 @@ from tests.nemo.inside.workers.isolated import isolated, needs_megatron
 pytestmark = needs_megatron
 SECONDS = 900  # 70 on two free cores
 TENSOR_PARALLEL = ["policy.megatron_cfg.tensor_model_parallel_size=2", "policy.megatron_cfg.sequence_parallel=true"]
+
+SAVING = ["checkpointing.enabled=true", "checkpointing.save_period=1", "checkpointing.metric_name=null"]
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Any:
     """Two steps of a student and a teacher that share two GPUs, each cut over both."""
-    return isolated(parts.run, folder, 2, TENSOR_PARALLEL, folder=folder, seconds=SECONDS, driver=True)
+    return isolated(parts.run, folder, 2, [*TENSOR_PARALLEL, *SAVING], folder=folder, seconds=SECONDS, driver=True)
 
 
 def test_the_loop_trains_two_steps(run: Any) -> None:
@@ -58,3 +62,20 @@ def test_the_generator_has_the_policys_weights(run: Any) -> None:
     """What it says of its own tokens is what the refitted student says: within what sixteen bits give."""
     for step in (1, 2):
         assert run["logged"]["train/token_mult_prob_error"][step] < 1.1
+
+
+def test_a_checkpoint_becomes_the_model_that_generated(run: Any, folder: Path) -> None:
+    """From two tensor-parallel ranks, bit for bit: the second step's responses are of the first step's weights."""
+    isolated(parts.converted, folder / "run/checkpoints/step_1", folder / "model", folder=folder, seconds=SECONDS)
+    made, generated = (load_file(folder / name / "model.safetensors") for name in ("model", "generator-1"))
+    assert made.keys() == generated.keys()
+    assert [name for name, value in generated.items() if not torch.equal(made[name], value)] == []
+    assert (folder / "model" / "tokenizer.json").read_bytes() == (folder / "student" / "tokenizer.json").read_bytes()
+
+
+def test_a_checkpoint_teaches(run: Any, folder: Path) -> None:
+    """As `uecr.teacher.megatron_checkpoint`, on one rank: its scores are of the step's weights."""
+    step = folder / "run/checkpoints/step_1/policy/weights/iter_0000000"
+    args = folder, step, folder / "generator-1"
+    for name, (ours, transformers) in isolated(parts.taught, *args, folder=folder, seconds=SECONDS).items():
+        assert ours <= 2 * transformers + 1e-5, name

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests.nemo.inside.launched import make_benchmarks
 from tests.nemo.inside.workers import parts, world
 from tests.nemo.inside.workers.isolated import ROOT, isolated, needs_megatron
+from tests.nemo.inside.workers.test_loop import SAVING
 
 pytestmark = [needs_megatron, pytest.mark.slow]
 SECONDS = 900
@@ -80,11 +81,10 @@ def test_mixtures_over_two_expert_ranks_replay_what_the_generator_chose(tmp_path
 
 def test_a_run_continues_with_the_weights_that_it_saved(tmp_path: Path) -> None:
     """The run is taken back to its first checkpoint: the generator gets the weights that it had after that step."""
-    changes = ["checkpointing.enabled=true", "checkpointing.save_period=1", "checkpointing.metric_name=null"]
-    run = isolated(parts.run, tmp_path, 1, changes, folder=tmp_path, seconds=SECONDS, driver=True)
+    run = isolated(parts.run, tmp_path, 1, SAVING, folder=tmp_path, seconds=SECONDS, driver=True)
     check_steps(run, (1, 2))
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_2")
-    again = isolated(parts.run, tmp_path, 1, changes, folder=tmp_path, seconds=SECONDS, driver=True)
+    again = isolated(parts.run, tmp_path, 1, SAVING, folder=tmp_path, seconds=SECONDS, driver=True)
     check_steps(again, (2,))
     names = ("generator-1", "student", "generator-2")
     before, start, after = (load_file(tmp_path / name / "model.safetensors") for name in names)
