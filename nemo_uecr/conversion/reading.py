@@ -139,6 +139,11 @@ def read_weights(folder: Path) -> Weights:
     if len(dtypes) != 1 or dtypes[0] not in BYTES:
         raise CheckpointError(f"{folder}: its tensors are {dtypes or 'none'}; expected one of {', '.join(BYTES)}")
     shapes = {name: shape for name, (_, shape) in tensors.items()}
+    if any(".adapter." in name for name in shapes):
+        raise CheckpointError(
+            f"{folder}: holds LoRA adapters alone; expected a whole model. NeMo-RL's "
+            "examples/converters/convert_lora_to_hf.py merges them into the model that they were trained on"
+        )
     return Weights(folder, tuple(folder / name for name in names), shapes, dtypes[0])
 
 

@@ -55,7 +55,10 @@ def hf_model(folder: Path, *, tied: bool, dtype: str = "float32", shard: str = "
     return folder
 
 
-def megatron_weights(folder: Path, *, common_file: bool = True) -> Path:
+WHOLE = ("embedding.word_embeddings.weight", "output_layer.weight")
+
+
+def megatron_weights(folder: Path, *, names: tuple[str, ...] = WHOLE, common_file: bool = True) -> Path:
     """A folder as megatron-core writes it on one rank, made by the library below it.
 
     Without ``common_file`` as 0.19 does, which keeps the common state among the shards.
@@ -63,7 +66,6 @@ def megatron_weights(folder: Path, *, common_file: bool = True) -> Path:
     import torch
     from torch.distributed.checkpoint import save
 
-    names = ("embedding.word_embeddings.weight", "output_layer.weight")
     state: dict[str, Any] = {name: torch.zeros(48, 32) for name in names}
     if not common_file:
         state["common_state/shard_0_1"] = io.BytesIO(b"any object")

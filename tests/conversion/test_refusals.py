@@ -69,6 +69,12 @@ def test_the_common_state_among_the_shards(tmp_path: Path, model: Path) -> None:
     }
 
 
+def test_adapters_alone(tmp_path: Path, model: Path) -> None:
+    names = ("decoder.layers.mlp.linear_fc1.adapter.linear_in.weight", "output_layer.adapter.linear_out.weight")
+    weights = megatron_weights(tmp_path / "adapter" / "iter_0000001", names=names)
+    assert "holds LoRA adapters alone" in refusal(weights, tmp_path / "out", model)
+
+
 def test_what_a_checkpoint_is_says_its_content_not_its_name(tmp_path: Path, model: Path) -> None:
     for name in ("step_100", "tmp_step_1", "iter_0000005"):
         model = model.rename(tmp_path / name)

@@ -151,6 +151,7 @@ def _on_cpu(function: Any) -> Any:
 
 def _bridge() -> None:
     """The bridge's start asks for CUDA and seeds its generators; its writer of checkpoints starts a server process."""
+    from megatron.bridge.peft import module_matcher, utils
     from megatron.bridge.training import initialize
     from megatron.core.dist_checkpointing.strategies import filesystem_async
     from megatron.core.tensor_parallel import random
@@ -170,6 +171,9 @@ def _bridge() -> None:
     initialize.torch = _Seeming(torch)
     initialize.compile_helpers = lambda: None  # needs a Makefile that the wheel has not
     filesystem_async._results_queue = queue.Queue()
+    for module in (module_matcher, utils):  # adapters take mocks of Transformer Engine's classes for the classes
+        for name in [name for name in vars(module) if name.startswith("HAVE_TE")]:
+            setattr(module, name, False)
     torch_norm.WrappedTorchNorm.__new__ = tiny_qwen3.plain_norm  # Megatron's own refuses sequence parallelism
 
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from nemo_uecr.conversion.reading import read_weights
+from nemo_uecr.errors import CheckpointError
 from tests.nemo.inside.launched import make_benchmarks
 from tests.nemo.inside.workers import parts, world
 from tests.nemo.inside.workers.isolated import ROOT, isolated, needs_megatron
@@ -77,6 +79,17 @@ def test_mixtures_over_two_expert_ranks_replay_what_the_generator_chose(tmp_path
     for step in (1, 2):
         assert run["logged"]["train/policy/first_ratio_error"][step] < 1e-5
         assert run["logged"]["train/token_mult_prob_error"][step] < 1.1
+
+
+def test_an_adapter_trains(tmp_path: Path) -> None:
+    """A refit merges it; a checkpoint has the adapter alone, which is no model to convert."""
+    adapter = [f"policy.megatron_cfg.peft.{change}" for change in ("enabled=true", "dim=4", "alpha=8")]
+    run = isolated(parts.run, tmp_path, 1, [*adapter, *SAVING], folder=tmp_path, seconds=SECONDS, driver=True)
+    check_steps(run, (1, 2))
+    check_teacher(run, tmp_path)
+    assert run["logged"]["train/token_mult_prob_error"][2] < 1.1
+    with pytest.raises(CheckpointError, match="LoRA adapters alone"):
+        read_weights(tmp_path / "run/checkpoints/step_2/policy/weights/iter_0000000")
 
 
 def test_a_run_continues_with_the_weights_that_it_saved(tmp_path: Path) -> None:
