@@ -215,3 +215,21 @@ def taught(folder: Path, step: Path, model: Path) -> dict[str, tuple[float, floa
     data = world.drawn(world.VOCABULARY)
     answer = scores(worker, data, section, request)
     return world.mean_errors(answer, data, model, request.columns, world.scored_tokens(data))
+
+
+def scored_again(folder: Path, batch: Path, out: Path) -> None:
+    """A saved batch by the run's teacher, alone on two GPUs: what `nemo-uecr teacher score` does."""
+    import ray
+
+    from nemo_uecr.nemo import plug_in
+    from nemo_uecr.responses.table import read_responses
+    from tests.nemo.inside.workers import stand_ins
+    from tests.nemo.local_ray import local_ray
+
+    values = world.run_config(folder, world.VOCABULARY, "cluster.gpus_per_node=2").values
+    stand_ins.without_fusions(values["policy"])
+    os.environ["PYTHONPATH"] = os.environ["WORKERS_PATH"]
+    with local_ray({name: os.environ[name] for name in WORKERS_VARIABLES}, num_cpus=8, num_gpus=2):
+        os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
+        world.use_this_ray()
+        plug_in.score_saved_batch(values, read_responses(batch), out)

@@ -17,6 +17,7 @@ from tests.nemo.inside.launched import make_benchmarks
 from tests.nemo.inside.workers import parts, world
 from tests.nemo.inside.workers.isolated import ROOT, isolated, needs_megatron
 from tests.nemo.inside.workers.test_loop import SAVING
+from tests.responses.tables import tensors_of
 
 pytestmark = [needs_megatron, pytest.mark.slow]
 SECONDS = 900
@@ -79,6 +80,18 @@ def test_mixtures_over_two_expert_ranks_replay_what_the_generator_chose(tmp_path
     for step in (1, 2):
         assert run["logged"]["train/policy/first_ratio_error"][step] < 1e-5
         assert run["logged"]["train/token_mult_prob_error"][step] < 1.1
+
+
+def test_without_packing_and_scored_again_by_the_teacher_alone(tmp_path: Path) -> None:
+    changes = ["policy.sequence_packing.enabled=false"]
+    run = isolated(parts.run, tmp_path, 1, changes, folder=tmp_path, seconds=SECONDS, driver=True)
+    check_steps(run, (1, 2))
+    batch, out = tmp_path / "run" / "batches" / "step-000001.parquet", tmp_path / "scored.parquet"
+    isolated(parts.scored_again, tmp_path, batch, out, folder=tmp_path, seconds=SECONDS, driver=True)
+    before, after = tensors_of(batch), tensors_of(out)
+    mask = before["sampled"].bool()
+    for name in ("teacher_logp", "teacher_entropy"):
+        assert float((before[name] - after[name])[mask].abs().mean()) < 0.01, name
 
 
 def test_an_adapter_trains(tmp_path: Path) -> None:

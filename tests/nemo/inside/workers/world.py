@@ -131,7 +131,6 @@ def train(config: Any, *, generation: Any, vllm_python: str) -> None:
     ``generation`` is in the place of NeMo-RL's `VllmGeneration`; without it NeMo-RL's own runs under ``vllm_python``.
     """
     import importlib
-    import sys
 
     from nemo_uecr.nemo import plug_in, upstream
     from tests.nemo.inside.workers import stand_ins
@@ -143,8 +142,7 @@ def train(config: Any, *, generation: Any, vllm_python: str) -> None:
         stand_ins.without_fusions(master_config.policy)
         return native(master_config, *args, **given)
 
-    # NeMo-RL would build an environment of its own for each kind of worker.
-    upstream.native("ACTOR_ENVIRONMENT_REGISTRY")[upstream.NATIVE_WORKER_FQN] = sys.executable
+    use_this_ray()
     if generation is None:
         upstream.native("ACTOR_ENVIRONMENT_REGISTRY")[upstream.VLLM_WORKER_FQN] = vllm_python
     else:
@@ -152,9 +150,19 @@ def train(config: Any, *, generation: Any, vllm_python: str) -> None:
     grpo.setup = functools.wraps(native)(on_cpu)  # what the plug-in wraps
     saved: Any = importlib.import_module("nemo_rl.utils.checkpoint")
     saved._load_megatron_common_state_dict = stand_ins.common_state  # main's; 0.7 reads no checkpoint in its driver
-    # This Ray runs already: it has to be told that there are GPUs.
-    importlib.import_module("nemo_rl.distributed.virtual_cluster").init_ray = lambda: None
     plug_in.train(str(config.path), config.changes)
+
+
+def use_this_ray() -> None:
+    """Before NeMo-RL starts anything: Ray runs already, since it has to be told that there are GPUs."""
+    import importlib
+    import sys
+
+    from nemo_uecr.nemo import upstream
+
+    importlib.import_module("nemo_rl.distributed.virtual_cluster").init_ray = lambda: None
+    # NeMo-RL would build an environment of its own for each kind of worker.
+    upstream.native("ACTOR_ENVIRONMENT_REGISTRY")[upstream.NATIVE_WORKER_FQN] = sys.executable
 
 
 def left_behind(run: Path) -> dict[str, Any]:
