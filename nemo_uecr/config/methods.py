@@ -17,19 +17,21 @@ TEACHER = re.compile(r"(teacher|teachers\..+)\.(model_name|self)")
 def objective(config: Config) -> str:
     """The loss of a local run on one line; see `objective_of`."""
     loss = config.loss
-    return objective_of(config.method, clip=(loss.clip_low, loss.clip_high), kl="KL3", kl_coef=loss.reference_kl)
+    clipped = f"clip {loss.clip_low:g}/{loss.clip_high:g}"
+    return objective_of(config.method, clipped=clipped, kl="KL3", kl_coef=loss.reference_kl)
 
 
-def objective_of(method: Method, *, clip: tuple[float, float], kl: str, kl_coef: float) -> str:
+def objective_of(method: Method, *, clipped: str, kl: str, kl_coef: float) -> str:
     """The loss, the token advantage and the method's settings on one line.
 
-    PG is the clipped surrogate, averaged over the valid tokens of the optimizer step; KL3 is the low-variance estimate
-    of the KL to the reference policy. Settings that the equation does not name appear if they differ from the default.
+    PG is the surrogate, ``clipped`` as these words say, averaged over the valid tokens of the optimizer step; KL3 is
+    the low-variance estimate of the KL to the reference policy. Settings that the equation does not name appear if they
+    differ from the default.
 
     References:
         eq:final-objective.
     """
-    equation, clipped = method.equation(), f"clip {clip[0]:g}/{clip[1]:g}"
+    equation = method.equation()
     second = "" if method.opd_coef is None else f" + {method.opd_coef:g} PG(A_opd; {clipped})"
     reference = f" + {kl_coef:g} {kl}(ref)" if kl_coef > 0 else ""
     advantage = equation if equation.startswith("A = ") else f"A: {equation}"

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -72,7 +73,18 @@ def training_problems(data: DataConfig | RecipeDataConfig, place: str | Path | N
 
 
 def chosen_problems(data: RecipeDataConfig, seed: int) -> list[Problem]:
-    """Problems in the file's order, those of the wanted difficulty, and a seeded draw of ``data.subset`` of them."""
+    """Problems in the file's order, those of the wanted difficulty, and a seeded draw of ``subset`` of them.
+
+    Messages name the keys as a recipe has them, in which `data` is another section.
+    """
+    try:
+        return _chosen_problems(data, seed)
+    except DataError as error:
+        keys = "|".join(type(data).model_fields)
+        raise DataError(re.sub(rf"(?<![\w./])data\.({keys})\b", r"uecr.data.\1", str(error))) from error
+
+
+def _chosen_problems(data: RecipeDataConfig, seed: int) -> list[Problem]:
     problems = training_problems(data)
     if talked := next((problem for problem in problems if problem.context), None):
         raise DataError(

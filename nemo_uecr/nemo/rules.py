@@ -71,7 +71,8 @@ OF_THE_KL: dict[str, Callable[[Any], bool]] = {
 #: Values with which the numbers would be wrong, what they become, and why.
 ADJUSTED: dict[str, tuple[Callable[[Any], bool], object, str]] = {
     "loss_fn.force_on_policy_ratio": (
-        bool, False, "get_logprobs, in which the teachers score, would be skipped; at one update the gradient is equal",
+        bool, False,
+        "get_logprobs, in which teachers score, would be skipped; at one update the gradient is equal but for clips",
     ),
     "policy.megatron_cfg.distributed_data_parallel_config.overlap_param_gather": (
         bool, False, "vLLM would get new and previous weights mixed at a refit",
@@ -180,6 +181,10 @@ def _dedicated_faults(values: Mapping[str, Any], section: UecrSection) -> Iterat
 
 #: What NeMo-RL's asynchronous loop does not do, or not for us: keys with the values that it takes, and why.
 OF_THE_ASYNC_LOOP: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "grpo.async_grpo.max_trajectory_age_steps": (
+        lambda age: age >= 1,
+        "its buffer has no place for a response then: take 1 or more, or enabled=false",
+    ),
     "policy.generation.colocated.enabled": (OFF, "vLLM answers while the student trains, on GPUs of its own"),
     "policy.generation.vllm_cfg.async_engine": (_is(True), "the loop needs vLLM's asynchronous engine"),
     "loss_fn.use_importance_sampling_correction": (_is(True), "the loop asks for it"),
@@ -398,8 +403,9 @@ def notes(values: Mapping[str, Any]) -> list[str]:
             "there R^T alone would have given them a signal"
         )
     if lag_of(values):
+        kind = value_at(values, "loss_fn.truncated_importance_sampling_type")
         said.append(
-            "loss_fn.use_importance_sampling_correction is not used: the ratio of the loss is to the policy that "
-            "sampled, which is the correction"
+            f"loss_fn.use_importance_sampling_correction{f' of type {kind}' if kind else ''} is not used: the ratio of "
+            "the loss is to the policy that sampled, which is the correction; its clip is the limit"
         )
     return said

@@ -14,7 +14,7 @@ from nemo_uecr.errors import ConfigError
 from nemo_uecr.generation.models import MIXTURES, config_values, untried_mixture
 from nemo_uecr.nemo import rules
 from nemo_uecr.nemo.layout import Job, Model, job_of
-from nemo_uecr.nemo.recipe import SYNCHRONOUS, section_of, view
+from nemo_uecr.nemo.recipe import SYNCHRONOUS, lag_of, section_of, view
 from nemo_uecr.plan.contents import ASSUMED, GIB
 from nemo_uecr.plan.faults import job_faults, refuse
 from nemo_uecr.plan.nemo import nemo_plan, teacher_stays
@@ -163,13 +163,21 @@ def _placed(model: Model) -> str:
 
 
 def objective(job: Job) -> str:
-    """The run's loss on one line: the clipped surrogates of NeMo-RL's loss and its reference KL."""
+    """The run's loss on one line: the clipped surrogates of NeMo-RL's loss, their ratio, and its reference KL."""
     from nemo_uecr.config.methods import objective_of
 
     loss = job.values["loss_fn"]
     kind = "KL3" if job.section.kl == "paper" else str(loss.get("reference_policy_kl_type", "k3")).replace("k", "KL")
-    clip = (loss["ratio_clip_min"], loss["ratio_clip_max"])
-    return objective_of(job.section.method, clip=clip, kl=kind, kl_coef=loss["reference_policy_kl_penalty"])
+    dual = loss.get("ratio_clip_c")
+    parts = {
+        f"clip {loss['ratio_clip_min']:g}/{loss['ratio_clip_max']:g}": True,
+        f"dual clip {dual:g}" if dual else "": dual,
+        "CISPO": loss.get("use_cispo"),
+        "ratio of the sequence": loss.get("sequence_level_importance_ratios"),
+        "ratio to the policy that sampled": lag_of(job.values),
+    }
+    clipped = ", ".join(words for words, holds in parts.items() if holds)
+    return objective_of(job.section.method, clipped=clipped, kl=kind, kl_coef=loss["reference_policy_kl_penalty"])
 
 
 def native_schema(recipe: Recipe, version: str) -> str:

@@ -226,6 +226,10 @@ def test_responses_of_older_policies_are_accepted_where_the_asynchronous_loop_ha
     assert recipe.lag_of(made()) is None
     (said,) = rules.notes(made(**ASYNC, grpo__use_leave_one_out_baseline=False))
     assert said.startswith("loss_fn.use_importance_sampling_correction is not used")
+    (said,) = rules.notes(
+        made(**ASYNC, grpo__use_leave_one_out_baseline=False, loss_fn__truncated_importance_sampling_type="icepop")
+    )
+    assert said.startswith("loss_fn.use_importance_sampling_correction of type icepop is not used")
     assert faults(**ASYNC, uecr__teacher__stays=True) == []
     assert faults(uecr__teacher__stays=True)[0].startswith("uecr.teacher.stays: got True")
 
@@ -237,6 +241,8 @@ def test_responses_of_older_policies_are_accepted_where_the_asynchronous_loop_ha
         ({"policy__generation__vllm_cfg__async_engine": False}, "policy.generation.vllm_cfg.async_engine"),
         ({"loss_fn__use_importance_sampling_correction": False}, "loss_fn.use_importance_sampling_correction"),
         ({"grpo__use_dynamic_sampling": True}, "grpo.use_dynamic_sampling"),
+        ({"grpo__async_grpo": {"enabled": True, "max_trajectory_age_steps": 0}},
+         "grpo.async_grpo.max_trajectory_age_steps"),
         ({"grpo__reward_shaping": {"enabled": True}}, "grpo.reward_shaping.enabled"),
         ({"policy__generation__top_p": 0.95}, "policy.generation.top_p"),
         ({"uecr__teacher": None, "uecr__teachers": {"a": {"model_name": "x"}, "b": {"model_name": "y"}},

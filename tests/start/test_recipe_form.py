@@ -17,6 +17,7 @@ from nemo_uecr.start.recipe_form import UNSEEN, accepted, described, layout
 from tests.config.shipped import CONFIGS, GIVEN, GRPO, OTHERS, SCALES, nemo_job
 from tests.data.made import write_jsonl
 from tests.nemo.worlds import BASE, SIZES, job, world
+from tests.plan.test_overlap import APART
 
 # -- the shipped recipes ---------------------------------------------------------------------------------------------
 
@@ -59,9 +60,10 @@ BAD = {
     "divisor of the model's 4 layers",
     "policy.max_total_sequence_length=5000": "but {}/student has 4096 positions",
     "uecr.data.train={}/keys.jsonl": "no field 'question'",
-    "uecr.data.difficulty_key=level": "data.difficulty_key=null data.difficulty_low=null data.difficulty_high=null",
+    "uecr.data.difficulty_key=level": "uecr.data.difficulty_key=null uecr.data.difficulty_low=null "
+    "uecr.data.difficulty_high=null",
     "uecr.data.subset=100": "100 problems are left to train on; expected at least",
-    "uecr.data.subset=300": "200 problems of difficulty 5.0 to 7.0; expected at least data.subset=300",
+    "uecr.data.subset=300": "200 problems of difficulty 5.0 to 7.0; expected at least uecr.data.subset=300",
     "++uecr.evaluation.benchmarks.a={}/none.jsonl": "evaluation.benchmarks.a: no file /",
     "policy.megatron_cfg.enabled=false": "cannot be trained as it is: policy.megatron_cfg.enabled",
     "uecr.method.nme=puu": "the recipe has no key uecr.method.nme, the nearest is uecr.method.name",
@@ -130,6 +132,16 @@ def test_a_check_says_what_is_adjusted_ignored_and_placed(tmp_path: Path, capsys
 def test_the_objective_names_the_kl_of_the_recipe() -> None:
     words = ["uecr.kl=recipe", "loss_fn.reference_policy_kl_type=k2", "loss_fn.ratio_clip_max=0.28"]
     assert described(nemo_job(*words))[0].startswith("objective: loss = PG(A; clip 0.2/0.28) + 0.001 KL2(ref); ")
+
+
+def test_the_objective_names_what_the_recipe_makes_of_the_clip_and_the_ratio() -> None:
+    words = [
+        "++loss_fn.use_cispo=true", "++loss_fn.ratio_clip_c=10.0", "++loss_fn.sequence_level_importance_ratios=true",
+        *APART,
+    ]  # fmt: skip
+    said = "PG(A; clip 0.2/0.2, dual clip 10, CISPO, ratio of the sequence, ratio to the policy that sampled)"
+    assert described(nemo_job(*words))[0].startswith(f"objective: loss = {said} + 0.001 ")
+    assert described(nemo_job())[0].startswith("objective: loss = PG(A; clip 0.2/0.2) + 0.001 ")
 
 
 def test_show_prints_every_value_with_its_origin(capsys: pytest.CaptureFixture[str]) -> None:
@@ -226,7 +238,10 @@ def test_problems_are_kept_by_difficulty_and_drawn_by_seed(tmp_path: Path) -> No
     assert chosen_problems(data, 0) == kept
     talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}]
     write_jsonl(tmp_path / "p.jsonl", [row | {"question": talk} for row in rows])
-    with pytest.raises(DataError, match=r"problem '1' has turns before its question"):
+    with pytest.raises(DataError, match=r"problem '1' has turns before its question.* in uecr\.data\.question_key="):
+        chosen_problems(data, 0)
+    (tmp_path / "p.jsonl").unlink()
+    with pytest.raises(DataError, match=r"^uecr\.data\.train: no file .*p\.jsonl"):
         chosen_problems(data, 0)
 
 
