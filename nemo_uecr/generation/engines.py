@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
@@ -255,16 +255,14 @@ def check_model(model: str) -> None:
         check_model(base)
         models.read_header(folder / adapter.WEIGHTS)
         return
-    if not (folder / "config.json").is_file():
-        raise DataError(f"{model} has no config.json; expected a model folder")
+    models.check_config(folder)
     shards = models.weight_names(folder)
     if not any((folder / shard).is_file() for shard in shards):
         raise DataError(
             f"{model} has no {shards[0]}; expected safetensors, because reading pickled weights (*.bin) can run code: "
             "take a release of the model that has them"
         )
-    stored = {dtype for shard in shards for dtype, _ in models.read_header(folder / shard).values()}
-    few = sorted(filter(models.FEW_BITS.match, stored))
+    few = sorted(filter(models.FEW_BITS.match, {dtype for _, dtype in models.stored_weights(folder).values()}))
     if few and not quantized(folder):
         raise DataError(
             f"model {model!r} has weights of type {', '.join(few)}, but its config.json has no quantization_config, "
@@ -319,7 +317,7 @@ def load_module(model: str, dtype: str, **options: Any) -> Any:
         raise DataError(
             f"model {model!r} has {len(unused)} weights that {type(module).__name__} has no place for "
             f"({', '.join(unused[:3])}{', ...' if unused[3:] else ''}), so they would be dropped; take the config.json "
-            "that belongs to these weights"
+            "that belongs to these weights, or a model for text alone"
         )
     base = Path(adapter.base_of(model) or model)
     config = base / "config.json" if base.is_dir() else models.cached(str(base))
@@ -352,14 +350,23 @@ def check_weights(folder: str) -> None:
     if not Path(folder).is_dir():
         return
     module = load_module(folder, "bfloat16", device_map="meta")
-    files = {name: path for path in map(Path(folder).joinpath, models.weight_names(Path(folder)))
-             for name in models.read_header(path)}  # fmt: skip
-    for pair in module.all_tied_weights_keys.items():
-        if all(name in files for name in pair):
-            opened: list[Any] = [safe_open(str(files[name]), framework="pt") for name in pair]
-            one, other = (file.get_tensor(name) for file, name in zip(opened, pair, strict=True))
-            if not one.equal(other):
-                raise _two_heads(folder)
+    head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
+    if not module.config.get_text_config().tie_word_embeddings or head is None:
+        return
+    left = models.left_out(module, Path(folder))
+    files = {name: file for name, (file, _) in models.stored_weights(Path(folder)).items() if name not in left}
+    pair = [_stored_as(layer, module, files) for layer in (head, embedding)]
+    if all(pair):
+        opened: list[Any] = [safe_open(str(files[name]), framework="pt") for name in pair]
+        one, other = (file.get_tensor(name) for file, name in zip(opened, pair, strict=True))
+        if not one.equal(other):
+            raise _two_heads(folder)
+
+
+def _stored_as(layer: Any, module: Any, files: Iterable[str]) -> str:
+    """The name in the files of a layer's weights, which a model of several parts has under its text model; or ""."""
+    own = next(name for name, each in module.named_modules() if each is layer).rpartition(".")[2]
+    return min((name for name in files if f".{name}".endswith(f".{own}.weight")), key=len, default="")
 
 
 def _two_heads(model: str) -> DataError:

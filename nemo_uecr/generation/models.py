@@ -151,6 +151,15 @@ def config_values(name: str) -> Mapping[str, Any]:
     return {} if place is None else read_object(place)
 
 
+def check_config(folder: Path) -> None:
+    """Refuse a folder whose config.json is missing, or is not a model's."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise DataError(f"{folder} has no config.json; expected a model folder")
+    if "model_type" not in read_object(file):
+        raise DataError(f"{file} does not state 'model_type'; expected a whole config.json")
+
+
 def check_objects(folder: Path) -> None:
     """Refuse files of a folder that are cut short; transformers takes some of them for absent."""
     for file in OBJECTS:
@@ -164,16 +173,42 @@ def check_objects(folder: Path) -> None:
 def weight_names(folder: Path) -> list[str]:
     """Names of the weight files: those of the index, or the single one.
 
-    A folder with both is refused: transformers reads the single file, vLLM the index's.
+    Files that transformers and vLLM would not choose alike are refused: transformers reads a single file before an
+    index, vLLM without an index whatever ends as it does.
     """
     path = folder / INDEX
-    names = sorted(set(read_object(path)["weight_map"].values())) if path.is_file() else [SINGLE]
+    if not path.is_file():
+        if (folder / SINGLE).is_file() and (others := sorted({*map(_name, folder.glob("*.safetensors"))} - {SINGLE})):
+            raise DataError(
+                f"{folder} has {SINGLE} and no {INDEX}, and beside it {', '.join(others)}: transformers would load the "
+                "first alone, vLLM all of them; move what does not belong to the model elsewhere"
+            )
+        return [SINGLE]
+    names = sorted(set(read_object(path)["weight_map"].values()))
     if SINGLE not in names and (folder / SINGLE).is_file():
         raise DataError(
             f"{folder} has {SINGLE} and {INDEX} with {len(names)} other files: transformers would load the first, vLLM "
             "the others; remove the one that is stale"
         )
     return names
+
+
+def _name(path: Path) -> str:
+    return path.name
+
+
+def stored_weights(folder: Path) -> dict[str, tuple[Path, str]]:
+    """File and dtype of every tensor of a model's folder, by name; each is in one file."""
+    found: dict[str, tuple[Path, str]] = {}
+    for file in weight_names(folder):
+        for name, (dtype, _) in read_header(folder / file).items():
+            if name in found:
+                raise DataError(
+                    f"{folder} has {name} twice, in {found[name][0].name} and {file}, and the last one read would "
+                    "count; take it out of the file that is stale"
+                )
+            found[name] = (folder / file, dtype)
+    return found
 
 
 def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -193,7 +228,7 @@ def read_header(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
 def left_out(module: Any, folder: Path) -> list[str]:
     """Weights of a folder that transformers leaves out on purpose: towers for pictures, heads for several tokens."""
     patterns = [*(module._keys_to_ignore_on_load_unexpected or ())]
-    names = [name for file in weight_names(folder) for name in read_header(folder / file)] if patterns else []
+    names = stored_weights(folder) if patterns else {}
     found = [name for name in names if any(re.search(pattern, name) for pattern in patterns)]
     known = module.state_dict().keys() if found else ()
     return sorted(name for name in found if name not in known and "inv_freq" not in name)  # of older Llamas, computed
@@ -206,12 +241,15 @@ def _load_error(name: str, error: Exception) -> DataError:
     fault = one_line(error)
     if isinstance(error, OSError) and "connect to '" in str(error):  # transformers goes on with its manual
         fault = f"the hub does not answer: hf download {name}, set HF_HOME to its cache, or name a folder"
+    if "Unrecognized configuration class" in fault:  # transformers goes on with all that it knows
+        fault = "transformers has no language model for its kind of config.json; take a model for text"
     return DataError(f"model {name!r} cannot be loaded: {fault}")
 
 
 def load_pretrained(kind: Any, name: str, *, local_files_only: bool, **options: Any) -> Any:
     """What ``kind.from_pretrained`` makes of a folder or hub name, without running code that comes with it."""
     refuse_kernels(name)
+    check_rope(name)
     if kind.__name__.startswith("AutoModel"):  # where peft is installed, it looks for an adapter too, on the hub
         options["adapter_kwargs"] = {"local_files_only": local_files_only}
     try:
@@ -274,6 +312,7 @@ def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
     from transformers import AutoTokenizer
 
     check_objects(Path(name))
+    _tell_of_two_templates(name)
     tokenizer = load_pretrained(AutoTokenizer, name, local_files_only=local_files_only)
     try:
         ids = tokenizer("0", add_special_tokens=False)["input_ids"]
@@ -284,10 +323,22 @@ def load_tokenizer(name: str, *, local_files_only: bool) -> Any:
     return tokenizer
 
 
+def _tell_of_two_templates(name: str) -> None:
+    """Warn of a folder whose two chat templates differ: an edited one may be the one that nothing reads."""
+    files = Path(name) / "chat_template.jinja", Path(name) / "tokenizer_config.json"
+    if not all(file.is_file() for file in files):
+        return
+    other = read_object(files[1]).get("chat_template")
+    if isinstance(other, str) and other.strip() != files[0].read_text(encoding="utf-8").strip():
+        say_once(name, f"{files[0].name} and {files[1].name} have different chat templates; the first is used")
+
+
 def output_columns(name: str, *, local_files_only: bool) -> int:
     """Columns of a model's output layer, from its config.json."""
     from transformers import AutoConfig
 
+    if Path(name).is_dir():
+        check_config(Path(name))
     config = load_pretrained(AutoConfig, name, local_files_only=local_files_only)
     return int(config.get_text_config().vocab_size)
 
@@ -343,6 +394,25 @@ def refuse_kernels(name: str) -> None:
             f"model {name!r}: {chosen[0]} in config.json is a kernel: code to be fetched and run; expected a kind of "
             "attention that transformers has, such as sdpa; take the key out"
         )
+
+
+def check_rope(name: str) -> None:
+    """Refuse a config.json that states RoPE twice and otherwise: in `rope_parameters`, and beside it as formerly.
+
+    transformers 5 takes `rope_scaling` in place of `rope_parameters`, with a `rope_theta` of 10,000 where only the
+    latter has one; of two `rope_theta` it takes that in `rope_parameters`, and earlier versions the one beside it.
+    """
+    values = config_values(name)
+    for part in (values, values.get("text_config") or {}):
+        rope, scaling = part.get("rope_parameters") or {}, part.get("rope_scaling") or {}
+        beside = {**scaling, "rope_theta": scaling.get("rope_theta", part.get("rope_theta"))}
+        counts = [key for key in beside if key in scaling or (key in rope and (scaling or beside[key]))]
+        if rope and (other := [key for key in counts if key != "type" and rope.get(key) != beside[key]]):
+            raise DataError(
+                f"model {name!r}: config.json has rope_parameters, and beside them {other[0]} {beside[other[0]]!r} "
+                f"where they say {rope.get(other[0])!r}; libraries differ in which they take: write all of it into "
+                "rope_parameters, and take rope_scaling and rope_theta out"
+            )
 
 
 def one_line(error: Exception) -> str:

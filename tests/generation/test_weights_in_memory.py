@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,30 @@ def a_head_of_another_name(folder: Path) -> None:
     weights(folder, lambda tensors: tensors.update(lm_head=tensors.pop("lm_head.weight")))
 
 
+def another_head_under_a_name_of_its_folder(folder: Path) -> None:
+    """As of a model for pictures, whose embedding lies under its text model, where only the text's part is tied."""
+    text = {**SIZES, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2, "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
+    saved(folder, AutoConfig.for_model("qwen3_5_text", **text, tie_word_embeddings=True))
+    stated(folder, model_type="qwen3_5", tie_word_embeddings=False,
+           text_config=json.loads((folder / "config.json").read_text()))  # fmt: skip
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.replace("model.", "model.language_model.")] = tensors.pop(name)
+        tensors["lm_head.weight"] = torch.ones(32, 16)
+        tensors["mtp.embed_tokens.weight"] = torch.ones(32, 16)
+
+    weights(folder, change)
+
+
+def rope_beside_its_parameters(folder: Path) -> None:
+    """As a card says to make a model read longer texts; its own rope_theta would be lost."""
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    saved(folder, LlamaConfig(**SIZES, rope_parameters=rope))
+    stated(folder, rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64})
+
+
 def another_width(folder: Path) -> None:
     saved(folder, LlamaConfig(**SIZES))
     stated(folder, intermediate_size=16)
@@ -91,6 +116,8 @@ WRONG: dict[Callable[[Path], None], str] = {
     a_value_head: r"has 1 weights that .* \(v_head.summary.weight\)",
     another_head_than_the_embedding: "tie_word_embeddings",
     a_head_of_another_name: r"lacks 1 weights \(lm_head.weight",
+    another_head_under_a_name_of_its_folder: "tie_word_embeddings",
+    rope_beside_its_parameters: "has rope_parameters, and beside them rope_type 'yarn' where they say 'default'",
     another_width: r"has 6 weights of another shape .* model.layers.0.mlp.down_proj.weight: \(16, 32\), expected",
 }
 
@@ -184,6 +211,54 @@ def test_a_stale_single_file_beside_shards(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "stale" / models.SINGLE, tmp_path)
     with pytest.raises(DataError, match=r"has model.safetensors and model.safetensors.index.json with \d+ other files"):
         check_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", ["consolidated.safetensors", "adapter_model.safetensors", "model-00001-of-00002.safetensors"]
+)
+def test_other_weights_beside_a_single_file(name: str, tmp_path: Path) -> None:
+    """transformers would not read them, and vLLM, without an index, reads whatever ends as they do."""
+    shutil.copy(saved(tmp_path, LlamaConfig(**SIZES)) / models.SINGLE, tmp_path / name)
+    with pytest.raises(DataError, match=rf"has model.safetensors and no .*index.json, and beside it {name}"):
+        check_model(str(tmp_path))
+
+
+def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(LlamaConfig(**SIZES)).save_pretrained(tmp_path, max_shard_size="5KB")
+    last = sorted(tmp_path.glob("model-*.safetensors"))[-1]
+    save_file(load_file(last) | {"model.embed_tokens.weight": torch.ones(32, 16)}, last, metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"has model.embed_tokens.weight twice, in model-00001-of-\d+.safetensors and"):
+        check_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_theta": 5e6}, "rope_theta 5000000.0"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6},
+          "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_theta None where they say 1000000.0"),
+        ({"text_config": {"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": {"type": "linear", "factor": 2.0}}},
+         "factor 2.0 where they say None"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}, "rope_scaling": {"factor": 2.0}}, "factor 2.0"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_theta": 1e6}, ""),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6},
+          "rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1e6}, ""),  # as `let_older_read` has it
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}, "rope_theta": 1e4}, ""),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 1e4}, ""),
+    ],
+)  # fmt: skip
+def test_rope_that_is_stated_twice(values: dict[str, Any], fault: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(DataError, match=fault) if fault else nullcontext():
+        models.check_rope(str(tmp_path))
+
+
+def test_a_model_that_is_no_language_model_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
+    save_file({"a": torch.zeros(1)}, tmp_path / models.SINGLE)
+    with pytest.raises(DataError, match=r"transformers has no language model for its kind of config\.json"):
+        check_weights(str(tmp_path))
 
 
 def test_an_index_of_the_single_file(tmp_path: Path) -> None:
