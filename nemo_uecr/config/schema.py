@@ -492,6 +492,8 @@ def day_of(text: str) -> str:
 def _no_own_key(given: dict[str, Any]) -> dict[str, Any]:
     if "enable_thinking" in given:
         raise ValueError("enable_thinking is a key of its own: data.enable_thinking")
+    if taken := given.keys() & {"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"}:
+        raise ValueError(f"{min(taken)} is no argument of a template's own, and has its value from the run")
     return given
 
 

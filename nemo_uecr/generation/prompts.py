@@ -11,8 +11,10 @@ import hashlib
 import json
 import logging
 import re
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.errors import DataError
@@ -28,8 +30,6 @@ log = logging.getLogger(__name__)
 PROBE = "Is this text kept?"
 #: Two moments that no format writes alike.
 MOMENTS = ("2001-02-03T04:05:06", "2013-11-14T17:28:39")
-#: A call of the clock in a chat template, with the format of the date.
-CLOCK = re.compile(r"""strftime_now\(\s*(["'])((?:(?!\1).)*)\1\s*\)""")
 Argument = bool | int | float | str
 
 
@@ -112,7 +112,7 @@ def prompts_sha256(prompts: Iterable[Sequence[int]]) -> str:
 
 def check_template(tokenizer: Any, chat: ChatSettings) -> None:
     """Refuse arguments that the chat template never names, and a template that prints a date nobody gave it."""
-    text = "" if tokenizer.chat_template is None else tokenizer.get_chat_template()
+    text = template_of(tokenizer, chat.tools)
     if unread := [name for name in chat.chat_template_kwargs if not re.search(rf"\b{re.escape(name)}\b", text)]:
         raise DataError(
             f"data.chat_template_kwargs: the model's chat template {'reads no' if text else 'is missing, and so is'} "
@@ -123,21 +123,28 @@ def check_template(tokenizer: Any, chat: ChatSettings) -> None:
             f"environment.call: the model's chat template {'reads no tools' if text else 'is missing'}; expected one "
             "that shows them to the student, or a class with step(text)"
         )
-    if "strftime_now" not in text:
+    if not text or chat.prompt_date is not None:
         return
-    if re.search(r"strftime_now\(", dated(text, MOMENTS[0])):
-        raise DataError(
-            "the model's chat template computes the format in which it prints today's date, so that no date can be "
-            "given to it; write the date into a chat_template.jinja of your own"
-        )
     question = "What is 2 + 3?"
-    days = {rendered(tokenizer, question, replace(chat, prompt_date=day)) for day in MOMENTS}
-    if chat.prompt_date is None and len(days) > 1:
+    if len({rendered(tokenizer, question, replace(chat, prompt_date=moment)) for moment in MOMENTS}) > 1:
         raise ClockError(
             "the model's chat template writes today's date into the prompt, so that a run that is resumed tomorrow "
             f"would have other prompts; give it the date: data.prompt_date={datetime.date.today()} (evaluate: "
             "--prompt-date)"
         )
+
+
+def template_of(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> str:
+    """The chat template that is applied, of several the one for ``tools`` where there are any; "" for none."""
+    if tokenizer.chat_template is None:
+        return ""
+    try:
+        return str(tokenizer.get_chat_template(tools=list(tools) or None))
+    except ValueError as error:
+        raise DataError(
+            f"the model has several chat templates ({', '.join(sorted(tokenizer.chat_template))}), and none is named "
+            "default; write the one that is meant into its chat_template.jinja"
+        ) from error
 
 
 def check_questions(tokenizer: Any, problems: Sequence[Problem], chat: ChatSettings, name: str) -> None:
@@ -224,8 +231,8 @@ def rendered(tokenizer: Any, turn: str, chat: ChatSettings, context: Sequence[Ma
 def apply_template(
     tokenizer: Any, turns: Sequence[Mapping[str, Any]], options: Mapping[str, Any], *, date: str | None
 ) -> str:
-    """The text that the model's chat template makes of turns, on that ``date``; None: today."""
-    template = None if date is None else dated(tokenizer.get_chat_template(), date)
+    """The text that the model's chat template makes of turns, on that ``date``, such as 2026-11-29; None: today."""
+    template = None if date is None else dated(template_of(tokenizer, options.get("tools", ())), date)
     try:
         return str(tokenizer.apply_chat_template(list(turns), tokenize=False, chat_template=template, **options))
     except Exception as error:  # a template is a program of the model's author and may raise anything
@@ -236,7 +243,13 @@ def apply_template(
         ) from error
 
 
+@cache
 def dated(template: str, date: str) -> str:
-    """A chat template with a fixed date, such as 2026-11-29, in place of its calls of the clock."""
-    day = datetime.datetime.fromisoformat(date)
-    return CLOCK.sub(lambda call: json.dumps(day.strftime(call[2])), template)
+    """A chat template that takes a moment, such as 2026-11-29, for now, whatever format it asks the clock for.
+
+    In place of the library's function it has a macro of the same name, because no function can be handed to it.
+    """
+    moment = datetime.datetime.fromisoformat(date)
+    codes = [f"%{flag}{letter}" for flag in ("-", "") for letter in string.ascii_letters]
+    written = "".join(f"|replace({code!r}, {json.dumps(moment.strftime(code))})" for code in codes)
+    return f"{{% macro strftime_now(format) %}}{{{{ format{written} }}}}{{% endmacro %}}{template}"

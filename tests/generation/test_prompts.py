@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,12 @@ import pytest
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import CheckpointError, ConfigError, DataError
-from nemo_uecr.generation import prompts
+from nemo_uecr.generation import models, prompts
 from nemo_uecr.generation.prompts import (
     ChatSettings,
     ClockError,
     check_questions,
     check_template,
-    dated,
     prompt_ids,
 )
 from nemo_uecr.local.provenance import verify_run
@@ -32,7 +32,7 @@ DAY = "2026-02-03"
 TURNS = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
 
 
-def templated(template: str) -> Any:
+def templated(template: str | dict[str, str]) -> Any:
     tokenizer = tiny.tokenizer()
     tokenizer.chat_template = template
     return tokenizer
@@ -55,6 +55,10 @@ CLOCKS = {
     "{%- set today = strftime_now( '%Y-%m-%d' ) -%}{{ today }}": "2026-02-03",
     "{% if strftime_now is defined %}{{ strftime_now('%A') }}{% endif %}": "Tuesday",
     "{{ strftime_now('%H:%M') }}": "00:00",
+    "{% set now = strftime_now %}{{ now('%Y-%m-%d') }}": "2026-02-03",
+    "{% set form = '%d.' ~ '%m.' %}{{ strftime_now(form) }}": "03.02.",
+    "{{ strftime_now(format='%-d %B %Y') }}": "3 February 2026",
+    "{% macro head() %}{{ strftime_now('%Y').split('-')[0] }}{% endmacro %}{{ head() }}": "2026",
 }  # fmt: skip
 
 
@@ -74,10 +78,31 @@ def test_a_clock_that_is_not_reached_asks_for_nothing() -> None:
     assert "1+2" in text_of(templated(system + TURNS))
 
 
-def test_a_computed_format_is_refused() -> None:
-    with pytest.raises(DataError, match="computes the format"):
-        text_of(templated("{{ strftime_now('%d' ~ '%m') }}" + TURNS), prompt_date=DAY)
-    assert dated("{{ strftime_now('%d') }}", DAY) == '{{ "03" }}'
+TOOLS = ({"type": "function", "function": {"name": "add"}},)
+
+
+def test_of_several_templates_the_one_that_is_applied_is_looked_at() -> None:
+    """As Hermes and Command have them: one of its own for tools."""
+    several = templated({"default": TURNS, "tool_use": f"{{{{ tools | length }}}} {list(CLOCKS)[1]}{TURNS}"})
+    assert text_of(several).startswith("<|im_start|>")
+    with pytest.raises(ClockError):
+        text_of(several, tools=TOOLS)
+    assert text_of(several, tools=TOOLS, prompt_date=DAY).startswith("1 Current date: 2026-02-03")
+    with pytest.raises(DataError, match=r"several chat templates \(rag, tool_use\), and none is named default"):
+        text_of(templated({"rag": TURNS, "tool_use": TURNS}))
+
+
+def test_two_chat_templates_of_one_folder_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The edited one may be the one that nothing reads."""
+    monkeypatch.setattr(models, "SAID", set())
+    folder = shutil.copytree(tiny.assets().student, tmp_path / "m")
+    stated = json.loads((folder / "tokenizer_config.json").read_text())
+    for other, told in (((folder / "chat_template.jinja").read_text() + "\n", 0), (TURNS, 1)):
+        (folder / "tokenizer_config.json").write_text(json.dumps(stated | {"chat_template": other}))
+        models.load_tokenizer(str(folder), local_files_only=True)
+        assert len([text for text in caplog.messages if "have different chat templates" in text]) == told
 
 
 def test_inside_nemo_rl_the_clock_is_told() -> None:
@@ -108,6 +133,7 @@ def test_arguments_reach_the_template_and_what_it_does_not_read_is_refused() -> 
     ("given", "fault"),
     [
         ("data.chat_template_kwargs={enable_thinking: true}", "data.enable_thinking"),
+        ("data.chat_template_kwargs={add_generation_prompt: false}", "add_generation_prompt is no argument"),
         ("data.prompt_date=29.11.2026", "prompt_date: got '29.11.2026', expected a day"),
         ("data.prompt_date=2026-13-01", "prompt_date: got '2026-13-01', expected a day"),
     ],
