@@ -5,6 +5,7 @@ This is the only reader of rows: `data prepare`, training, benchmarks, `evaluate
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import logging
@@ -80,7 +81,10 @@ class Problem:
         r"""The user's turn: the template with {question}, and its `PARTS`; no other name, as in ``\boxed{answer}``."""
 
         def shown(found: re.Match[str]) -> str:
-            value = self.question if found[1] == "question" else self.columns.get(found[1])
+            if found[1] == "question":
+                return self.question
+            value = self.columns.get(found[1])
+            value = listed(value) if found[1] in CHOICES else value
             text = _lettered(value) if isinstance(value, dict | list) else text_of(value)
             if text is None and value:
                 kind = kind_of(value)
@@ -182,8 +186,17 @@ def read_problems(source: Source, keys: Keys, *, where: Where = NOTHING) -> list
 
 
 def chosen(row: Row, where: Where) -> bool:
-    """Whether each field that ``where`` names has one of its values, written as texts in small letters."""
-    return all(_small(value_at(row, key)) in map(_small, values) for key, values in where.items())
+    """Whether each field that ``where`` names has one of its values, written as texts in small letters.
+
+    Of a list one of its members is enough.
+    """
+    return all({*map(_small, values)} & {*map(_small, _members(row, key))} for key, values in where.items())
+
+
+def _members(row: Row, key: str) -> Sequence[object]:
+    """The values in a field: those of a list, or its one."""
+    value = value_at(row, key)
+    return value if isinstance(value, list) and value else [value]
 
 
 def _small(value: object) -> str:
@@ -195,10 +208,18 @@ def _shown(where: Where) -> str:
 
 
 def _seen(source: Source, where: Where) -> str:
-    """The most frequent values of each field, for messages."""
-    found = {key: Counter(str(text_of(value_at(row, key))) for _, row in rows_of(source)) for key in where}
+    """The most frequent values of each field, or that no row has it, for messages."""
+    found: dict[str, Counter[str]] = {key: Counter() for key in where}
+    names = dict[str, None]()
+    for _, row in rows_of(source):
+        names |= dict.fromkeys(row)
+        for key in where:
+            if value_at(row, key, absent=ABSENT) is not ABSENT:
+                found[key].update(str(text_of(value)) for value in _members(row, key))
     return "; ".join(
         f"{key} has {', '.join(f'{value!r} ({count})' for value, count in values.most_common(5))}"
+        if values
+        else f"no row has a field {key!r}, the rows have {', '.join(names)}"
         for key, values in found.items()
     )
 
@@ -247,8 +268,20 @@ def filled(template: str, problem: Problem) -> str:
     return re.sub(r"\{([\w.]+)\}", text, template)
 
 
+def listed(value: object) -> object:
+    """What a part of the question is, where a table keeps a list or an object as text; any other value itself."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    try:
+        found = ast.literal_eval(value.strip())  # as pandas writes a list
+    except (ValueError, SyntaxError):
+        found = json_of(value)
+    return found if isinstance(found, list | dict) else value
+
+
 def options_of(options: Any) -> dict[str, str] | None:
     """Options by their letters, or by labels of their own; None where one has no text."""
+    options = listed(options)
     if isinstance(options, dict) and isinstance(options.get("text"), list):  # as ARC has them
         options = dict(zip(options.get("label", ()), options["text"], strict=True))
     if isinstance(options, list):
@@ -406,7 +439,8 @@ def _turn(turn: object, name: str) -> Turn:
         for keys in (("role", "from"), ("content", "value"))
     )
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        content = "".join(str(part.get("text")) for part in content)
+        texts = [part.get("text") for part in content]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
     empty = role == "system" and not str(content).strip()  # none is asked for, not even the template's own
     if not isinstance(role, str) or not isinstance(content, str) or not (usable(content) or empty):
         raise UnreadableRow(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from nemo_uecr.data.problems import CHOICES, PARTS, Problem, json_of, options_of, text_of
 from nemo_uecr.errors import DataError
@@ -16,12 +16,10 @@ log = logging.getLogger(__name__)
 #: How questions ask for an answer that the verifier, which reads a box, does not see.
 OTHER_FORMS = {
     "after ####": re.compile("####"),
-    "after Answer:": re.compile(
-        r"(?i)answer:\W{0,3}(?:\$answer|\$?\[|\{|<|\$\w+\$|x\b|your)"
-        r"|\b(?:after|with|form|format|write|as)\s+(?:the\s+\w+\s+)?[\"'`\u201c\u2018*]*(?:the )?(?:final )?answer:"
-    ),
-    "in <answer> tags": re.compile("(?i)<answer>"),
-    "as JSON": re.compile(r"(?i)\b(?:as|in|valid|of|a)\s+json\b"),
+    "after Answer:": re.compile("(?i)(?:answer|\u7b54\u6848)[\"'`\u201d\u2019*\\s]*[:\uff1a=]"),
+    "after 'the answer is'": re.compile("(?i)[\"'`\u201c\u2018*]\\s*(?:[a-z]+,? )?the (?:[a-z]+ )?answer is\\b"),
+    "in tags or brackets": re.compile(r"(?i)<\w*answer\w*>|\[+(?:[a-z]+ )*answer\]"),
+    "as JSON": re.compile(r"(?i)\bjson\b"),
 }
 #: Tests of code, which are no answers.
 TESTS = re.compile(r"\s*(?:assert\b|def |import |class |from \w+ import )")
@@ -29,11 +27,18 @@ TESTS = re.compile(r"\s*(?:assert\b|def |import |class |from \w+ import )")
 ESCAPED = re.compile(
     r"(?<!\\)\\\\(?:[dt]?frac|sqrt|text|pi|cdot|times|left|infty)(?![A-Za-z])|&(?:lt|gt|le|ge|amp|nbsp|#\d+);"
 )
+#: Numbers grouped as 1.234,5 or 1.234.567, 1'234, 1,23,456 or 1_234: the verifier takes none of them for the number.
+GROUPED = re.compile(
+    r"[+-]?(?:\d{1,3}(?:\.\d{3})+,\d+|\d{1,3}(?:\.\d{3}){2,}|\d{1,3}(?:['\u2019]\d{3})+(?:\.\d+)?"
+    r"|\d{1,2}(?:,\d{2})+,\d{3}|\d+(?:_\d+)+)"
+)
 #: Marks of chats, and what some templates end with.
 RENDERED = re.compile(
     r"<\|\w+\|>|<\uff5c[^<>]+\uff5c>|\[/?INST\]|<(?:start|end)_of_turn>"
     r"|(?:^|\n)(?:### )?(?:Assistant|Response)\s*:\s*(?:<think>)?\s*$"
 )
+#: A letter as exams number their options.
+LETTER = re.compile("[A-J]")
 #: Words outside of LaTeX beyond which a reference is a worked solution, which no answer equals.
 MOST_WORDS = 12
 WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
@@ -53,43 +58,69 @@ def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = T
         first = unjudged[0]
         fault = (
             f"{name}: the verifier cannot judge {len(unjudged)} of {len(problems)} reference answers; the first is "
-            f"{first.answer[:80]!r} of problem {first.id!r}. Expected final answers alone, such as 7/2: no sentences, "
-            "worked solutions, HTML or doubled backslashes; name their field: data.answer_key"
+            f"{first.answer[:80]!r} of problem {first.id!r}. Expected final answers alone, such as 7/2 or 1234.5: no "
+            "sentences, worked solutions, HTML or doubled backslashes; name their field: data.answer_key"
         )
         if refuse and 2 * len(unjudged) > len(problems):
             raise DataError(fault)
         log.warning("%s", fault)
-    turns = [turn for each in problems if "boxed" not in (turn := _shown(each, template))]
-    for form, asks in OTHER_FORMS.items():
-        asking = [turn for turn in turns if asks.search(turn)]
-        if 2 * len(asking) > len(problems):
-            log.warning(
-                "%s: %d of %d prompts ask for the answer %s, as in %r, and the verifier reads \\boxed{} alone; name "
-                "the field of the bare question, data.question_key (extra_info.question in verl's rows), and ask for "
-                "the box in data.prompt_template, or write a reward",
-                name, len(asking), len(problems), form, _around(asks, asking[0]),
-            )  # fmt: skip
-    if 2 * len(wrapped := [each for each in problems if RENDERED.search(each.question)]) > len(problems):
-        log.warning(
-            "%s: %d of %d questions look like prompts that are rendered already, as %r; a model's chat template wraps "
-            "them again: name the field of the bare question, data.question_key",
-            name, len(wrapped), len(problems), wrapped[0].question[-60:],
-        )  # fmt: skip
+    for text in _asked_otherwise(problems, template):
+        log.warning("%s: %s", name, text)
     if fault := _choice_fault(problems, template):
         if refuse:
             raise DataError(f"{name}: {fault}")
         log.warning("%s: %s", name, fault)
+    for text in _not_shown(problems, template):
+        log.warning("%s: %s", name, text)
+
+
+def _asked_otherwise(problems: Sequence[Problem], template: str) -> Iterator[str]:
+    """What most prompts ask for that the verifier does not read, and that they are rendered already."""
+    turns = [turn for each in problems if "boxed" not in (turn := _shown(each, template))]
+    for form, asks in OTHER_FORMS.items():
+        asking = [turn for turn in turns if asks.search(turn)]
+        if 2 * len(asking) > len(problems):
+            yield (
+                f"{len(asking)} of {len(problems)} prompts ask for the answer {form}, as in "
+                f"{_around(asks, asking[0])!r}, and the verifier reads \\boxed{{}} alone; name the field of the bare "
+                "question, data.question_key (extra_info.question in verl's rows), and ask for the box in "
+                "data.prompt_template, or write a reward"
+            )
+    if 2 * len(wrapped := [each for each in problems if RENDERED.search(each.question)]) > len(problems):
+        yield (
+            f"{len(wrapped)} of {len(problems)} questions look like prompts that are rendered already, as "
+            f"{wrapped[0].question[-60:]!r}; a model's chat template wraps them again: name the field of the bare "
+            "question, data.question_key"
+        )
+
+
+def _not_shown(problems: Sequence[Problem], template: str) -> Iterator[str]:
+    """What belongs to most questions and reaches no prompt."""
+    if 2 * len(unseen := [each for each in problems if _shows_no_letter(each, template)]) > len(problems):
+        yield (
+            f"{len(unseen)} of {len(problems)} answers are letters, such as {unseen[0].answer!r} of problem "
+            f"{unseen[0].id!r}, that the prompts do not show; options in fields such as option_a reach no prompt: "
+            "write them into the question, or as a list into a field `options`"
+        )
     for part in (part for part in PARTS if f"{{{part}}}" not in template):
         if 2 * sum(_hides(problem, part) for problem in problems) > len(problems):
-            log.warning(
-                "%s: the questions do not show their field %r; name it in the template, as in '{%s} {question}'. "
-                "Of options the answer must be the letter", name, part, part,
-            )  # fmt: skip
+            yield (
+                f"the questions do not show their field {part!r}; name it in the template, as in '{{{part}}} "
+                "{question}'. Of options the answer must be the letter"
+            )
 
 
 def _shown(problem: Problem, template: str) -> str:
     """What the model is shown: the turns before the question, such as a system turn, and the question's own."""
     return "\n".join([*(turn["content"] for turn in problem.context), problem.turn(template or "{question}")])
+
+
+def _shows_no_letter(problem: Problem, template: str) -> bool:
+    """Whether an answer is the letter of an option, and neither a prompt nor a field of options has it."""
+    letter = reference_answer(problem.answer).strip("() .")
+    if not LETTER.fullmatch(letter) or any(problem.columns.get(part) for part in CHOICES):
+        return False
+    return not re.search(rf"(?<![A-Za-z]){letter}(?![A-Za-z])", _shown(problem, template))
 
 
 def _around(asks: re.Pattern[str], turn: str) -> str:
@@ -101,26 +132,36 @@ def _around(asks: re.Pattern[str], turn: str) -> str:
 
 def _choice_fault(problems: Sequence[Problem], template: str) -> str:
     """What is wrong with most answers as choices among options; empty where nothing is."""
-    indices, hidden = [], []
+    strange, hidden = list[tuple[Problem, str, dict[str, str]]](), list[tuple[Problem, str]]()
     for problem in problems:
         part = next((part for part in CHOICES if problem.columns.get(part)), "")
         options = options_of(problem.columns[part]) if part else None
         answer = reference_answer(problem.answer).strip("() .")
         if options and answer in options:
-            hidden += [problem] if f"{{{part}}}" not in template and _hides(problem, part) else []
-        elif options and answer.isdigit() and int(answer) <= len(options) and answer not in options.values():
-            indices.append(problem)
-    if 2 * len(indices) > len(problems):
+            hidden += [(problem, part)] if f"{{{part}}}" not in template and _hides(problem, part) else []
+        elif options and _is_label(answer, options):
+            strange.append((problem, part, options))
+    if 2 * len(strange) > len(problems):
+        problem, part, options = strange[0]
         return (
-            f"{len(indices)} of {len(problems)} answers are numbers of options, such as {indices[0].answer!r} of "
-            f"problem {indices[0].id!r}, and the options have letters; expected the letters: A for the first"
+            f"{len(strange)} of {len(problems)} answers are none of their options, such as {problem.answer!r} of "
+            f"problem {problem.id!r}, whose {part} are {', '.join(options)}; expected {next(iter(options))!r} for the "
+            "first"
         )
     if 2 * len(hidden) > len(problems):
+        problem, part = hidden[0]
         return (
-            f"{len(hidden)} of {len(problems)} answers are letters of options that the questions do not show; name "
-            "them in data.prompt_template, as in '{question} {options}'"
+            f"{len(hidden)} of {len(problems)} answers, such as {problem.answer!r} of problem {problem.id!r}, name "
+            f"options that the questions do not show; have data.prompt_template show them, as '{{question}} {{{part}}}'"
         )
     return ""
+
+
+def _is_label(answer: str, options: Mapping[str, str]) -> bool:
+    """Whether an answer that is the label of no option is one all the same, of another kind of labels."""
+    one = len(answer) == 1 and answer.isalpha() and answer.isascii()
+    number = answer.isascii() and answer.isdigit() and int(answer) <= len(options)
+    return (one or number) and answer not in (text.strip("$ ") for text in options.values())
 
 
 def _hides(problem: Problem, part: str) -> bool:
@@ -143,6 +184,7 @@ def _unjudged(problems: Sequence[Problem]) -> list[Problem]:
         or len(WORD.findall(answer)) > MOST_WORDS
         or ("\n" in answer and "\\begin" not in answer)
         or ESCAPED.search(answer)
+        or GROUPED.fullmatch(answer.strip("$ "))
         or _is_data(answer)
     ]
 

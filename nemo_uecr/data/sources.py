@@ -17,6 +17,7 @@ import re
 import shutil
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -49,7 +50,6 @@ WORDS = {
 }  # fmt: skip
 HELD_OUT = ("test", "validation")
 SHARD = re.compile(r"(\w+)-\d{5}-of-\d{5}")
-DECODER = json.JSONDecoder()
 NOT_BLANK = re.compile(r"\S")
 BOM = b"\xef\xbb\xbf"
 ARROW_FILE = b"ARROW1"
@@ -190,8 +190,9 @@ def on_hub(given: str) -> bool:
 
 def file_kind(file: Path) -> str | None:
     """Which of `READERS` reads a file of problems; None for another file."""
-    suffix = Path(file.stem).suffix if file.suffix in PACKED else file.suffix
-    return suffix if suffix in READERS else None
+    kinds = [kind.lower() for kind in file.suffixes]
+    kind = kinds[-2:-1] if kinds[-1:] and kinds[-1] in PACKED else kinds[-1:]
+    return kind[0] if kind and kind[0] in READERS else None
 
 
 def _splits(folder: Path, name: str) -> tuple[Splits, str]:
@@ -305,6 +306,8 @@ def read_rows(file: Path, *, columns: Collection[str] | None = None) -> Iterator
         yield from READERS[kind](file, columns)
     except (EOFError, zlib.error, lzma.LZMAError, OSError, UnicodeDecodeError, csv.Error) as error:
         what = "copy it again" if file_kind(file) else f"expected a file that ends in {', '.join(READERS)}; unpack it"
+        if isinstance(error, UnicodeDecodeError):
+            what += ", or save it as UTF-8"
         raise DataError(f"{file}: not a whole {kind} file in UTF-8 ({error}); {what}") from error
 
 
@@ -312,10 +315,18 @@ def _csv_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[str
     text = io.StringIO(_content(file).decode("utf-8"), newline="")
     csv.field_size_limit(sys.maxsize)  # a long solution is no fault
     sign = "\t" if file_kind(file) == ".tsv" else ","
-    for number, row in enumerate(csv.DictReader(text, delimiter=sign), start=1):
+    read = csv.DictReader(text, delimiter=sign)
+    _check_names(file, read.fieldnames or ())
+    for number, row in enumerate(read, start=1):
         if None in row:
             raise DataError(f"{file}: row {number} has more cells than the header; quote cells that hold {sign!r}")
         yield f"{file}: row {number}", row
+
+
+def _check_names(file: Path, names: Iterable[str]) -> None:
+    """Refuse two columns of one name, of which a row would keep the last."""
+    if twice := [name for name, times in Counter(names).items() if name and times > 1]:
+        raise DataError(f"{file} has the column {twice[0]!r} more than once; take out or rename all but one")
 
 
 def _table_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[str, Row]]:
@@ -331,14 +342,17 @@ def _table_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[s
                 table = pyarrow.parquet.ParquetFile(raw)
                 names = [name for name in table.schema_arrow.names if columns is None or name in columns]
                 batches = table.iter_batches(batch_size=PARQUET_ROWS, columns=names)
-            elif raw.read(len(ARROW_FILE)) == ARROW_FILE:  # as Feather and others write tables
+            elif (head := raw.read(len(ARROW_FILE))) == ARROW_FILE:  # as Feather and others write tables
                 read: Any = pyarrow.ipc.open_file
                 whole = read(raw)
                 batches = map(whole.get_batch, range(whole.num_record_batches))
+            elif head.startswith(b"FEA1"):
+                raise DataError(f"{file} is Feather of version 1; expected version 2: write it again, or as Parquet")
             else:
                 raw.seek(0)
                 batches = iter(pyarrow.ipc.open_stream(raw))
             for batch in batches:
+                _check_names(file, batch.schema.names)
                 short = [field.name for field in batch.schema if field.type == pyarrow.float32()]
                 for row in batch.to_pylist():
                     for name in short:  # 0.1, and not the 0.10000000149011612 that Python makes of it
@@ -351,14 +365,15 @@ def _table_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[s
 
 
 def _opened(file: Path) -> io.BufferedIOBase:
-    if file.suffix == ".zst":
+    packed = file.suffix.lower()
+    if packed == ".zst":
         import pyarrow
 
         unpack: Any = pyarrow.input_stream
         return io.BufferedReader(unpack(str(file), compression="zstd"))
-    if file.suffix in PACKED:
+    if packed in PACKED:
         openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-        return io.BufferedReader(openers[file.suffix](file))
+        return io.BufferedReader(openers[packed](file))
     return file.open("rb")
 
 
@@ -386,12 +401,26 @@ def _json_rows(file: Path, columns: Collection[str] | None) -> Iterator[tuple[st
         except UnicodeDecodeError:
             raise
         except ValueError as error:
-            raise DataError(f"{where}: malformed JSON ({error}); expected one object per line, or an array") from error
+            other = "" if file_kind(file) else f"; another kind of file has a name that ends in {', '.join(READERS)}"
+            fault = f"malformed JSON ({error}); expected one object per line, or an array{other}"
+            raise DataError(f"{where}: {fault}") from error
         for number, row in enumerate(rows, start=1):
             place = f"{file}: row {number}" if whole else where
             if not isinstance(row, dict):
                 raise DataError(f"{place}: got {type(row).__name__}; expected one JSON object per row")
             yield place, row
+
+
+def _object(pairs: list[tuple[str, object]]) -> Row:
+    """A JSON object, whose names differ."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"an object has the field {twice!r} more than once")
+    return found
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _values(text: str) -> Iterator[object]:

@@ -493,9 +493,9 @@ def test_worked_solutions_are_no_references(
     [
         ({"options": "A) a cat B) a dog"}, "do not show their field"),
         ({"options": ["a cat", "a dog"], "question": "Which barks? A) a cat B) a dog"}, ""),
-        ({"options": None}, ""),
+        ({"options": None, "answer": "a dog"}, ""),
         ({"body": "One is a cat, one is a dog."}, "'{body} {question}'"),
-        ({"Body": "Which barks?"}, ""),
+        ({"Body": "Which barks?", "answer": "a dog"}, ""),
         ({"question": "Which? Give the answer after ####."}, "after ####"),
     ],
 )  # fmt: skip

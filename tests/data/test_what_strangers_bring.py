@@ -8,6 +8,7 @@ import json
 import lzma
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,12 +107,12 @@ def test_tables_of_arrow(name: str, write: Callable[[Path, Any], None], tmp_path
         load(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["set.ndjson", "set.tsv", "set.ndjson.gz"])
+@pytest.mark.parametrize("name", ["set.ndjson", "set.tsv", "set.ndjson.gz", "SET.NDJSON", "set.Ndjson.GZ"])
 def test_other_endings_of_the_same_texts(name: str, tmp_path: Path) -> None:
     """Also inside a folder, where endings tell what is data."""
-    lines = [f"{row['question']}\t{row['answer']}" for row in ROWS] if "tsv" in name else [json.dumps(r) for r in ROWS]
+    lines = [f"{row['question']}\t{row['answer']}" for row in ROWS] if "tsv" in name else [*map(json.dumps, ROWS)]
     text = "".join(f"{line}\n" for line in (["question\tanswer", *lines] if "tsv" in name else lines)).encode()
-    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.lower().endswith(".gz") else text)
     for place in (tmp_path / name, tmp_path):
         assert [each.answer for each in load(place)] == ["1", "2", "3", "4"]
 
@@ -133,10 +134,50 @@ def test_compressed_texts(ending: str, pack: Callable[[bytes], bytes], tmp_path:
         load(path)
 
 
-def test_an_archive_is_named(tmp_path: Path) -> None:
-    (tmp_path / "set.zip").write_bytes(b"PK\x03\x04\xff\xfe")
-    with pytest.raises(DataError, match="unpack it"):
-        load(tmp_path / "set.zip")
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("set.zip", b"PK\x03\x04\xff\xfe", "unpack it"),
+        ("set.pq", b"PAR1 and more", r"another kind of file has a name that ends in \.parquet"),
+        ("set.csv", "question,answer\n1+1?,2\n".encode("utf-16"), "or save it as UTF-8"),
+        ("set.jsonl", '{"question": "Se\u00f1or?"}'.encode("latin-1"), "or save it as UTF-8"),
+        ("set.feather", b"FEA1\0\0\0\0 and more", "Feather of version 1; expected version 2"),
+    ],
+)
+def test_other_files_are_named(name: str, content: bytes, fault: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=fault):
+        load(tmp_path / name)
+
+
+def parquet(path: Path, table: Any) -> None:
+    pyarrow.parquet.write_table(table, path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("set.parquet", parquet), ("set.arrow", arrow_file), ("set.arrow", arrow_stream)]
+)
+def test_two_columns_of_one_name(name: str, write: Callable[[Path, Any], None], tmp_path: Path) -> None:
+    """A join of tables leaves them; a row would keep the last one in silence."""
+    columns = [pyarrow.array([text]) for text in ("1 + 1?", "2", "3")]
+    write(tmp_path / name, pyarrow.Table.from_arrays(columns, names=["question", "answer", "answer"]))
+    with pytest.raises(DataError, match=rf"{name} has the column 'answer' more than once"):
+        load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("set.csv", "question,answer,answer\n1 + 1?,2,3\n", "has the column 'answer' more than once"),
+        ("set.jsonl", '{"question": "1 + 1?", "answer": "2", "answer": "3"}\n', "'answer' more than once"),
+        ("set.json", '[{"question": "1 + 1?", "answer": {"value": "2", "value": "3"}}]', "'value' more than once"),
+        ("set.csv", ",question,answer,,\n0,1 + 1?,2,,\n", ""),  # as spreadsheets write empty columns
+    ],
+)
+def test_two_fields_of_one_name_in_a_text(name: str, text: str, fault: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with nullcontext() if not fault else pytest.raises(DataError, match=fault):
+        assert [each.answer for each in load(tmp_path / name)] == ["2"]
 
 
 # Rows chosen by a field.
@@ -149,6 +190,8 @@ def test_rows_are_chosen_by_a_field(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = jsonl(tmp_path / "set.jsonl", rows)
     assert [each.id for each in load(path, valid=[True])] == ["3", "4"]
     assert [each.id for each in load(path, **{"meta.ability": ["math", "logic"]})] == ["2", "3", "4"]
+    with pytest.raises(DataError, match=r"no row has a field 'ability', the rows have question, answer, valid, meta$"):
+        load(path, ability=[True])
     with pytest.raises(
         DataError, match=r"none of 4 rows is chosen by valid=maybe; valid has 'False' \(2\), 'True' \(2\)"
     ):
@@ -158,6 +201,17 @@ def test_rows_are_chosen_by_a_field(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "removed        2  where" in capsys.readouterr().out
     assert len(load(tmp_path / "out" / "train.jsonl")) == 2
     assert "--where valid: expected FIELD=VALUE" in refused(capsys, *prepare, "--where", "valid")
+
+
+@pytest.mark.parametrize(
+    ("tags", "chosen"),
+    [(["math"], True), (["Math", "easy"], True), (["code"], False), ([], False), (None, False), ("math", True)],
+)
+def test_a_list_is_chosen_by_any_of_its_values(tags: object, chosen: bool, tmp_path: Path) -> None:
+    rows = [ROWS[0] | {"tags": tags}, ROWS[1] | {"tags": ["math", "hard"]}]
+    assert len(load(jsonl(tmp_path / "set.jsonl", rows), tags=["math"])) == 1 + chosen
+    with pytest.raises(DataError, match=r"tags has .*'hard' \(1\)"):
+        load(tmp_path / "set.jsonl", tags=["none such"])
 
 
 def test_a_row_that_is_not_chosen_need_not_be_readable(tmp_path: Path) -> None:
@@ -194,15 +248,28 @@ PETS = ["a cat", "a dog", "a hen"]
 @pytest.mark.parametrize(
     ("row", "template", "said"),
     [
-        ({"options": PETS, "answer": "1"}, "{question} {options}", "answers are numbers of options, such as '1'"),
-        ({"choices": PETS, "answer": 2}, "{question}", "answers are numbers of options"),
-        ({"choices": PETS, "answer": "B"}, "{question}", "letters of options that the questions do not show"),
+        (
+            {"options": PETS, "answer": "1"},
+            "{question} {options}",
+            "'1' of problem '1', whose options are A, B, C; exp",
+        ),
+        ({"choices": PETS, "answer": 2}, "{question}", "3 of 3 answers are none of their options"),
+        ({"choices": PETS, "answer": "b"}, "{question} {choices}", "none of their options, such as 'b'"),
+        ({"choices": PETS, "answer": "D"}, "{question} {choices}", "none of their options, such as 'D'"),
+        ({"choices": {"label": ["1", "2"], "text": PETS[:2]}, "answerKey": "B"}, "{choices}", "are 1, 2; expected '1'"),
+        ({"choices": {"label": ["1", "2"], "text": PETS[:2]}, "answerKey": 0}, "{choices}", "are 1, 2; expected '1'"),
+        ({"choices": str(PETS), "answer": "1"}, "{question} {choices}", "whose choices are A, B, C"),
+        ({"choices": PETS, "answer": "B"}, "{question}", r"do not show; .* as '\{question\} \{choices\}'"),
+        ({"choices": {"label": ["1", "2"], "text": PETS[:2]}, "answerKey": "2"}, "{question}", r"\{choices\}'"),
         ({"choices": {"label": ["A", "B"], "text": PETS[:2]}, "answerKey": "B"}, "{question}", "do not show"),
-        ({"options": {"A": "a cat", "B": "a dog"}, "answer": "(B)"}, "{question}", "do not show"),
+        ({"options": {"A": "a cat", "B": "a dog"}, "answer": "(B)"}, "{question}", r"do not show; .* \{options\}'"),
         ({"choices": PETS, "answer": "B"}, "{question} {choices}", None),
         ({"choices": {"label": ["1", "2"], "text": PETS[:2]}, "answerKey": "2"}, "{question} {choices}", None),
         ({"choices": ["3", "4", "5"], "answer": "4"}, "{question} {choices}", None),
         ({"choices": PETS, "answer": "a dog"}, "{question} {choices}", None),
+        ({"choices": ["$12$", "$2$"], "answer": "2"}, "{question} {choices}", None),
+        ({"choices": ["12 cats", "1 dog"], "answer": "12"}, "{question} {choices}", None),
+        ({"choices": "A) a cat B) a dog", "answer": "B"}, "{question} {choices}", None),
     ],
 )
 def test_options_and_their_answers(row: Row, template: str, said: str | None, tmp_path: Path) -> None:
@@ -211,6 +278,51 @@ def test_options_and_their_answers(row: Row, template: str, said: str | None, tm
         return check_references("set", problems, template=template)
     with pytest.raises(DataError, match=said):
         check_references("set", problems, template=template)
+
+
+@pytest.mark.parametrize(
+    "options", [PETS, json.dumps(PETS), str(PETS), dict(zip("ABC", PETS, strict=True)), json.dumps({"A": "a cat"} | {
+        "B": "a dog", "C": "a hen"})],
+)  # fmt: skip
+def test_options_that_a_table_keeps_as_text(options: object, tmp_path: Path) -> None:
+    """As CSV and many Parquet files have them; shown as they are, they have no letters."""
+    path = jsonl(tmp_path / "set.jsonl", [{"question": "Which barks?", "choices": options, "answer": "B"}])
+    (problem,) = load(path)
+    assert problem.turn("{choices}") == "A) a cat\nB) a dog\nC) a hen"
+    assert replace(problem, columns={"body": "[1] Ann counts."}).turn("{body}") == "[1] Ann counts."
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"option_a": "a cat", "option_b": "a dog"}, True),
+        ({"A": "a cat", "B": "a dog"}, True),
+        ({"question": "Which barks?\nA. a cat\nB. a dog"}, False),
+        ({"question": "Which barks, (A) a cat or (B) a dog?"}, False),
+        ({"answer": "Bismuth"}, False),
+    ],
+)
+def test_options_in_fields_that_no_prompt_shows(
+    row: Row, told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"question": "Which barks?", "answer": "B", "number": n} | row for n in range(2)]
+    check_references("set", load(jsonl(tmp_path / "set.jsonl", rows)))
+    assert ("2 of 2 answers are letters, such as 'B' of problem '1', that the prompts do not" in caplog.text) == told
+
+
+@pytest.mark.parametrize("answer", ["1.234,5", "1.234.567", "1'234", "1\u2019234.5", "1,23,456", "-1_234"])
+def test_numbers_as_other_countries_group_them(answer: str, tmp_path: Path) -> None:
+    """They equal themselves, and not the number as models write it."""
+    with pytest.raises(DataError, match=r"cannot judge 1 of 1 .* such as 7/2 or 1234\.5"):
+        check_references("set", load(jsonl(tmp_path / "set.jsonl", [{"question": "?", "answer": answer}])))
+
+
+@pytest.mark.parametrize("answer", ["1,234,567", "1,234.5", "1.234", "0,5", "1, 2", "12,34", "f'(2)"])
+def test_numbers_and_lists_that_the_verifier_reads(
+    answer: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_references("set", load(jsonl(tmp_path / "set.jsonl", [{"question": "?", "answer": answer}])))
+    assert not caplog.text
 
 
 @pytest.mark.parametrize(
@@ -243,11 +355,21 @@ def test_lists_of_numbers_are_answers(tmp_path: Path, caplog: pytest.LogCaptureF
         ("End with **Answer:** [your answer].", "after Answer:"),
         ('Remember to put your answer on its own line after "Answer:".', "after Answer:"),
         ("Finish with the line 'Final answer:'.", "after Answer:"),
-        ("Put it between <answer> and </answer>.", "in <answer> tags"),
+        ("Put it between <answer> and </answer>.", "in tags or brackets"),
+        ("Close with <final_answer>.", "in tags or brackets"),
+        ("End with [[answer]].", "in tags or brackets"),
+        ("The last line should be 'Answer: $LETTER', one of ABCD.", "after Answer:"),
+        ("Use the format ANSWER: 42", "after Answer:"),
+        ("\u6700\u540e\u4e00\u884c\u5199\u201c\u7b54\u6848\uff1a\u201d\u548c\u7ed3\u679c\u3002", "after Answer:"),
+        ("Answer:", "after Answer:"),
+        ('Finish your answer with "the answer is (X)".', "after 'the answer is'"),
+        ("End with: 'Therefore, the final answer is X'.", "after 'the answer is'"),
+        ("```json ...```", "as JSON"),
         ('Return valid JSON with the key "answer".', "as JSON"),
         ("Give it after ####.", "after ####"),
         (r"Put it in \boxed{}. Answer: {x}", None),
         ("Answer briefly.", None),
+        ("The answer is an integer.", None),
     ],
 )
 def test_prompts_that_ask_for_another_form(
@@ -303,6 +425,14 @@ def test_rows_of_a_matrix_are_no_doubled_backslashes(answer: str, tmp_path: Path
 def test_questions_that_are_rendered_prompts(question: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check_references("set", load(jsonl(tmp_path / "set.jsonl", [{"question": question, "answer": "2"}])))
     assert "1 of 1 questions look like prompts that are rendered already" in caplog.text
+
+
+@pytest.mark.parametrize("part", [{"text": None}, {"content": "1 + 1?"}, {"text": ["1 + 1?"]}])
+def test_a_part_of_a_turn_without_text(part: Row, tmp_path: Path) -> None:
+    """It would be asked as the word None."""
+    turns = [{"role": "user", "content": [{"type": "text"} | part]}]
+    with pytest.raises(DataError, match="a turn whose role is a text and content null"):
+        load(jsonl(tmp_path / "set.jsonl", [{"prompt": turns, "answer": "2"}]))
 
 
 def test_turns_whose_content_changes_its_type(tmp_path: Path) -> None:
