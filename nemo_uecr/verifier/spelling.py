@@ -25,7 +25,8 @@ _UNKNOWNS = frozenset(string.ascii_letters) - {"e", "i"} | {f"\\{name}" for name
 
 #: Signs that people type for what LaTeX writes.
 _TYPED = {
-    "−–—": "-", "×": r"\times ", "·⋅": r"\cdot ", "÷": r"\div ", "≤⩽": r"\le ", "≥⩾": r"\ge ", "≠": r"\ne ",
+    "−–—‐‑": "-", "、": ",", "∶": ":", "≠": r"\ne ",
+    "×": r"\times ", "·⋅": r"\cdot ", "÷": r"\div ", "≤⩽": r"\le ", "≥⩾": r"\ge ",
     "±": r"\pm ", "∞": r"\infty ", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "λ": r"\lambda ",
     "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "∠": r"\angle ",
     "≈": r"\approx ", "⟨〈": r"\langle ", "⟩〉": r"\rangle ", "°º": r"^{\circ}", "√": r"\sqrt ", "∖": r"\setminus ",
@@ -35,14 +36,26 @@ _TYPED = {
     "₹": r"\text{ rupee }",
 }  # fmt: skip
 _SIGNS = {sign: latex for signs, latex in _TYPED.items() for sign in signs}
-_SIGNS |= {chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}  # full-width forms
-_SIGNS |= {sign: str(unicodedata.decimal(sign)) for sign in map(chr, range(0x660, 0xABFA)) if sign.isdecimal()}  # ٣, ৩
-_SIGNS |= dict.fromkeys("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\ufeff", "")  # invisible
-_SIGNS |= dict.fromkeys("\u00a0\u2007\u2009\u202f\u3000", " ")
-_SIGNS |= dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻₀₁₂₃₄₅₆₇₈₉", "0123456789n+-0123456789", strict=True))
-_SIGNS |= {
-    sign: r"\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", sign).split("⁄")) for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
-}
+
+
+def _sign(found: re.Match[str]) -> str:
+    """A sign as keyboards have it: wide, small and bold forms, digits of other scripts, blanks, fractions."""
+    sign = found[0]
+    if sign in _SIGNS:
+        return _SIGNS[sign]
+    kind, form = unicodedata.category(sign), unicodedata.decomposition(sign).partition(" ")[0]
+    if kind in ("Cf", "Zs"):  # invisible, or a blank
+        return " " * (kind == "Zs")
+    if kind == "Nd":
+        return str(unicodedata.decimal(sign))
+    plain = unicodedata.normalize("NFKC", sign)
+    if form == "<fraction>":
+        return r"\frac{{{}}}{{{}}}".format(*plain.split("⁄"))
+    if kind == "No" and form not in ("<super>", "<sub>"):  # numbers of statements, ① or ⑵
+        return sign
+    return "".join(_SIGNS.get(each, each) for each in plain)
+
+
 #: Commands for the same thing, and those for layout.
 _COMMANDS = {
     r"\ge \geq \geqslant": r"\ge ", r"\le \leq \leqslant": r"\le ", r"\ne \neq": r"\ne ", r"\lbrace": r"\{",
@@ -117,7 +130,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"^\s*\$*\s*\{(?!\s*\d{1,3}(?:,\d{3})+\s*\})"
          r"([^{}]*,[^{}]*|\s*[A-Za-z]\s*[|:][^{}]*)\}\s*\$*\s*$", r"\\{\1\\}"),
         (r"(?<![A-Za-z\\])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-        (r"(?<![A-Za-z\\])(?:(ln|log|sin|cos|tan)(?=\s*\(|\s+(?:[A-Za-z](?![A-Za-z])|\d|\\)|_)|(pi)(?![A-Za-z]))",
+        (r"(?<![A-Za-z\\])(?:(ln|log|sin|cos|tan)(?=\s*\(|\s+(?:[A-Za-z](?![A-Za-z])|\d|\\)|_)|(pi)(?![^\W\d_]))",
          r"\\\1\2 "),
         (r"^\s*\$(?=\s*[\d.,]*\d\s*$)", r"\\$"),  # dollars, and no mathematics
         (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*", ""),
@@ -126,7 +139,7 @@ _RULES: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\{\s*\\rm\s+([A-Za-z]{2,})\s*\}", r"\\text{\1}"),
         (r"[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁺⁻]+", r"^{\g<0>}"),
         (r"[₀-₉]+", r"_{\g<0>}"),
-        (rf"[{''.join(_SIGNS)}]", lambda match: _SIGNS[match[0]]),
+        (r"[^\x00-\x7f]", _sign),
         (r"\\(?:[A-Za-z]+|.)", lambda match: _ALIASES.get(match[0], match[0])),
         (r"(?<=\d)\s*x\s*(?=10\s*\^)", r"\\times "),
         (r"(?<![\d.])\.\.\.(?!\.)", r"\\ldots "),
