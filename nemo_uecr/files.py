@@ -232,9 +232,11 @@ def read_object(path: Path, *, form: str | None = None) -> dict[str, Any]:
     """Read a file with one JSON object, of this `format`; DataError if it is missing, malformed or of another."""
     try:
         refuse_pointer(path)
-        content = json.loads(path.read_bytes())
+        written = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); expected a JSON object") from None
+    try:
+        content = json.loads(written)
     except ValueError as error:
         raise DataError(f"{path}: malformed JSON ({error}); the file is truncated or corrupt") from error
     if not isinstance(content, dict):

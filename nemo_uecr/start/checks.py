@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -145,13 +146,26 @@ CHECKS: tuple[Check, ...] = (
         lambda run, _: problem_sets.environment_loads(run.played, run.training_if_read),
         keys=where(lambda run: run.environment is not None),
     ),
+    # The files of its models.
+    row(
+        "{} model", LocalRun, {DOCTOR}, lambda run, role: model_files.whole_model(role, run.models[role]),
+        keys=lambda run: run.models,
+    ),
+    row(
+        "trainable student", LocalRun, {DOCTOR}, lambda run, _: model_files.trainable(run.student),
+        keys=where(lambda run: not run.of_the_demo),
+    ),
+    row(
+        "{} model", NemoRun, {DOCTOR}, lambda run, role: model_files.model_without_code(role, run.models[role]),
+        keys=lambda run: run.models,
+    ),
     # Whether it fits.
     row("layout", NemoRun, {DOCTOR, CONFIG, NODE, TRAIN}, lambda run, _: run.layout(True)),
     row("plan", Run, {DOCTOR}, lambda run, _: run.unplanned or memory.fits(run.plan), after=("layout",)),
     row(
         "generation length", LocalRun, {DOCTOR},
         lambda run, _: memory.positions(run.too_long, run.data.max_prompt_tokens),
-        keys=where(lambda run: run.unplanned is None),
+        keys=where(lambda run: run.unplanned is None and not run.too_long(1)),  # which the plan says
     ),
     row(
         "host memory", Run, {DOCTOR}, lambda run, _: memory.host_memory(run.plan, on_gpu=run.on_gpu),
@@ -176,19 +190,7 @@ CHECKS: tuple[Check, ...] = (
     ),
     row("resume", LocalRun, {DOCTOR}, lambda run, _: folders.to_resume(run.folder)),
     row("resume", NemoRun, {DOCTOR}, lambda run, _: folders.to_resume_in_nemo_rl(run.folder)),
-    # Models, tokenizers, prompts.
-    row(
-        "{} model", LocalRun, {DOCTOR}, lambda run, role: model_files.whole_model(role, run.models[role]),
-        keys=lambda run: run.models,
-    ),
-    row(
-        "trainable student", LocalRun, {DOCTOR}, lambda run, _: model_files.trainable(run.student),
-        keys=where(lambda run: not run.of_the_demo),
-    ),
-    row(
-        "{} model", NemoRun, {DOCTOR}, lambda run, role: model_files.model_without_code(role, run.models[role]),
-        keys=lambda run: run.models,
-    ),
+    # Tokenizers and prompts.
     row(
         "student tokenizer", Run, {DOCTOR}, lambda run, _: f"{len(run.tokenizer)} tokens",
         keys=where(lambda run: not run.of_the_demo),
@@ -297,29 +299,36 @@ def asked(subject: Machine, asker: Asker) -> list[Check]:
 def examine(subject: Machine, checks: Sequence[Check]) -> Iterator[Finding]:
     """What the checks find, each at once; one that fails keeps only those that need it from their turn.
 
-    What a library raises is a finding, too.
+    What a library raises is a finding, too. A fault that several checks meet is told by the first, of each key.
     """
-    names, passed = {check.name for check in checks}, set[str]()
+    names, passed, faults = {check.name for check in checks}, set[str](), list[tuple[Check, str]]()
     for check in checks:
         if not passed.issuperset(names.intersection(check.after)):
             continue
         for key in check.keys(subject):
-            name = check.name.format(key)
-            try:
-                seen = check.look(subject, key)
-            except Refusal as error:
-                yield Finding(name, "fail", error.message, error.remedy)
-            except UecrError as error:
-                yield Finding(name, "fail", str(error), "")
-            except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:  # raised by a library
-                message = f"cannot be checked: {type(error).__name__}: {error}"
-                yield Finding(name, "fail", f"{message:.400}", "fix what it names, then run doctor again")
-            else:
-                passed.add(name)
-                if isinstance(seen, Caution):
-                    yield Finding(name, "warn", seen.message, seen.remedy)
-                elif seen is not None:
-                    yield Finding(name, "ok", seen, "")
+            found = _finding(check.name.format(key), partial(check.look, subject, key))
+            if found is None or found.status != "fail":
+                passed.add(check.name.format(key))
+            if found is None or any(fault in found.message for other, fault in faults if other is not check):
+                continue
+            faults += [(check, found.message)] if found.status == "fail" else []
+            yield found
+
+
+def _finding(name: str, look: Callable[[], Seen]) -> Finding | None:
+    """What a check of this name finds; None where there is nothing to look at."""
+    try:
+        seen = look()
+    except Refusal as error:
+        return Finding(name, "fail", error.message, error.remedy)
+    except UecrError as error:
+        return Finding(name, "fail", str(error), "")
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:  # raised by a library
+        message = f"cannot be checked: {type(error).__name__}: {error}"
+        return Finding(name, "fail", f"{message:.400}", "fix what it names, then run doctor again")
+    if isinstance(seen, Caution):
+        return Finding(name, "warn", seen.message, seen.remedy)
+    return None if seen is None else Finding(name, "ok", seen, "")
 
 
 def require(run: Run, asker: Asker) -> dict[str, str | Caution]:

@@ -30,6 +30,7 @@ from nemo_uecr.core.methods import Method
 from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation import adapter, models
+from nemo_uecr.generation.engines import check_model_place
 from nemo_uecr.generation.environments import tools_of
 from nemo_uecr.generation.prompts import ChatSettings
 from nemo_uecr.paths import SCHEME
@@ -97,6 +98,10 @@ class Run(Machine):
     @cached_property
     def shapes(self) -> dict[str, ModelShape]:
         """Sizes of every model; DataError where one is not on this machine."""
+        for place in (Path(name).expanduser() for name in self.models.values() if not name.startswith(SCHEME)):
+            check_model_place(str(place))
+            if place.is_dir() and adapter.base_of(place) is None:
+                models.check_config(place)
         return {key: self.size_of(name, key) for key, name in self.models.items()}
 
     @property

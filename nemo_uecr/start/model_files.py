@@ -16,6 +16,7 @@ from nemo_uecr.generation.conversation import THOUGHTS_STAY, Bridge, Role
 from nemo_uecr.generation.engines import (
     ModelTokens,
     check_model,
+    check_model_place,
     check_trainable,
     check_weights,
     difference_of_ends,
@@ -50,8 +51,6 @@ def whole_model(role: str, name: str) -> str | Caution:
         return advised(here, message, remedy)
     if (base := adapter.base_of(folder)) is not None:
         return whole_model(role, base)
-    if "model_type" not in read_object(folder / "config.json"):
-        raise DataError(f"{folder / 'config.json'} does not state 'model_type'; expected a whole config.json")
     check_weights(str(folder))
     return f"{folder}, every weight is there and has its place"
 
@@ -75,7 +74,9 @@ def model_without_code(role: str, name: str) -> str | Caution:
 
 def tokenizer_of(name: str) -> Any:
     """A tokenizer from a folder or the hub's cache, without network access."""
-    return models.load_tokenizer(str(Path(name).expanduser()), local_files_only=True)
+    place = str(Path(name).expanduser())
+    check_model_place(place)
+    return models.load_tokenizer(place, local_files_only=True)
 
 
 def same_tokenizer(student: Any, student_name: str, name: str, *, columns_of: str) -> str:

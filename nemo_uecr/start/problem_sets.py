@@ -18,6 +18,7 @@ from nemo_uecr.config.schema import (
 from nemo_uecr.data.manifest import training_problems
 from nemo_uecr.data.problems import Problem, check_routing, filled, problems_of, teacher_name
 from nemo_uecr.data.references import check_references
+from nemo_uecr.data.screening import question_key
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation.environments import Environment
 from nemo_uecr.generation.models import check_ids
@@ -73,9 +74,9 @@ def enough(count: int, needed: int, where: str) -> str:
 
 
 def held_out(problems: Problems, benchmark: str) -> Caution | None:
-    """No question of a benchmark is trained on."""
-    trained = {problem.question.strip() for problem in problems.get(TRAIN, ())}
-    questions = [problem.question.strip() for problem in problems.get(benchmark, ())]
+    """No question of a benchmark is trained on, whatever its blanks, capitals and system turn."""
+    trained = {question_key(problem.question) for problem in problems.get(TRAIN, ())}
+    questions = [question_key(problem.question) for problem in problems.get(benchmark, ())]
     if count := sum(question in trained for question in questions):
         message = f"{benchmark}: {count} of {len(questions)} questions are also in data.train; it is not held out"
         return Caution(message, "nemo-uecr data prepare takes them out of the training problems")

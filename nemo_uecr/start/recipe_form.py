@@ -25,8 +25,10 @@ from nemo_uecr.start.job import Resources
 
 log = logging.getLogger(__name__)
 
-#: What the layout says where it could not look at every model.
-UNSEEN = "fits the GPUs; a model's folder is not here, or its kind unknown: what it can be split into is not checked"
+#: What the layout says, which is of counts alone: without the models, with them, where not all of them are here.
+DIVIDES = "its sizes divide the GPUs; plan says whether the memory is enough"
+DIVIDES_MODELS = "its sizes divide the GPUs and the models; plan says whether the memory is enough"
+UNSEEN = "its sizes divide the GPUs; a model's folder is not here, or its kind unknown: whether they divide it is open"
 
 
 def accepted(recipe: Recipe) -> Job:
@@ -105,11 +107,11 @@ def layout(job: Job, *, with_models: bool) -> str:
     """
     if not with_models:
         refuse(job_faults(job, {}))
-        return "fits the GPUs"
+        return DIVIDES
     refuse(family_faults(job))
     shapes = {key: visible_shape(model) for key, model in job.models.items()}
     refuse(job_faults(job, shapes))
-    return UNSEEN if None in shapes.values() else "fits the GPUs and the models"
+    return UNSEEN if None in shapes.values() else DIVIDES_MODELS
 
 
 def visible_shape(model: Model) -> ModelShape | None:

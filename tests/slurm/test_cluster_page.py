@@ -16,7 +16,7 @@ from nemo_uecr.config.recipes import load_recipe
 from nemo_uecr.nemo import upstream
 from nemo_uecr.plan.contents import GPUS, Lengths
 from nemo_uecr.plan.nemo import nemo_plan
-from nemo_uecr.start.recipe_form import accepted, layout
+from nemo_uecr.start.recipe_form import DIVIDES_MODELS, accepted, layout
 from tests.slurm.page import PAGE, ROOT, Shown, shown
 
 DRY_RUNS = [command for command in shown() if "--dry-run" in command.words]
@@ -94,7 +94,7 @@ MIXTURES = re.findall(r"^\| `(\w+\.yaml)` \| (\d) \| (\w+) (\d) \| (\d+) \| ([\d
 def test_the_recipes_of_mixtures_fit_as_planned(row: tuple[str, ...]) -> None:
     name, nodes, role, experts, ranks, seconds, size = row
     job = accepted(load_recipe(ROOT / "examples" / "configs" / name, ["uecr.data.subset=20000"]))
-    assert layout(job, with_models=True) == "fits the GPUs and the models"
+    assert layout(job, with_models=True) == DIVIDES_MODELS
     assert job.changes == []
     assert (job.nodes, job.student.data_ranks) == (int(nodes), int(ranks))
     assert 1008 % job.student.data_ranks == 0

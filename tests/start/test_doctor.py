@@ -265,8 +265,8 @@ def test_models_that_do_not_fit_a_local_run(tmp_path: Path) -> None:
     local_run = fit(local(*named, *fits, "data.max_prompt_tokens=57"))
     assert (local_run["plan"][0], local_run["generation length"][0]) == ("ok", "warn")
     assert fit(local(*named, *fits, f"teacher.model_name={teacher}"))["plan"][0] == "fail"
-    hopeless = ["train.microbatch_responses=1", "rollout.max_response_tokens=256"]
-    assert fit(local(*named, *hopeless))["generation length"][0] == "fail"  # with any prompt
+    hopeless = fit(local(*named, "train.microbatch_responses=1", "rollout.max_response_tokens=256"))  # with any prompt
+    assert ("257 positions" in hopeless["plan"][1], "generation length" in hopeless) == (True, False)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------
@@ -286,6 +286,33 @@ def test_megatron_checkpoints_and_runs_that_would_be_resumed(tmp_path: Path) -> 
     assert "missing shard" in found(inside, "resume")["resume"][1]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "config.json").write_text('{"model_type":'),
+        lambda folder: (folder / "config.json").write_text("{}"),
+        lambda folder: (folder / "config.json").unlink(),
+        lambda folder: (folder / "config.json").write_text("version https://git-lfs.github.com/spec/v1\noid"),
+        lambda folder: (folder / "model.safetensors").write_bytes(b"cut"),
+        lambda folder: folder.rename(folder.with_name("elsewhere")),
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ raise_exception('no') }}"),
+    ],
+    ids=["cut", "no model", "no configuration", "pointer", "weights", "absent", "template"],
+)
+def test_one_fault_of_a_folder_is_told_once(damage: Callable[[Path], object], tmp_path: Path) -> None:
+    """By the first of all checks that would meet it."""
+    student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t")
+    (tmp_path / "p.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+    limits = ("data.max_prompt_tokens=56", "rollout.max_response_tokens=64", "evaluation.max_tokens=64")
+    run = local(f"student.model_name={student}", f"teacher.model_name={teacher}", f"data.train={tmp_path / 'p.jsonl'}",
+                "data.system_prompt=null", *limits)  # fmt: skip
+    checks = (*MODELS, *TOKENIZERS, *MEMORY, "trainable student", "token ids")
+    assert "fail" not in {status for status, _ in found(run, *checks).values()}
+    damage(student)
+    faults = [text for status, text in found(run, *checks).values() if status != "ok"]
+    assert len(faults) == 1, faults
+
+
 # -- who asks --------------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +329,11 @@ def test_what_stops_a_run_is_also_what_the_doctor_says(made: Callable[[], Config
 def test_the_first_refusal_is_raised_and_cautions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = tmp_path / "p.jsonl"
     rows.write_text('{"question": "1+1", "answer": "2"}\n')
-    run = local(f"data.train={rows}", f"evaluation.benchmarks={{held: {rows}}}", f"run.folder={tmp_path / 'run'}")
+    other = tmp_path / "b.jsonl"
+    other.write_text(
+        '{"prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": " 1 + 1"}], "answer": 2}'
+    )
+    run = local(f"data.train={rows}", f"evaluation.benchmarks={{held: {other}}}", f"run.folder={tmp_path / 'run'}")
     seen = require(run_facts(run, 0), TRAIN)
     assert seen["problems"] == "data.train 1, held 1; fields 'question' and 'answer'"
     told = "held: 1 of 1 questions are also in data.train; it is not held out"

@@ -13,7 +13,7 @@ from nemo_uecr.core.methods import METHODS
 from nemo_uecr.data.manifest import chosen_problems
 from nemo_uecr.errors import ConfigError, DataError
 from nemo_uecr.nemo.recipe import view
-from nemo_uecr.start.recipe_form import UNSEEN, accepted, described, layout
+from nemo_uecr.start.recipe_form import DIVIDES_MODELS, UNSEEN, accepted, described, layout
 from tests.config.shipped import CONFIGS, GIVEN, GRPO, OTHERS, SCALES, nemo_job
 from tests.data.made import write_jsonl
 from tests.nemo.worlds import BASE, SIZES, job, world
@@ -37,7 +37,7 @@ def test_every_method_composes_at_each_scale(scale: str, name: str) -> None:
 def test_teacher_recipes_need_no_teacher(name: str) -> None:
     made = accepted(load_recipe(CONFIGS / f"{name}.yaml", []))
     assert (made.section.method.name, dict(made.teachers), made.changes) == ("grpo", {}, [])
-    assert layout(made, with_models=True) == "fits the GPUs and the models"
+    assert layout(made, with_models=True) == DIVIDES_MODELS
 
 
 @pytest.mark.parametrize(("scale", "key"), [("1p7b", "uecr.teacher.model_name"), ("4b", "uecr.data.subset")])
@@ -125,7 +125,7 @@ def test_a_check_says_what_is_adjusted_ignored_and_placed(tmp_path: Path, capsys
     ]
     for start in starts:
         assert any(line.startswith(start) for line in lines), (start, lines)
-    assert "layout: fits the GPUs and the models" in lines
+    assert "layout: its sizes divide the GPUs and the models; plan says whether the memory is enough" in lines
     assert lines[-1] == f"ok: {BASE}: accepted"
 
 
@@ -176,7 +176,7 @@ def test_a_mixture_is_judged_by_its_folder(tmp_path: Path) -> None:
     ranks = "++uecr.teacher.megatron_cfg.expert_model_parallel_size"
     for count in (1, 8):
         job = accepted(load_recipe(BASE, [*given, f"{ranks}={count}"]))
-        assert layout(job, with_models=True) == "fits the GPUs and the models"
+        assert layout(job, with_models=True) == DIVIDES_MODELS
     with pytest.raises(ConfigError, match="got 16; pipeline"):
         layout(accepted(load_recipe(BASE, [*given, f"{ranks}=16"])), with_models=True)
     for odd in ({"model_type": "gpt_oss"}, {"model_type": "x", "num_experts": 0, "text_config": {"num_experts": 4}}):
