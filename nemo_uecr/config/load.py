@@ -208,11 +208,11 @@ def _merged_layers(layers: Iterable[Layer]) -> Layer:
 
 
 def _merged(base: Mapping[str, object], layer: Mapping[str, object]) -> dict[str, object]:
-    """Merge mappings, except those with a replace marker; replace all other values."""
+    """Merge mappings, except those that are empty or have a replace marker; replace all other values."""
     merged = dict(base)
     for key, value in layer.items():
         if isinstance(value, Mapping):
-            inherited = None if value.get(REPLACE_MARKER) is True else merged.get(key)
+            inherited = merged.get(key) if value and value.get(REPLACE_MARKER) is not True else None
             merged[key] = _merged(inherited if isinstance(inherited, Mapping) else {}, value)
         elif key != REPLACE_MARKER:
             merged[key] = value

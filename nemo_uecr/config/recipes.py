@@ -70,6 +70,12 @@ def _composed(path: str, above: tuple[str, ...]) -> tuple[DictConfig, dict[str, 
     for name in names:
         parent, of_parent = _composed(os.path.normpath(os.path.join(os.path.dirname(path), name)), (*above, path))
         base, below = _merged(base, parent), below | of_parent
+    for key, value in flattened(tree).items():
+        if value == {} and key.startswith("uecr.") and OmegaConf.select(base, key):
+            raise ConfigError(
+                f"{path}: {key}: {{}} would leave the inherited {', '.join(OmegaConf.select(base, key))}, as NeMo-RL "
+                f"merges files; leave it out, and take each away on the command line: ~{key}.NAME"
+            )
     return _merged(base, OmegaConf.create(tree)), below | origins
 
 

@@ -54,6 +54,10 @@ def test_later_parent_and_child_win(tmp_path: Path) -> None:
     assert loaded.config.train.learning_rate == 3e-5  # which YAML 1.1 takes for a text
     assert loaded.config.train.minibatch_responses == 24  # the base's prompts_per_step * responses_per_prompt
     assert loaded.config.evaluation.benchmarks == {"own": "own.jsonl"}
+    text = f"defaults: {child}\nevaluation: {{benchmarks: {{}}}}\ncheckpoint: {{keep_best: false}}\n"
+    emptied = load_config(write(tmp_path, text, "e.yaml"), [])
+    assert emptied.config.evaluation.benchmarks == {}
+    assert emptied.config.train == loaded.config.train
     origins = [loaded.origins[key] for key in ("train.steps", "run.seed", "rollout.top_k")]
     assert origins == [str(tmp_path / "up" / "root.yaml"), str(tmp_path / "up" / "b.yaml"), str(child)]
 

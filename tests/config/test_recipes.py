@@ -62,6 +62,19 @@ def test_of_several_parents_the_last_wins(tmp_path: Path) -> None:
     assert load_recipe(tmp_path / "c.yaml", []).values == {"grpo": {"x": 2, "y": {"z": 1}, "w": [5, 6]}}
 
 
+def test_an_empty_mapping_that_would_leave_the_inherited_one_says_so(tmp_path: Path) -> None:
+    """NeMo-RL merges files so; of its own sections it may be meant."""
+    (tmp_path / "a.yaml").write_text("grpo: {x: {y: 1}}\nuecr: {evaluation: {benchmarks: {b: c, d: e}}}\n")
+    (tmp_path / "b.yaml").write_text("defaults: a.yaml\nuecr: {evaluation: {benchmarks: {}}}\n")
+    with pytest.raises(
+        ConfigError, match=r"benchmarks: \{\} would leave the inherited b, d, .*: ~uecr\.evaluation\.benchm"
+    ):
+        load_recipe(tmp_path / "b.yaml", [])
+    (tmp_path / "b.yaml").write_text("defaults: a.yaml\ngrpo: {x: {}}\n")
+    values = load_recipe(tmp_path / "b.yaml", ["~uecr.evaluation.benchmarks.b", "~uecr.evaluation.benchmarks.d"]).values
+    assert (values["grpo"], values["uecr"]["evaluation"]["benchmarks"]) == ({"x": {"y": 1}}, {})
+
+
 def test_what_a_parent_leaves_open_a_child_gives(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("policy: ???\ngrpo:\n  x: ???\n  y: 1\n")
     (tmp_path / "b.yaml").write_text("defaults: a.yaml\npolicy: {z: 1}\ngrpo: {x: 2}\n")
