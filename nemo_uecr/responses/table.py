@@ -464,6 +464,8 @@ def read_responses(path: Path) -> Responses:
     Raises:
         DataError: The file is no table, is damaged, or comes from a version before 0.4.0.
     """
+    if not path.exists():
+        raise DataError(f"{path} does not exist; expected a table of responses, as RUN/batches/step-000001.parquet")
     if path.suffix in OLD:
         raise DataError(
             f"{path} has a format of version 0.3.0 or earlier; expected a table of responses (.parquet): read it with "

@@ -111,6 +111,10 @@ def test_verify_finds_what_changed(copy: Path, capsys: pytest.CaptureFixture[str
 
 def test_what_cannot_be_packed_or_replayed(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "save_batch_every > 0" in refused(capsys, "replay", tmp_path, "--check")
+    for words in (["--check"], ["--method", "grpo", "--out", tmp_path / "a.parquet"]):
+        assert f"{tmp_path / 'absent'} does not exist; expected" in refused(
+            capsys, "replay", tmp_path / "absent", *words
+        )
     for words in (["--check", "--method", "uecr"], []):
         assert "expected --check alone" in refused(capsys, "replay", copy, *words)
     assert "no config.yaml" in refused(capsys, "pack", tmp_path, tmp_path / "a.tar.gz")
