@@ -135,7 +135,7 @@ def facts_of_config(config: Config, *, problems: int) -> Facts:
     each = GROUPS * size
     rewarded = Rewards(config.reward, correct_at=config.correct_at, pool=SHARED)
     with closing(rewarded) as rewards, playing(config) as environment:
-        models = load_models(scoring, None, () if environment is None else environment.describe())
+        models = load_models(scoring, None, () if environment is None else environment.tools)
         dialogue = dialogue_of(config, environment, models.student.tokens)
         prompts, _ = readable_prompts(scoring, models, dialogue)
         count = min(problems, len(prompts))
@@ -149,7 +149,9 @@ def facts_of_config(config: Config, *, problems: int) -> Facts:
         asked = [prompt for prompt in batch.sequences.prompts[::each] for _ in range(size // 2)]
         right_T, cut = _verdicts_of_teachers(rollouts, asked)
     record = batch.record
-    problem_B = clusters_of([tuple(prompt.token_ids) for prompt in batch.sequences.prompts])
+    drawn = batch.sequences.prompts
+    own = [each.problem.id if environment else "" for each in drawn]  # which makes games of its own of equal questions
+    problem_B = clusters_of([(tuple(each.token_ids), name) for each, name in zip(drawn, own, strict=True)])
     problem_T = np.repeat(problem_B[::each], size // 2)
     return _facts(
         *_asked(config),
@@ -203,7 +205,10 @@ def _columns_of(models: Models) -> dict[str, int]:
 
 
 def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prompt]) -> list[Response] | None:
-    """Each prompt's own teacher answers the prompt as it reads it; None where a teacher is on a server."""
+    """Each prompt's own teacher answers the prompt as it reads it; None where a teacher is on a server.
+
+    The ``prompts`` are those of a rollout, with what the environment showed at the beginning.
+    """
     config, inputs = rollouts.config, teachers.inputs(Sequences(prompts, ()))
     responses: dict[int, Response] = {}
     for name in dict.fromkeys(inputs.names):
@@ -219,7 +224,7 @@ def own_responses(rollouts: Rollouts, teachers: Teachers, prompts: Sequence[Prom
         names = [f"problem {view.problem.id}" for view in views]
         episodes = episodes_of(names, [view.problem for view in views], config.run.seed, 1)
         sample = partial(draw, teacher.model, microbatch=size)
-        _, drawn = respond(sample, views, seeds, rollouts.decoding, rollouts.dialogue, episodes)
+        _, drawn = respond(sample, views, seeds, rollouts.decoding, rollouts.dialogue, episodes, told=True)
         check_drawn(drawn, names, teacher.model)
         responses |= zip(rows, drawn, strict=True)
     return [responses[row] for row in range(len(prompts))]

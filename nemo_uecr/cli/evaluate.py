@@ -79,8 +79,10 @@ def evaluate(
         system_prompt: System turn; '' for none.
         chat_template_kwargs: Handed to the chat template, as NAME=VALUE.
         prompt_date: What the chat template takes for today, as 2026-11-29.
-        environment: What answers the turns: FILE.py:CLASS, or a run's section as {call: ..., max_turns: ...}; none.
-        correct_at: From which sum of its rewards a response is correct (default: the verifier judges the last turn).
+        environment: What answers the turns: FILE.py:CLASS, with all that a model's run says of it, or a section as
+            {call: ..., max_turns: ...}; none.
+        correct_at: From which sum of its rewards a response is correct (default: as in the run whose environment it
+            is; else the verifier judges the last turn).
         dry_run: Check all arguments; write nothing.
     """
     import yaml
@@ -99,12 +101,14 @@ def evaluate(
     chat = _prompt(named.values(), prompt_template, system_prompt, thinking, given, prompt_date)
     decoding = engines.Decoding(temperature, top_p, top_k, max_tokens, stop)
     precision = dtype or _dtype(named.values())
-    played = _environment(environment, named.values(), stop)
+    played, judged = _environment(environment, named.values(), stop)
     settings = runner.EvaluationSettings(
-        samples, decoding, seed, chat, engine, precision, batch, environment=played, correct_at=correct_at
-    )
+        samples, decoding, seed, chat, engine, precision, batch,
+        environment=played, correct_at=judged if correct_at is None else correct_at,
+    )  # fmt: skip
+    answered = settings.correct_at is None
     if dry_run:
-        check_benchmarks(_placed(benchmarks, locate_path))
+        check_benchmarks(_placed(benchmarks, locate_path), answered=answered)
         for label, model in named.items():
             engines.check_model(locate_path(model))
             engines.check_weights(locate_path(model))
@@ -115,13 +119,13 @@ def evaluate(
         shown = yaml.safe_dump(asdict(settings) | {"environment": None} | own, sort_keys=False, width=float("inf"))
         return say("# dry run: nothing is written", shown.rstrip())
     # Report a mistyped file before the demo's models are made.
-    check_benchmarks([text for text in benchmarks if SCHEME not in text])
+    check_benchmarks([text for text in benchmarks if SCHEME not in text], answered=answered)
     named = {label: resolve_path(model) for label, model in named.items()}
     for model in named.values():
         engines.check_model(model)
         engines.load_tokens(model)  # report a mistyped path before a missing package, and before hours of generation
-    loaded = load_benchmarks(_placed(benchmarks, resolve_path))
-    for name, each in loaded.items():
+    loaded = load_benchmarks(_placed(benchmarks, resolve_path), answered=answered)
+    for name, each in loaded.items() if answered else ():
         check_references(name, each.problems, template=chat.template)
     averages = []
     for label, model in named.items():
@@ -161,31 +165,46 @@ def _dtype(models: Iterable[str]) -> str:
     return known.pop() if known else "bfloat16"
 
 
-def _environment(text: str | None, models: Iterable[str], stop: Sequence[str]) -> EnvironmentConfig | None:
-    """What answers the turns; a model that was trained with one is evaluated with one, or expressly without."""
+def _environment(
+    text: str | None, models: Iterable[str], stop: Sequence[str]
+) -> tuple[EnvironmentConfig | None, float | None]:
+    """What answers the turns, and from which sum of its rewards a response is correct; None: the verifier says it.
+
+    A model that was trained with an environment is evaluated with one, or expressly without.
+    """
     import yaml
 
     from nemo_uecr.config.load import validated
-    from nemo_uecr.config.schema import EnvironmentSection, Section
+    from nemo_uecr.config.schema import SEVERAL, AnyReward, EnvironmentSection, Section, judged_by
     from nemo_uecr.generation.engines import training_of
 
-    runs = {model: run["environment"] for model in models if (run := training_of(model)) and run.get("environment")}
+    runs = {model: run for model in models if (run := training_of(model)) and run.get("environment")}
+    calls = sorted({run["environment"]["call"] for run in runs.values()})
     if text is None and runs:
-        model, own = next(iter(runs.items()))
         raise DataError(
-            f"{model} was trained with environment {own['call']}; give --environment '{json.dumps(own)}', or "
-            "--environment none"
+            f"{next(iter(runs))} was trained with environment {calls[0]}; give --environment {calls[0]}, which is "
+            "played as in its run, or --environment none"
         )
     if text in (None, "none"):
-        return None
+        return None, None
 
     class Given(Section):
         environment: EnvironmentSection
 
-    given = validated(Given, {"environment": yaml.safe_load(str(text))}, {}, "--environment").environment
-    if given is not None and given.role == "text" and not stop:
+    class Own(Given):
+        reward: Annotated[tuple[AnyReward, ...], *SEVERAL]
+        correct_at: float
+
+    own = [{key: run[key] for key in Own.model_fields} for run in runs.values() if run["environment"]["call"] == text]
+    if any(each != own[0] for each in own):
+        raise DataError(f"the models' runs differ in how they play and judge {text}; evaluate them separately")
+    if own:
+        say(f"environment ({text}, as in its run): {json.dumps(own[0])}")
+    values = own[0] if own else {"environment": yaml.safe_load(str(text))}
+    given: Any = validated(Own if own else Given, values, {}, "--environment")
+    if given.environment is not None and given.environment.role == "text" and not stop:
         raise DataError("--environment: role text continues a turn that a stop string ended; give --stop")
-    return given
+    return given.environment, judged_by(given) if own else None
 
 
 def _argument(text: str) -> tuple[str, Any]:

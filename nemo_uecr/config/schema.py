@@ -270,7 +270,7 @@ class ProblemsConfig(Section):
 
     train: Text  # Problems: a file, a folder or a name on the hub, perhaps with `:SPLIT`.
     question_key: Text  # Field of the question, a text or a list of messages; dots lead into nested fields.
-    answer_key: Text  # Field of the reference answer.
+    answer_key: Text | None  # Field of the reference answer; null: the problems have none, and no reward reads one.
     # Rows to read: those whose field has one of the values, as in {problem_is_valid: [true], ability: [math]}.
     where: dict[Text, Annotated[tuple[bool | int | float | str, ...], Field(strict=False, min_length=1)]] = {}
     # The user's turn, with {question}; {body}, {passage}, {context}, {options}, {choices} are those fields of the row.
@@ -346,6 +346,7 @@ def check_sections(config: Config) -> None:
         )
     check_teachers(config)
     check_environment(config)
+    check_answers(config)
     check_stop(config.environment, config.rollout.stop, "rollout.stop")
 
 
@@ -356,6 +357,28 @@ def check_environment(config: Any) -> None:
             raise ValueError("reward: got environment, but there is none; write environment=FILE.py:CLASS")
     elif getattr(config.method, "turn_separator", None) is not None:
         raise ValueError("method.turn_separator: got one; expected null, since the environment's turns are the turns")
+
+
+def check_answers(config: Any) -> None:
+    """The verifier judges nothing without answers, in a configuration or in a recipe's section `uecr`."""
+    if config.data is None or config.data.answer_key is not None:
+        return
+    if not config.reward or any(isinstance(each, VerifierReward) for each in config.reward):
+        judged = "the rewards have the verifier"
+    elif config.evaluation is not None and config.evaluation.benchmarks and judged_by(config) is None:
+        judged = "the verifier judges evaluation.benchmarks"
+    else:
+        return
+    raise ValueError(
+        f"data.answer_key: got null, but {judged}, which compares with an answer; name the answers' field, or let an "
+        "environment judge: reward=environment"
+    )
+
+
+def judged_by(config: Any) -> float | None:
+    """From which sum of an episode's rewards on a benchmark's response is correct; None where the verifier says it."""
+    kinds = {type(each) for each in config.reward}
+    return config.correct_at if EnvironmentReward in kinds and VerifierReward not in kinds else None
 
 
 def check_stop(environment: EnvironmentConfig | None, stop: Sequence[str], key: str) -> None:

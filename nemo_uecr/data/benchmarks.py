@@ -20,28 +20,28 @@ class LoadedBenchmark:
     revision: str | None
 
 
-def load_benchmark(given: str) -> LoadedBenchmark:
-    """Read a benchmark given as a known name, ``NAME=SOURCE`` or a source of problems."""
+def load_benchmark(given: str, *, answered: bool) -> LoadedBenchmark:
+    """Read a benchmark given as a known name, ``NAME=SOURCE`` or a source of problems, perhaps without answers."""
     name, place = _name_and_source(given)
     source = find_source(place, "test")
-    problems = read_problems(source, USUAL)
+    problems = read_problems(source, USUAL, answered=answered)
     known = BENCHMARKS.get(name)
     if known is not None and source.revision is not None and len(problems) != known.problems:
         raise DataError(f"{place}: got {len(problems)} problems; expected {known.problems}")
     return LoadedBenchmark(name, tuple(problems), source.files, source.revision)
 
 
-def load_benchmarks(given: list[str]) -> dict[str, LoadedBenchmark]:
+def load_benchmarks(given: list[str], *, answered: bool = True) -> dict[str, LoadedBenchmark]:
     """Read several; two of one name are refused."""
-    loaded = {benchmark.name: benchmark for benchmark in map(load_benchmark, given)}
+    loaded = {benchmark.name: benchmark for benchmark in (load_benchmark(each, answered=answered) for each in given)}
     if len(loaded) < len(given):
         raise DataError(f"two benchmarks of {', '.join(given)} have the same name; name them with NAME=FILE")
     return loaded
 
 
-def check_benchmarks(given: list[str]) -> None:
+def check_benchmarks(given: list[str], *, answered: bool) -> None:
     """Read the benchmarks of this machine; names on the hub are not checked."""
-    load_benchmarks([text for text in given if not on_hub(_name_and_source(text)[1])])
+    load_benchmarks([text for text in given if not on_hub(_name_and_source(text)[1])], answered=answered)
 
 
 def _name_and_source(given: str) -> tuple[str, str]:

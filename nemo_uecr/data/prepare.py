@@ -134,7 +134,7 @@ def _sorted_rows(source: Source, fields: Fields, settings: PrepareSettings, scre
     other_answers = 0
     unread = 0
     for number, (_, row) in enumerate(rows_of(source, fields, more=tuple(settings.where)), start=1):
-        texts = (str(value_at(row, name)) for name in (fields.question, fields.answer))
+        texts = (str(value_at(row, name)) for name in filter(None, (fields.question, fields.answer)))
         if not chosen(row, settings.where):
             rows["removed"].append({"row": number, "digest": row_digest(*texts), "reason": "where"})
             continue

@@ -49,6 +49,7 @@ CHOICES = ("options", "choices")
 #: Small fields that `data prepare` carries along when the source has them.
 CARRIED = ("topic", "subject", *PARTS)
 ABSENT = object()
+NEED_NONE = "; problems without answers need rewards that read none: data.answer_key=null"
 SURROGATE = re.compile("[\ud800-\udfff]")
 ROLES = {"human": "user", "gpt": "assistant"}
 Parsed = TypeVar("Parsed")
@@ -64,7 +65,7 @@ class Problem:
 
     id: str
     question: str  # the user's last turn where the question is a conversation
-    answer: str
+    answer: str  # empty where the source has none (data.answer_key=null)
     columns: Row = field(default_factory=dict, compare=False)
     context: tuple[Turn, ...] = ()  # the turns before it
 
@@ -112,10 +113,10 @@ USUAL = Keys()
 
 @dataclass(frozen=True)
 class Fields:
-    """A source's own field names; ``difficulty`` is None where there is none, ``id`` where the rows are numbered."""
+    """A source's own field names; None where there is none, and ``id`` where the rows are numbered."""
 
     question: str
-    answer: str
+    answer: str | None
     difficulty: str | None
     id: str | None
 
@@ -133,21 +134,23 @@ def problems_of(data: DataConfig | RecipeDataConfig, given: str | Path, key: str
     usual = Keys((), (), (), ()) if training else USUAL
     own: str | None = getattr(data, "id_key", "")  # a run inside NeMo-RL has none
     ids = usual.id if own == "" else () if own is None else (own,)
-    keys = Keys((data.question_key, *usual.question), (data.answer_key, *usual.answer), (), ids)
+    answers = () if data.answer_key is None else (data.answer_key, *usual.answer)
+    keys = Keys((data.question_key, *usual.question), answers, (), ids)
     try:
         source = find_source(str(given), "train" if training else "test")
     except DataError as error:
         raise DataError(f"{key}: {error}") from error
-    return read_problems(source, keys, where=data.where if training else {})
+    return read_problems(source, keys, where=data.where if training else {}, answered=bool(answers))
 
 
-def read_problems(source: Source, keys: Keys, *, where: Where = NOTHING) -> list[Problem]:
+def read_problems(source: Source, keys: Keys, *, where: Where = NOTHING, answered: bool = True) -> list[Problem]:
     """The problems of a source, in order. Ids are unique.
 
-    Rows without an answer are left out and counted; any other row that cannot be read is refused by its place. A column
-    that only some rows have is None in the others. Of rows that ``where`` does not choose nothing is read.
+    Where they need not be ``answered`` there may be no field of answers. Otherwise rows without an answer are left out
+    and counted; any other row that cannot be read is refused by its place. A column that only some rows have is None
+    in the others. Of rows that ``where`` does not choose nothing is read.
     """
-    fields, problems, places = fields_of(source, keys), [], dict[str, str]()
+    fields, problems, places = fields_of(source, keys, answered=answered), [], dict[str, str]()
     left: Counter[str] = Counter()
     if fields.id is None and keys.id not in ((), ("id",), USUAL.id):
         log.info("%s: no field %r; the rows are numbered", source.name, keys.id[0])
@@ -180,7 +183,7 @@ def read_problems(source: Source, keys: Keys, *, where: Where = NOTHING) -> list
         log.info("%s: %d of %d rows are chosen by %s", source.name, len(problems), number, _shown(where))
     if left:
         log.warning("%s: %d rows without an answer are left out: %s", source.name, left.total(), dict(left))
-    _tell_repeats(source.name, problems)
+    _tell_repeats(source.name, [problem for problem in problems if problem.answer])  # the others are games of their own
     every = dict.fromkeys(name for problem in problems for name in problem.columns)  # as in a table
     return [replace(problem, columns=every | problem.columns) for problem in problems]
 
@@ -334,7 +337,7 @@ def rows_of(source: Source, fields: Fields | None = None, *, more: Iterable[str]
     """The place and content of every row, in order; of Parquet only what ``fields``, ``more`` and `CARRIED` name."""
     columns = None
     if fields is not None:
-        keys = [fields.question, fields.answer, *filter(None, [fields.difficulty, fields.id]), *more]
+        keys = [fields.question, *filter(None, [fields.answer, fields.difficulty, fields.id]), *more]
         columns = {*keys, *(first for key in keys for first, _ in _cut(key)), *CARRIED}
     yield from source.rows(columns)
 
@@ -347,7 +350,7 @@ def rows_sha256(source: Source) -> str:
     return digest.hexdigest()
 
 
-def fields_of(source: Source, keys: Keys) -> Fields:
+def fields_of(source: Source, keys: Keys, *, answered: bool = True) -> Fields:
     """Which fields hold what, by the source's first row."""
     where, first = next(rows_of(source), (source.name, None))
     if first is None:
@@ -357,14 +360,14 @@ def fields_of(source: Source, keys: Keys) -> Fields:
         return next((key for key in among if value_at(first, key, absent=ABSENT) is not ABSENT), None)
 
     question, answer = named(keys.question), named(keys.answer)
-    if question is None or answer is None:
+    if question is None or (answer is None and answered):
         missing = " or ".join(map(repr, dict.fromkeys(keys.question if question is None else keys.answer)))
         likely = (("question_key", question, USUAL.question), ("answer_key", answer, USUAL.answer))
         perhaps = " ".join(f"data.{key}={named(usual)}" for key, found, usual in likely if not found and named(usual))
         raise DataError(
             f"{where}: no field {missing}; the row has {', '.join(first) or 'no fields'}. Name the right ones in "
             f"data.question_key and data.answer_key (data prepare: --question-key, --answer-key)"
-            f"{f', perhaps {perhaps}' if perhaps else ''}"
+            f"{f', perhaps {perhaps}' if perhaps else '' if answer else NEED_NONE}"
         )
     return Fields(question, answer, named(keys.difficulty), named(keys.id))
 
@@ -372,7 +375,7 @@ def fields_of(source: Source, keys: Keys) -> Fields:
 def problem_of(row: Row, fields: Fields, number: int) -> Problem:
     """The problem in a row, by its fields; UnreadableRow where there is none."""
     context, question = question_of(value_at(row, fields.question), fields.question)
-    answer = answer_of(value_at(row, fields.answer, absent=ABSENT), fields.answer)
+    answer = "" if fields.answer is None else answer_of(value_at(row, fields.answer, absent=ABSENT), fields.answer)
     identity = str(number) if fields.id is None else text_of(value_at(row, fields.id))
     if identity is None:
         raise UnreadableRow(f"{fields.id} is {kind_of(value_at(row, str(fields.id)))}, expected a text or number")

@@ -109,7 +109,7 @@ def evaluate(
     # The system takes a moment to release the lock of a killed evaluation.
     with locked(folder, wait=5.0), playing as environment:
         tokens = engines.load_tokens(model)
-        chat = settings.chat if environment is None else replace(settings.chat, tools=environment.describe())
+        chat = settings.chat if environment is None else replace(settings.chat, tools=environment.tools)
         encoded = {name: tokens.prompts(each.problems, chat, name) for name, each in benchmarks.items()}
         record, whole = _record(label, model, settings, benchmarks, encoded), folder / RESPONSES
         there = [whole] if whole.is_file() else part_paths(folder / PARTS)
@@ -238,6 +238,8 @@ def judge_generations(
         checked = [_of_episode(episode.outcome, correct_at) for episode in episodes]
     rewards = {f"{REWARD}environment": [each.reward for each in episodes]} if episodes else {}
     problems, keys = [each.problem for each in chunk], [each.key for each in chunk]
+    # An environment makes games of its own of equal questions: their seeds are the ids'.
+    asked = [f"{problem.asked} {problem.id}" if episodes else problem.asked for problem in problems]
     return {
         "id": [name_of(key, checkpoint) for key in keys],
         "checkpoint": [checkpoint] * len(chunk),
@@ -247,7 +249,7 @@ def judge_generations(
         "sample": [sample for _, _, sample in keys],
         "question": [problem.question for problem in problems],
         "context": [list(problem.context) for problem in problems],
-        "asked": [hashlib.sha256(problem.asked.encode()).hexdigest()[:16] for problem in problems],
+        "asked": [hashlib.sha256(text.encode()).hexdigest()[:16] for text in asked],
         "answer": [problem.answer for problem in problems],
         "prompt_ids": [each.request.prompt_ids for each in chunk],
         "response": texts,

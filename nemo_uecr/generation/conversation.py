@@ -266,15 +266,18 @@ class Dialogue:
         episodes: Sequence[Episode],
         *,
         max_tokens: int,
+        told: bool = False,
     ) -> tuple[list[Asked], list[Conversation[G]]]:
         """What each response answers, and the response: its turns in an episode of its own.
 
         A response has ``max_tokens`` at most, what is observed included. A turn that is cut off ends its episode, and
         so does an observation that leaves no room for another turn: it is dropped, and the response is truncated.
+        What is ``told`` has already what the environment shows at the beginning.
         """
         failures = self.environment.failures(len(asked))
         first = self.environment.begin(episodes, failures)
-        asked = [self._with(each, text) for each, text in zip(asked, first, strict=True)]
+        if not told:
+            asked = [self._with(each, text) for each, text in zip(asked, first, strict=True)]
         responses, going = [Conversation[G]() for _ in asked], list(range(len(asked)))
         for number in range(self.environment.settings.max_turns):
             drawn = draw([self._turn(row, number, asked[row], responses[row], max_tokens) for row in going])
@@ -285,7 +288,7 @@ class Dialogue:
                 break
         self.environment.end(episodes, failures)
         failures.end()
-        return asked, responses
+        return list(asked), responses
 
     def _turn(self, row: int, number: int, asked: Asked, response: Conversation[G], max_tokens: int) -> Turn:
         room, longest = max_tokens - len(response.token_ids), self.environment.settings.turn_tokens

@@ -2,7 +2,8 @@
 
 In gym's style the class has ``step(text) -> (observation, reward, done)``. In TRL's style its public methods are tools
 with typed parameters and docstrings, which the student calls as Qwen's chat templates write calls, and a turn without a
-call ends the episode. Both may have ``reset(**columns)`` and ``close()``.
+call ends the episode. Both may have ``reset(**columns)`` and ``close()``. Before each turn the global generators of
+Python and NumPy are seeded, so that a class that draws from them is a function of seed and texts, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import random
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,7 @@ from typing import Any
 
 from nemo_uecr import door
 from nemo_uecr.errors import first_line
+from nemo_uecr.reproducible import derive
 from nemo_uecr.verifier.user_code import Loop, UnusableError, traceback_of, work
 
 CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
@@ -33,8 +36,8 @@ Record = Mapping[str, Any]
 class UserEnvironment:
     """A class from a file, and its instances by episode."""
 
-    def __init__(self, call: str, args: Record) -> None:
-        """Load ``FILE.py:CLASS`` and tell its style by its methods."""
+    def __init__(self, call: str, args: Record, *, described: bool) -> None:
+        """Load ``FILE.py:CLASS`` and tell its style by its methods; where it is ``described``, tools have schemas."""
         self._kind: Any = door.load(call, expected=EXPECTED, fits=inspect.isclass).value
         name = call.rpartition(":")[2]
         self._args, self._loop, self._playing = args, Loop(), dict[str, _Episode]()
@@ -58,15 +61,14 @@ class UserEnvironment:
         self._names = parameters.keys()
         plain = (each for each in parameters.values() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
         self.columns = sorted({each.name for each in plain if each.default is each.empty} - {"seed"})
+        self.schemas = self._described() if described and self.tools else []
 
     def answer(self, request: Record) -> Record:
-        """Begin an episode, take its next turn, end it early, or describe the tools."""
+        """Begin an episode, take its next turn, or end it early."""
         key = request.get("id", "")
         if request["do"] in ("step", "end") and key not in self._playing:
             return {"unknown": True}  # of a process that was killed
         try:
-            if request["do"] == "describe":
-                return {"tools": self._described()}
             if request["do"] == "begin":
                 return self._begin(key, request)
             return self._step(key, request["text"]) if request["do"] == "step" else self._end(key)
@@ -89,8 +91,10 @@ class UserEnvironment:
         return made
 
     def _begin(self, key: str, request: Record) -> Record:
-        episode = self._playing[key] = _Episode(self._kind(**self._args), self._loop, self.tools)
-        given = {"seed": request["seed"], **request["columns"]}
+        seed = request["seed"]
+        _seed_all(seed, turn=0)
+        episode = self._playing[key] = _Episode(self._kind(**self._args), self._loop, self.tools, seed)
+        given = {"seed": seed, **request["columns"]}
         own = {name: value for name, value in given.items() if self._takes_all or name in self._names}
         first = self._loop.awaited(episode.game.reset(**own)) if hasattr(episode.game, "reset") else None
         first = first[0] if isinstance(first, tuple) and first else first  # gymnasium returns (observation, info)
@@ -111,12 +115,14 @@ class UserEnvironment:
 class _Episode:
     """One instance of the user's class, in either style."""
 
-    def __init__(self, game: Any, loop: Loop, tools: Sequence[str]) -> None:
-        self.game, self._loop = game, loop
+    def __init__(self, game: Any, loop: Loop, tools: Sequence[str], seed: int) -> None:
+        self.game, self._loop, self._seed, self._turn = game, loop, seed, 0
         self._tools: dict[str, Callable[..., Any]] = {name: getattr(game, name) for name in tools}
 
     def step(self, text: str) -> dict[str, Any]:
         """What the student reads next, None at the end, the turn's reward, and the calls of tools that failed."""
+        self._turn += 1
+        _seed_all(self._seed, self._turn)
         if self._tools:
             return self._call(text)
         found = self._loop.awaited(self.game.step(text))
@@ -155,6 +161,14 @@ class _Episode:
         return reward
 
 
+def _seed_all(seed: int, turn: int) -> None:
+    """Seed what public classes draw from that take no seed: other episodes draw from it in between."""
+    own = derive(seed, "turn", turn) % 2**32
+    random.seed(own)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(own)
+
+
 def _number(value: Any) -> float:
     number = value.item() if hasattr(value, "item") else value  # of NumPy and torch
     if not isinstance(number, int | float) or not math.isfinite(number):
@@ -163,7 +177,7 @@ def _number(value: Any) -> float:
 
 
 def _hello(environment: UserEnvironment) -> Record:
-    return {"columns": environment.columns, "tools": environment.tools}
+    return {"columns": environment.columns, "tools": environment.schemas}
 
 
 if __name__ == "__main__":

@@ -59,15 +59,16 @@ class Environment:
     def __init__(self, settings: EnvironmentConfig) -> None:
         """Start the first process; the others start when they are needed."""
         self.settings = settings
-        first = self._started()
+        first = self._started(described=True)
         self._processes: dict[int, UserProcess] = {0: first}
         self._locks = [threading.Lock() for _ in range(settings.processes)]
         self._singles = singles()
         self.columns: Sequence[str] = first.hello["columns"]
-        self.has_tools = bool(first.hello["tools"])
+        #: The JSON schemas of the tools, for the chat template; none in gym's style.
+        self.tools: tuple[Mapping[str, Any], ...] = tuple(first.hello["tools"])
 
-    def _started(self) -> UserProcess:
-        own = {"call": self.settings.call, "args": self.settings.args}
+    def _started(self, *, described: bool) -> UserProcess:
+        own = {"call": self.settings.call, "args": self.settings.args, "described": described}
         return UserProcess(WORKER, own, key="environment", timeout_s=self.settings.timeout_s)
 
     def check_columns(self, there: Collection[str]) -> None:
@@ -75,16 +76,6 @@ class Environment:
         if lost := sorted(set(self.columns) - set(there)):
             name = self.settings.label
             raise ConfigError(f"environment {name} asks for {lost[0]}; the problems have {', '.join(there)}")
-
-    def describe(self) -> tuple[Mapping[str, Any], ...]:
-        """The JSON schemas of the tools, for the chat template; none in gym's style."""
-        if not self.has_tools:
-            return ()
-        with self._locks[0]:
-            found = self._processes[0].answer({"do": "describe"})
-        if isinstance(found, Failure):
-            raise ConfigError(f"environment.call: {self.settings.call} cannot be used: {found.reason}")
-        return tuple(found["tools"])
 
     def failures(self, responses: int) -> Failures:
         """For the episodes of so many responses."""
@@ -151,7 +142,7 @@ class Environment:
     def _ask(self, number: int, episode: Episode, request: Mapping[str, Any]) -> Any:
         with self._locks[number]:
             if number not in self._processes:
-                self._processes[number] = self._started()
+                self._processes[number] = self._started(described=False)
             process = self._processes[number]
             found = process.answer(request)
             if not isinstance(found, Failure) and "unknown" in found:  # its process was killed: play it again
@@ -172,7 +163,7 @@ def tools_of(settings: EnvironmentConfig | None) -> tuple[Mapping[str, Any], ...
     if settings is None:
         return ()
     with closing(Environment(settings)) as environment:
-        return environment.describe()
+        return environment.tools
 
 
 def _begin(episode: Episode) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 
-from nemo_uecr.config.schema import Config, EnvironmentReward, VerifierReward
+from nemo_uecr.config.schema import Config
 from nemo_uecr.generation.conversation import Asked, Conversation, Dialogue, Turn, turn_seed
 from nemo_uecr.generation.engines import Decoding, ModelTokens
 from nemo_uecr.generation.environments import Environment, Episode
@@ -25,14 +25,8 @@ def dialogue_of(config: Config, environment: Environment | None, tokens: ModelTo
     """How the run's responses are held in turns; None where they are one turn."""
     if environment is None:
         return None
-    chat = ChatSettings.of(config.data.model_dump(), environment.describe())
+    chat = ChatSettings.of(config.data.model_dump(), environment.tools)
     return Dialogue.of(environment, tokens, chat, max_prompt_tokens=config.data.max_prompt_tokens)
-
-
-def judged_by(config: Config) -> float | None:
-    """From which sum of an episode's rewards on a benchmark's response is correct; None where the verifier says it."""
-    kinds = {type(each) for each in config.reward}
-    return config.correct_at if EnvironmentReward in kinds and VerifierReward not in kinds else None
 
 
 def respond(
@@ -42,8 +36,13 @@ def respond(
     decoding: Decoding,
     dialogue: Dialogue | None,
     episodes: Sequence[Episode],
+    *,
+    told: bool = False,
 ) -> tuple[list[Prompt], list[Response]]:
-    """One response for each prompt, in turns where there is a ``dialogue``; the prompts with what it shows first."""
+    """One response for each prompt, in turns where there is a ``dialogue``; the prompts with what it shows first.
+
+    ``told`` prompts have that already.
+    """
     with _awake(sampler) as sample:
         if dialogue is None:
             return list(prompts), sample(prompts, seeds, decoding)
@@ -54,10 +53,11 @@ def respond(
             return sample(heads, own, decoding, [turn.limit for turn in turns])
 
         asked = [Asked(prompt.problem, prompt.token_ids) for prompt in prompts]
-        asked, held = dialogue.hold(draw, asked, episodes, max_tokens=decoding.max_tokens)
-    told = [Prompt(each.problem, each.prompt_ids) for each in asked]
+        asked, held = dialogue.hold(draw, asked, episodes, max_tokens=decoding.max_tokens, told=told)
+    shown = [Prompt(each.problem, each.prompt_ids) for each in asked]
     role = dialogue.environment.settings.role
-    return told, [_response(each, episode, role, dialogue.tokens) for each, episode in zip(held, episodes, strict=True)]
+    made = [_response(each, episode, role, dialogue.tokens) for each, episode in zip(held, episodes, strict=True)]
+    return shown, made
 
 
 def _awake(sampler: Sampler | VllmSampler) -> AbstractContextManager[Sampler]:

@@ -85,7 +85,7 @@ def train(
     checkpoints = Checkpoints(folder / "checkpoints", config)
     position = _position(checkpoints, folder, resume=resume)
     saved = checkpoints.path(position.step) if position.step else None
-    models = load_models(config, saved, () if environment is None else environment.describe())
+    models = load_models(config, saved, () if environment is None else environment.tools)
     dialogue = dialogue_of(config, environment, models.student.tokens)
     prompts, benchmarks = readable_prompts(config, models, dialogue)
     columns = sorted({name for prompt in prompts for name in prompt.problem.columns})

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nemo_uecr.config.schema import Config
+from nemo_uecr.config.schema import Config, judged_by
 from nemo_uecr.core.agreement import TokenSample
 from nemo_uecr.core.functions import compute
 from nemo_uecr.core.invariants import check_identities
@@ -27,7 +27,7 @@ from nemo_uecr.generation.environments import episodes_of
 from nemo_uecr.generation.trained import MANIFEST
 from nemo_uecr.hosted_teacher.client import TeacherServerError
 from nemo_uecr.local.checkpoint import Checkpoints, Position
-from nemo_uecr.local.episodes import judged_by, respond
+from nemo_uecr.local.episodes import respond
 from nemo_uecr.local.failure import Evidence, evidence_of_failure
 from nemo_uecr.local.memory import Placement, deterministic
 from nemo_uecr.local.probes import Comparison, Probe, TokenRanks

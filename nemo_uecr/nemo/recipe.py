@@ -29,6 +29,7 @@ from nemo_uecr.config.schema import (
     Text,
     TolerancesConfig,
     VerifierReward,
+    check_answers,
     check_environment,
     check_teachers,
 )
@@ -122,6 +123,7 @@ class UecrSection(Section):
     def _sections_agree(self) -> Self:
         check_teachers(self)
         check_environment(self)
+        check_answers(self)
         if self.dedicated_gpus and len(self.active_teachers) > 1:
             raise ValueError("teachers: several take turns on the student's GPUs; expected dedicated_gpus: 0 in each")
         if self.evaluation is not None and self.evaluation.benchmarks and self.data is None:

@@ -191,7 +191,7 @@ class Game:
         if settings is None or data is None or section.tokenizer is None:
             raise ConfigError("uecr.environment: expected uecr.data and uecr.tokenizer beside it")
         self._environment = Environment(settings)
-        if self._environment.has_tools:
+        if self._environment.tools:
             self._environment.close()
             raise ConfigError(
                 f"uecr.environment.call: {settings.call} has typed methods, which NeMo-RL's prompts do not show to the "
@@ -234,8 +234,8 @@ class Game:
         told, new = [dict(about) for about in metadata], list[Episode]()
         for about in told:
             if EPISODE not in about:
-                # NeMo-RL tells neither step nor seed.
-                seed = derive(0, "environment", str(about.get("prompt", about.get(PROBLEM)))) % 2**31
+                # NeMo-RL tells neither step nor seed; equal prompts may be several problems, each a game of its own.
+                seed = derive(0, "environment", str(about.get("prompt")), str(about.get(PROBLEM))) % 2**31
                 columns = {name: each for name, each in about.get("columns", about).items() if name != upstream.TURN}
                 about[EPISODE], self._begun = self._begun, self._begun + 1
                 new.append(Episode(f"episode {about[EPISODE]}", about[EPISODE], columns, seed))

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from nemo_uecr.config.schema import judged_by
 from nemo_uecr.errors import UecrError
 from nemo_uecr.start import folders, job, machine, memory, model_files, problem_sets
 from nemo_uecr.start.facts import LocalRun, Machine, NemoRun, NemoRunWithProblems, NoRun, Run, RunWithProblems
@@ -122,7 +123,9 @@ CHECKS: tuple[Check, ...] = (
     ),
     row(
         "answers", RunWithProblems, {DOCTOR, CONFIG, NODE, TRAIN},
-        lambda run, _: problem_sets.judged(run.problems, run.data.prompt_template, verified=run.verified),
+        lambda run, _: problem_sets.judged(
+            run.problems, run.data.prompt_template, verified=run.verified, played=judged_by(run) is not None
+        ),
         after=("problems",),
     ),
     row(

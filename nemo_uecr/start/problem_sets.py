@@ -52,12 +52,16 @@ def readable(problems: Problems, benchmarks: Iterable[str], data: ProblemsConfig
     """The problems can be read: how many there are, and by which fields."""
     counts = {name: len(read) for name, read in problems.items()}
     counted = ", ".join(f"{name} {counts.get(name, 'of the demo')}" for name in (TRAIN, *benchmarks))
-    return f"{counted}; fields {data.question_key!r} and {data.answer_key!r}"
+    fields = [repr(key) for key in (data.question_key, data.answer_key) if key is not None]
+    return f"{counted}; fields {' and '.join(fields)}"
 
 
-def judged(problems: Problems, template: str, *, verified: bool) -> str | None:
-    """The verifier can judge the answers; of training only where it is among the rewards (``verified``)."""
-    names = [name for name in problems if verified or name != TRAIN]
+def judged(problems: Problems, template: str, *, verified: bool, played: bool) -> str | None:
+    """The verifier can judge the answers; of training only where it is among the rewards (``verified``).
+
+    Of benchmarks where an environment does not judge instead (``played``).
+    """
+    names = [name for name in problems if (verified if name == TRAIN else not played)]
     for name in names:
         check_references(name, problems[name], template=template)
     return f"the verifier can judge those of {', '.join(names)}" if names else None
@@ -75,7 +79,8 @@ def enough(count: int, needed: int, where: str) -> str:
 
 def held_out(problems: Problems, benchmark: str) -> Caution | None:
     """No question of a benchmark is trained on, whatever its blanks, capitals and system turn."""
-    trained = {question_key(problem.question) for problem in problems.get(TRAIN, ())}
+    answered = (problem for problem in problems.get(TRAIN, ()) if problem.answer)  # the others are games of their own
+    trained = {question_key(problem.question) for problem in answered}
     questions = [question_key(problem.question) for problem in problems.get(benchmark, ())]
     if count := sum(question in trained for question in questions):
         message = f"{benchmark}: {count} of {len(questions)} questions are also in data.train; it is not held out"
@@ -165,7 +170,7 @@ def environment_loads(settings: EnvironmentConfig, problems: Sequence[Problem] |
     with closing(Environment(settings)) as environment:
         if problems is not None:
             environment.check_columns(sorted({name for problem in problems for name in problem.columns}))
-        names = [str(tool["function"]["name"]) for tool in environment.describe()]
+        names = [str(tool["function"]["name"]) for tool in environment.tools]
     return f"{settings.label}, with the tools {', '.join(names)}" if names else settings.label
 
 

@@ -102,7 +102,7 @@ class UserReward:
         return {
             "data_source": columns.get("data_source") or sample["dataset"],
             "solution_str": sample["text"],
-            "ground_truth": sample["answer"],
+            "ground_truth": sample["answer"] or None,
             "extra_info": columns.get("extra_info") or columns,
         }
 

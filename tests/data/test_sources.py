@@ -467,6 +467,19 @@ def test_training_reads_a_table_by_nested_fields(tmp_path: Path) -> None:
         problems_of(plain, tmp_path / "set", "data.train")
 
 
+def test_problems_without_answers_are_those_of_an_environment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from tests.local.tiny import configured
+
+    games = write_jsonl(tmp_path / "games.jsonl", [{"prompt": "Play."}, {"prompt": "Play."}])
+    keys = ("data.question_key=prompt", "environment=game.py:Game", "reward=environment")
+    with pytest.raises(DataError, match=r"no field 'answer'.* read none: data\.answer_key=null"):
+        problems_of(configured(tmp_path / "run", *keys).config.data, games, "data.train")
+    data = configured(tmp_path / "run", *keys, "data.answer_key=null").config.data
+    for key in ("data.train", "evaluation.benchmarks.a"):
+        assert [(problem.question, problem.answer) for problem in problems_of(data, games, key)] == [("Play.", "")] * 2
+    assert not caplog.records  # games of their own, no repeats
+
+
 SOLUTION = "He had three cows and then he bought four more at the market, so that in the end he had seven cows."
 
 

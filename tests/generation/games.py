@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 GAMES = r'''
-import os, re, time
+import os, random, re, time
+
+import numpy
 
 
 class Again:
@@ -64,6 +66,21 @@ class Counter:
             return 7, 0.0, False
         self.said.append(text)
         return f"{self.seed}:{'|'.join(self.said)}", float(len(self.said)), len(self.said) == 3
+
+
+class Dice:
+    """Draws from the global generators, as public classes do."""
+
+    def __init__(self):
+        self.made = random.random()
+
+    def reset(self):
+        return f"{self.made} {random.random()} {numpy.random.random()}"
+
+    def step(self, text):
+        if text == "die":
+            os._exit(3)
+        return f"{random.random()} {numpy.random.random()}", 0.0, False
 
 
 class Slow:

@@ -43,7 +43,7 @@ def say(environment: Environment, one: Episode, *texts: str) -> list[tuple[str, 
 def test_gym_style(games: Path) -> None:
     (one,) = episodes(1, answer="3", other=[1, {"a": None}])
     with played(games, "Again") as environment:
-        assert not environment.has_tools
+        assert not environment.tools
         assert environment.columns == ["answer"]
         said = say(environment, one, r"\boxed{2}", r"\boxed{3}")
         assert said == [("Wrong: try again.",), None]
@@ -68,7 +68,7 @@ def call(name: str, arguments: str) -> str:
 def test_typed_methods_are_tools(games: Path) -> None:
     (one, other) = episodes(2, answer="5")
     with played(games, "Account") as environment:
-        schemas = environment.describe()
+        schemas = environment.tools
         assert [each["function"]["name"] for each in schemas] == ["look", "pay"]
         pay = schemas[1]["function"]["parameters"]
         assert pay["properties"]["amount"] == {"type": "integer", "description": "How much to pay."}
@@ -93,7 +93,7 @@ def test_typed_methods_are_tools(games: Path) -> None:
 def test_a_tool_may_be_called_step(games: Path) -> None:
     (one,) = episodes(1)
     with played(games, "Echo") as environment:
-        assert environment.has_tools
+        assert environment.tools
         assert say(environment, one, call("step", '{"message": "hello"}'), "so") == [("hello",), None]
         assert one.reward == 0.25
 
@@ -117,6 +117,31 @@ def test_what_is_no_environment_is_refused_before_anything_begins(
 def test_a_tool_without_types_is_refused(games: Path) -> None:
     with pytest.raises(ConfigError, match=r"pay: .*expected a type and a line under Args: for each parameter"):
         tools_of(EnvironmentConfig(call=f"{games}:Untyped"))
+
+
+def test_tools_are_described_before_the_time_limit_counts(games: Path) -> None:
+    with played(games, "Account", timeout_s=0.01) as environment:  # what describes them takes seconds to load
+        assert len(environment.tools) == 2
+
+
+def rolled(games: Path, count: int, *, dies: bool) -> list[list[object]]:
+    """What each of several episodes of one process was shown, in its three turns."""
+    with played(games, "Dice", processes=1) as environment:
+        failures, several = environment.failures(100), episodes(count)
+        shown: list[list[object]] = [[each] for each in environment.begin(several, failures)]
+        for turn in range(3):
+            texts = ["die" if dies and turn == 1 and row == count - 1 else "go" for row in range(count)]
+            for own, said in zip(shown, environment.step(several, texts, failures), strict=True):
+                own.append(said)
+        return shown
+
+
+def test_what_draws_from_global_generators_is_a_function_of_seed_and_texts(games: Path) -> None:
+    shown = rolled(games, 8, dies=False)
+    assert shown[0] == shown[1] == shown[2] == shown[3] != shown[4]  # the responses to a prompt play one game
+    assert len(set(map(str, shown[0]))) == 4
+    assert rolled(games, 1, dies=False) == shown[:1]
+    assert rolled(games, 9, dies=True)[:4] == shown[:4]  # played again, in a process that replaces the first
 
 
 PLAY = ("t0", "t1", "t2")

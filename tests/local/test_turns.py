@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -170,9 +169,10 @@ def test_the_command_evaluates_as_the_run_does(
     model, out = folder / "checkpoints" / "step-000002", tmp_path / "out"
     words = [120 if word == 6 else word for word in tiny.evaluation(f"m={model}", out)]  # the limit
     told = refused(capsys, *words)
-    assert f"was trained with environment {games}:Again; give --environment '{{" in told
-    section = re.findall(r"--environment '(.*)', or", told)[0]
-    assert entry_point([str(word) for word in (*words, "--environment", section)]) == 0
+    assert (
+        f"was trained with environment {games}:Again; give --environment {games}:Again, which is played as in" in told
+    )
+    assert entry_point([str(word) for word in (*words, "--environment", f"{games}:Again")]) == 0
     columns = ("problem", "sample", "token_ids", "sampled", "correct")
     tables = (out / "m" / "responses.parquet", folder / "evaluations" / "step-000002.parquet")
     mine, theirs = (sorted(zip(*map(read_responses(each).column, columns), strict=True)) for each in tables)
@@ -180,6 +180,8 @@ def test_the_command_evaluates_as_the_run_does(
     settings = json.loads((out / "m" / "settings.json").read_text())
     assert settings["environment"]["call"] == f"{games}:Again"
     assert len(settings["environment"]["sha256"]) == 64
+    assert settings["environment"]["correct_at"] is None  # the verifier judges, as in the run
+    assert (settings["environment"]["max_turns"], settings["environment"]["turn_tokens"]) == (3, 6)
 
 
 def test_a_teachers_own_responses_are_played_too(games: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,8 +281,15 @@ def test_the_environment_alone_rewards_and_judges(games: Path, tmp_path: Path) -
     assert all("\n\nGuess a number below 9." in question for question in table.column("question"))
     prompts = {tuple(ids) for ids in table.column("prompt_ids")}
     assert len(prompts) == 2  # as many as there are problems
-    evaluated = read_responses(folder / "evaluations" / "step-000001.parquet")
+    evaluated = read_responses(folder / "evaluations" / "step-000002.parquet")
     assert evaluated.column("correct") == [value >= 1 for value in evaluated.column("reward/environment")]
+    words = [120 if word == 6 else word for word in tiny.evaluation(f"m={folder}", tmp_path / "out")]
+    assert entry_point([str(word) for word in (*words, "--environment", f"{games}:Higher")]) == 0
+    again = read_responses(tmp_path / "out" / "m" / "responses.parquet")
+    both = [
+        sorted(zip(*map(each.column, ("problem", "sample", "correct")), strict=True)) for each in (again, evaluated)
+    ]
+    assert both[0] == both[1]  # judged as in the run
 
 
 def test_an_answer_may_continue_the_turn(tmp_path: Path) -> None:
@@ -387,6 +396,11 @@ def test_a_changed_environment_is_another_run(games: Path, tmp_path: Path) -> No
         ),
         (("environment=a.py:B", "rollout.lag=1"), "rollout.lag: got 1 with an environment; expected 0"),
         (("environment=B",), "environment.call"),
+        (("data.answer_key=null",), "data.answer_key: got null, but the rewards have the verifier"),
+        (
+            ("data.answer_key=null", "reward=a.py:b", "evaluation.benchmarks={a: b.jsonl}"),
+            "data.answer_key: got null, but the verifier judges evaluation.benchmarks",
+        ),
     ],
 )
 def test_configurations_that_contradict_themselves(overrides: tuple[str, ...], message: str) -> None:

@@ -198,6 +198,32 @@ def outside(tmp_path: Path, games: Path, room: int) -> list[tuple[Any, ...]]:
     return rows
 
 
+def test_equal_prompts_of_several_problems_are_games_of_their_own(tmp_path: Path) -> None:
+    from nemo_uecr.nemo.recipe import PROBLEM, section_of
+    from nemo_uecr.nemo.task import Game
+
+    games, made = write_games(tmp_path), tmp_path / "tokenizer"
+    make_tokenizer(made)
+    data = {
+        "train": "p.jsonl", "question_key": "question", "answer_key": None, "max_prompt_tokens": 64,
+        "prompt_template": "{question}", "enable_thinking": False, "long_prompts": "refuse", "shuffle": False,
+    }  # fmt: skip
+    section = {
+        "method": {"name": "grpo"}, "reward": "environment", "data": data, "tokenizer": load_tokens_with(made),
+        "environment": settings_of(games) | {"call": f"{games}:Counter"},
+    }  # fmt: skip
+    turns = [{"role": "user", "content": "Play."}, {"role": "assistant", "content": "go"}]
+    with closing(Game(section_of({"uecr": section}))) as game:
+        about = [{"prompt": "Play.", PROBLEM: number, upstream.TURN: TURN} for number in (0, 0, 1)]
+        told, _, _ = game.answer([turns] * 3, about)
+    seeds = [said["content"].split(":")[1] for said in told]
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+#: What the loop tells of a turn that ended in room enough.
+TURN = {"cut": False, "last": EOS, "left": 100}
+
+
 @pytest.mark.parametrize("room", [200, 40])  # in the second, no observation fits
 def test_rows_are_those_of_the_local_back_end(room: int, tmp_path: Path) -> None:
     games = write_games(tmp_path)
