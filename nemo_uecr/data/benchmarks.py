@@ -20,7 +20,7 @@ class LoadedBenchmark:
     revision: str | None
 
 
-def load_benchmark(given: str, *, answered: bool) -> LoadedBenchmark:
+def load_benchmark(given: str, *, answered: bool = True) -> LoadedBenchmark:
     """Read a benchmark given as a known name, ``NAME=SOURCE`` or a source of problems, perhaps without answers."""
     name, place = _name_and_source(given)
     source = find_source(place, "test")
