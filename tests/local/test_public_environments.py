@@ -97,10 +97,10 @@ def test_the_word_game_of_trls_documents(players: Path, tmp_path: Path) -> None:
     tables = trained(tmp_path, *words_of(players, tmp_path))
     for table in tables:
         assert all(question == "Play.\n\nGuess the word of five letters." for question in table.column("question"))
-        for text, reward in zip(texts(table), table.column("reward"), strict=True):
-            assert reward == float("GGGGG" in text)
         for group in (slice(0, 4), slice(4, 8)):  # its responses have one secret word
-            assert len({found[1] for text in texts(table)[group] for found in FOUND.finditer(text)}) < 2
+            own = texts(table)[group]
+            (secret,) = {found[1] for text in own for found in FOUND.finditer(text)}
+            assert table.column("reward")[group] == [float(f"[{secret}]" in text) for text in own]
     every = "".join(text for table in tables for text in texts(table))
     assert FOUND.search(every)
     assert re.search(r"tool\n[XY][XYG]{4}<", every)  # what a wrong word is told
