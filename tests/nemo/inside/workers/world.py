@@ -149,7 +149,8 @@ def train(config: Any, *, generation: Any, vllm_python: str) -> None:
         grpo.VllmGeneration = generation
     grpo.setup = functools.wraps(native)(on_cpu)  # what the plug-in wraps
     saved: Any = importlib.import_module("nemo_rl.utils.checkpoint")
-    saved._load_megatron_common_state_dict = stand_ins.common_state  # main's; 0.7 reads no checkpoint in its driver
+    # Main's. 0.7 looks for common.pt, which this megatron-core does not write: there an optimizer begins anew.
+    saved._load_megatron_common_state_dict = stand_ins.common_state
     plug_in.train(str(config.path), config.changes)
 
 
