@@ -54,7 +54,7 @@ class UecrEstimator:
                 "statistics; expected whole groups: switch off what invalidates responses"
             )
         group_B = groups_of_rows(prompt_ids, scores.sample_mask_B.bool(), settings.responses_per_prompt)
-        problems = problems_of_rows(repeated_batch, group_B, numbered=settings.lag is None)
+        problems = problems_of_rows(repeated_batch, group_B, numbered=settings.numbered)
         if context.routes and context.routes.of_rows(repeated_batch) != list(scores.teachers):
             raise ContractError("rows were scored by the wrong teachers; expected those that uecr.routing.key gives")
         mask_BS = scores.token_mask_BS.bool()
@@ -101,13 +101,14 @@ def groups_of_rows(prompt_ids: Tensor, kept_B: Tensor, responses_per_prompt: int
 def problems_of_rows(batch: Mapping[str, Any], group_B: Tensor, *, numbered: bool) -> list[str | int]:
     """Each row's problem: its number, with the task where each task numbers its own; its group where it has none.
 
-    NeMo-Gym's rows have no number. In the asynchronous loop, where rows are not ``numbered``, the rollout writes the
-    place in its own batch over the number; our data set has noted it elsewhere.
+    NeMo-Gym's rows have no number. With vLLM's asynchronous engine, where rows are not ``numbered``, the rollout writes
+    the place in its own batch over the number; our data set has noted it elsewhere.
     """
     groups, tasks = group_B.tolist(), list(batch.get("task_name", ()))
     numbers = batch.get("idx", groups)
     if not numbered:
-        noted = [(about or {}).get(PROBLEM) for about in batch["extra_env_info"]]
+        about_B = batch.get("extra_env_info") or [None] * len(groups)
+        noted = [(about or {}).get(PROBLEM) for about in about_B]
         numbers = [group if own is None else own for own, group in zip(noted, groups, strict=True)]
     if len(set(tasks)) <= 1:
         return [int(number) for number in numbers]

@@ -279,6 +279,7 @@ class Settings:
     vocabulary: int  # the student's output columns, without Megatron's padding
     teachers: Mapping[str, TeacherSection]
     routing: RoutingConfig | None
+    numbered: bool  # whether rollouts leave each row its problem's number; those of vLLM's asynchronous engine do not
     prompts_per_step: int
     responses_per_prompt: int
     minibatch_responses: int
@@ -328,6 +329,7 @@ def view(values: Mapping[str, Any], section: UecrSection, vocabulary: int) -> Se
         vocabulary=vocabulary,
         teachers=section.active_teachers,
         routing=section.routing,
+        numbered=not value_at(generation, "vllm_cfg.async_engine"),
         prompts_per_step=grpo["num_prompts_per_step"],
         responses_per_prompt=grpo["num_generations_per_prompt"],
         minibatch_responses=policy["train_global_batch_size"],

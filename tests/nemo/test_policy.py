@@ -76,6 +76,21 @@ def test_a_response_that_nemo_rl_calls_invalid_is_not_counted_in_its_group_unsee
         estimate(*scored_step(), valid_mask=valid)
 
 
+#: NeMo-RL's asynchronous loop, and vLLM's asynchronous engine in the synchronous one.
+ASYNC_LOOP = {"grpo__async_grpo": {"enabled": True, "max_trajectory_age_steps": 1}}
+ASYNC_ENGINE = {"policy__generation__vllm_cfg__async_engine": True}
+
+
+@pytest.mark.parametrize("loop", [{}, ASYNC_LOOP])
+def test_a_row_of_the_asynchronous_engine_has_the_number_of_its_problem_or_of_its_group(loop: dict[str, Any]) -> None:
+    """NeMo-RL's rollout writes the place of a row into `idx` there; NeMo-Gym's rows have neither that nor facts."""
+    ours = [{PROBLEM: 7}] * GROUP + [{PROBLEM: 4}] * GROUP
+    for facts, expected in ((ours, (7, 4)), ([None] * ROWS, (0, 1)), (None, (0, 1))):
+        context, data = scored_step(**ASYNC_ENGINE, **loop)
+        estimate(context, data, idx=[*range(ROWS)], **({} if facts is None else {"extra_env_info": facts}))
+        assert context.outcome.record.problems == [expected[0]] * GROUP + [expected[1]] * GROUP
+
+
 def test_the_record_has_the_gap_at_temperature_one_and_the_teachers_entropy() -> None:
     context, data = scored_step()
     estimate(context, data)
