@@ -36,8 +36,6 @@ class WorkerMethods:
         """Build NeMo-RL's worker, measure what it holds beside its model, and correct its sampling parameters."""
         self._host_copy: list[Tensor] = []
         super().__init__(*args, **kwargs)
-        if not is_wrapped(self.model):
-            forget_training(self.model)
         # The module's own method: Megatron's data-parallel wrapper has an attribute of that name, its gradient buffers.
         held = (*self.model.parameters(), *torch.nn.Module.buffers(self.model))
         self._baseline = torch.cuda.memory_allocated() - sum(tensor.nbytes for tensor in held)
@@ -49,6 +47,10 @@ class WorkerMethods:
         else:
             # NeMo-RL divides the output of every pipeline stage by the temperature: hidden states, on all but the last.
             self.sampling_params = None
+
+    def _pre_load_checkpoint_hook(self, state: Any, model: Any) -> None:
+        """NeMo-RL calls it before it loads weights, and sets a training's functions only after that."""
+        forget_training(model[0])
 
     def score_tokens(self, *, data: Any, request: ScoreRequest) -> Any:
         """The columns of the request for this worker's rows; None on all of its model-parallel ranks but one."""
@@ -141,7 +143,10 @@ OF_TRAINING = ("no_sync_func", "grad_sync_func", "param_sync_func", "grad_scale_
 
 
 def forget_training(model: Any) -> None:
-    """Take from a plain model the functions of a trained one: a checkpoint of a training brings their names with it."""
+    """Take the functions of a training from a model: a checkpoint of one brings their names with it.
+
+    A frozen model would call them, and a student's set-up refuses to write its own over them.
+    """
     from megatron.core.utils import get_model_config
 
     config = get_model_config(model)

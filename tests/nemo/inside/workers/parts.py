@@ -233,3 +233,32 @@ def scored_again(folder: Path, batch: Path, out: Path) -> None:
         os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
         world.use_this_ray()
         plug_in.score_saved_batch(values, read_responses(batch), out)
+
+
+def restarted(folder: Path) -> dict[str, Any]:
+    """A student that begins with what another saved after a step: its scores, those of the other, and an update."""
+    vocabulary = world.make_models(folder)
+    config = world.run_config(folder, vocabulary)
+    section, request = world.policy_section(config, teacher=False), world.request(config, teacher=False)
+    data = world.drawn(vocabulary)
+    found: dict[str, Any] = {"data": dict(data)}
+    for name in ("saved", "begun"):
+        worker = make_worker(section, teacher=False, reference=False)
+        if name == "saved":
+            found["updates"] = [_update(worker, data, section, config, request)]
+            worker.save_checkpoint(str(folder / "weights"))
+            section["pretrained_checkpoint"] = {"path": str(folder / "weights"), "format": "megatron_bridge"}
+        cycle(worker)
+        found[name] = scores(worker, data, section, request)
+    found["updates"].append(_update(worker, data, section, config, request))
+    return found
+
+
+def _update(worker: Any, data: Any, section: dict[str, Any], config: Any, request: Any) -> dict[str, Any]:
+    """A worker's metrics of an optimizer step on the batch, which it has scored before."""
+    cycle(worker)
+    logp = scores(worker, data, section, request)["rollout_logp"]
+    worker.prepare_for_training()
+    shard, _ = packed(world.training_batch(data, logp, world.drawn_advantages(data)), section, tokens="train_mb_tokens")
+    found: dict[str, Any] = worker.train(shard, world.loss(config), gbs=data.size, mbs=1)["all_mb_metrics"]
+    return found

@@ -95,3 +95,11 @@ def test_weights_survive_their_way_to_the_host_and_back(student: Any, teacher: A
 
 def test_a_teacher_has_neither_wrapper_nor_optimizer(teacher: Any) -> None:
     assert (teacher["wrapped"], teacher["optimizer"]) == (False, None)
+
+
+def test_a_student_begins_with_the_checkpoint_of_a_training(tmp_path: Path) -> None:
+    """As `checkpointing.pretrained_checkpoint`: it has the step's weights, and trains from a ratio of 1."""
+    found = isolated(parts.restarted, tmp_path, folder=tmp_path, seconds=SECONDS)
+    assert all(torch.equal(found["saved"][name], found["begun"][name]) for name in found["saved"])
+    for update in found["updates"]:
+        assert first_ratio_error(update) < 0.02
