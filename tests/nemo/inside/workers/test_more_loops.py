@@ -68,8 +68,12 @@ def test_a_teacher_on_a_gpu_of_its_own_scores(tmp_path: Path) -> None:
 
 
 def test_mixtures_over_two_expert_ranks_replay_what_the_generator_chose(tmp_path: Path) -> None:
-    """Each rank holds half of both models' experts; scoring and training take the generator's, the teacher its own."""
+    """Each rank holds half of both models' experts; scoring and training take the generator's, the teacher its own.
+
+    A checkpoint of both ranks becomes the model that generated the second step's responses, bit for bit.
+    """
     changes = [
+        *SAVING,
         "policy.megatron_cfg.expert_model_parallel_size=2",
         "++uecr.teacher.megatron_cfg.expert_model_parallel_size=2",
         "++policy.router_replay.enabled=true",
@@ -80,6 +84,11 @@ def test_mixtures_over_two_expert_ranks_replay_what_the_generator_chose(tmp_path
     for step in (1, 2):
         assert run["logged"]["train/policy/first_ratio_error"][step] < 1e-5
         assert run["logged"]["train/token_mult_prob_error"][step] < 1.1
+    isolated(parts.converted, tmp_path / "run/checkpoints/step_1", tmp_path / "model", folder=tmp_path, seconds=SECONDS)
+    made, generated = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "generator-1"))
+    assert made.keys() == generated.keys()
+    assert sum(".experts." in name for name in made) > 2
+    assert [name for name, value in generated.items() if not torch.equal(made[name], value)] == []
 
 
 def test_without_packing_and_scored_again_by_the_teacher_alone(tmp_path: Path) -> None:
