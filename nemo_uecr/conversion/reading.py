@@ -141,8 +141,8 @@ def read_weights(folder: Path) -> Weights:
     shapes = {name: shape for name, (_, shape) in tensors.items()}
     if any(".adapter." in name for name in shapes):
         raise CheckpointError(
-            f"{folder}: holds LoRA adapters alone; expected a whole model. NeMo-RL's "
-            "examples/converters/convert_lora_to_hf.py merges them into the model that they were trained on"
+            f"{folder}: holds LoRA adapters alone; expected a whole model. NeMo-RL's convert_lora_to_hf.py merges them "
+            "into the model that they were trained on"
         )
     return Weights(folder, tuple(folder / name for name in names), shapes, dtypes[0])
 

@@ -74,7 +74,11 @@ def conversion(role: str, name: str, overrides: Mapping[str, Any], *, hashed: bo
                 f"{role}.model_name: the weights in {folder} are newer than NeMo-RL's conversion {converted}; remove "
                 "it, and the run makes it again when it starts"
             )
-        log.warning("%s: the conversion %s of another hand is adopted; it is newer than the weights", role, converted)
+        log.warning(
+            "%s: the conversion %s, which no run of this project's made, is adopted; it is newer than the weights",
+            role,
+            converted,
+        )
     record.parent.mkdir(parents=True, exist_ok=True)
     kept = {each: known.get(each, {}) | entry for each, entry in weights.items()}  # a sha256 of before holds on
     replace_file(record, json.dumps(kept, indent=1).encode())

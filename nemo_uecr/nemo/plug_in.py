@@ -137,8 +137,8 @@ class Run:
         if not value_at(config, "data.use_multiple_dataloader") and len(made[upstream.LOADER]) == 0:
             per_step = settings.prompts_per_step
             raise DataError(f"the data has fewer problems than grpo.num_prompts_per_step={per_step}: no step is filled")
-        if settings.lag is not None and settings.own_rewards:
-            refuse_the_step(upstream.readers_of_the_step(), recipe.SYNCHRONOUS)
+        if settings.whole_steps is not None and settings.own_rewards:
+            refuse_the_step(upstream.readers_of_the_step(), settings.whole_steps)
         made[upstream.LOSS] = UecrLoss(settings, config.loss_fn)
         if not settings.log_batches:
             upstream.without_batches(made[upstream.LOGGER])

@@ -188,7 +188,11 @@ SYNCHRONOUS = "grpo.async_grpo.enabled=false"
 def lag_of(values: Mapping[str, Any]) -> int | None:
     """Updates between the policy that begins a response and the one that trains on it; None in the synchronous loop."""
     asynchronous = value_at(values, "grpo.async_grpo") or {}
-    return int(asynchronous["max_trajectory_age_steps"]) if asynchronous.get("enabled") else None
+    if not asynchronous.get("enabled"):
+        return None
+    if (age := asynchronous.get("max_trajectory_age_steps")) is None:
+        raise ConfigError("grpo.async_grpo.max_trajectory_age_steps: missing; expected an integer, such as 1")
+    return int(age)
 
 
 def teacher_gpus(values: Mapping[str, Any], section: UecrSection) -> list[int]:
@@ -310,6 +314,16 @@ class Settings:
     def optimizer_steps(self) -> int:
         """Optimizer steps of a step."""
         return self.responses // self.minibatch_responses
+
+    @property
+    def whole_steps(self) -> str | None:
+        """The key=value with which the environment gets a step's responses together; None where it does.
+
+        NeMo-RL's asynchronous loop and vLLM's asynchronous engine give it each response alone.
+        """
+        if self.lag is not None:
+            return SYNCHRONOUS
+        return None if self.numbered else "policy.generation.vllm_cfg.async_engine=false"
 
 
 def view(values: Mapping[str, Any], section: UecrSection, vocabulary: int) -> Settings:

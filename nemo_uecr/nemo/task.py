@@ -117,7 +117,8 @@ class RewardEnvironmentImpl:
     def step(self, message_log_batch: Sequence[Log], metadata: Sequence[Mapping[str, Any]]) -> Any:
         """Judge the assistant's turn of each conversation that ends; without an environment every one does.
 
-        The synchronous loop calls it once a turn; the asynchronous one with single responses, many at a time.
+        The synchronous loop calls it once a turn; the asynchronous one, and vLLM's asynchronous engine, with single
+        responses, many at a time.
         """
         if self._game is None:
             found = self._judge(message_log_batch, metadata)

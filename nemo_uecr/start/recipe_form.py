@@ -14,7 +14,7 @@ from nemo_uecr.errors import ConfigError
 from nemo_uecr.generation.models import MIXTURES, config_values, untried_mixture
 from nemo_uecr.nemo import rules
 from nemo_uecr.nemo.layout import Job, Model, job_of
-from nemo_uecr.nemo.recipe import SYNCHRONOUS, lag_of, section_of, view
+from nemo_uecr.nemo.recipe import lag_of, section_of, view
 from nemo_uecr.plan.contents import ASSUMED, GIB
 from nemo_uecr.plan.faults import job_faults, refuse
 from nemo_uecr.plan.nemo import nemo_plan, teacher_stays
@@ -72,7 +72,7 @@ def of_recipe(job: Job, *, ray_port: int, resources: Resources | None) -> NemoRu
         teacher_names=[key.removeprefix("teachers.") for key in job.teachers],
         reward=section.reward or (),
         correct_at=section.correct_at,
-        draws_ahead=None if settings.lag is None else SYNCHRONOUS,
+        draws_ahead=settings.whole_steps,
         environment=None,
         least_problems=job.prompts,
     )

@@ -201,11 +201,14 @@ class Rewards:
 
 
 def refuse_the_step(readers: Sequence[str], switch: str) -> None:
-    """Refuse functions that ask for the step's number where responses are drawn before it, unless ``switch`` is set."""
+    """Refuse functions that ask for the step's number where responses are drawn before it, or judged alone.
+
+    ``switch`` is the key=value that ends this.
+    """
     if readers:
         raise ConfigError(
-            f"reward {readers[0]} asks for the step (trainer_state), which a response that is drawn before its step "
-            f"does not have; take {switch}, or a reward without it"
+            f"reward {readers[0]} asks for the step (trainer_state), which a response that is drawn before its step or "
+            f"judged alone does not have; take {switch}, or a reward without it"
         )
 
 

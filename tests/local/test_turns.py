@@ -189,8 +189,8 @@ def test_a_teachers_own_responses_are_played_too(games: Path, tmp_path: Path, mo
     played_by = []
     respond = facts.respond
 
-    def noted(sampler: Any, *args: Any) -> Any:
-        told, responses = respond(sampler, *args)
+    def noted(sampler: Any, *args: Any, **given: Any) -> Any:
+        told, responses = respond(sampler, *args, **given)
         played_by.append([len(each.turns) for each in responses])
         return told, responses
 

@@ -224,6 +224,7 @@ def test_responses_of_older_policies_are_accepted_where_the_asynchronous_loop_ha
     settings = view(made(**ASYNC), section_of(made(**ASYNC)), 9)
     assert (settings.lag, settings.generation_share) == (1, None)
     assert recipe.lag_of(made()) is None
+    assert settings.whole_steps == "grpo.async_grpo.enabled=false"
     (said,) = rules.notes(made(**ASYNC, grpo__use_leave_one_out_baseline=False))
     assert said.startswith("loss_fn.use_importance_sampling_correction is not used")
     (said,) = rules.notes(
@@ -232,6 +233,19 @@ def test_responses_of_older_policies_are_accepted_where_the_asynchronous_loop_ha
     assert said.startswith("loss_fn.use_importance_sampling_correction of type icepop is not used")
     assert faults(**ASYNC, uecr__teacher__stays=True) == []
     assert faults(uecr__teacher__stays=True)[0].startswith("uecr.teacher.stays: got True")
+
+
+def test_rewards_that_read_the_step_need_an_engine_that_answers_it_whole() -> None:
+    """vLLM's asynchronous engine gives NeMo-RL's environments each response alone, in the synchronous loop as well."""
+    engine = "policy__generation__vllm_cfg__async_engine"
+    alone, whole = (view(made(**{engine: value}), section_of(made()), 9) for value in (True, False))
+    assert alone.whole_steps == "policy.generation.vllm_cfg.async_engine=false"
+    assert whole.whole_steps is None
+
+
+def test_an_age_that_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match="max_trajectory_age_steps: missing; expected an integer"):
+        recipe.lag_of(made(grpo__async_grpo={"enabled": True}))
 
 
 @pytest.mark.parametrize(

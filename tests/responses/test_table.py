@@ -123,6 +123,7 @@ def test_damage_is_one_line(tmp_path: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("name", ["step-000001.safetensors", "samples.jsonl"])
 def test_a_file_of_an_earlier_version_is_one_line(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
     with pytest.raises(DataError, match=r"has a format of version 0\.3\.0 or earlier; expected a table of responses"):
         read_responses(tmp_path / name)
 
