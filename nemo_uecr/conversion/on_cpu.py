@@ -20,7 +20,7 @@ import queue
 import sys
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -121,7 +121,7 @@ class _EmptyModule(types.ModuleType):
 class _StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Provides empty modules for the missing packages."""
 
-    def __init__(self, roots: frozenset[str]) -> None:
+    def __init__(self, roots: Collection[str]) -> None:
         self._roots = roots
 
     def provides(self, name: str) -> bool:

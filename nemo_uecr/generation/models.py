@@ -178,7 +178,8 @@ def weight_names(folder: Path) -> list[str]:
     """
     path = folder / INDEX
     if not path.is_file():
-        if (folder / SINGLE).is_file() and (others := sorted({*map(_name, folder.glob("*.safetensors"))} - {SINGLE})):
+        others = sorted({file.name for file in folder.glob("*.safetensors")} - {SINGLE})
+        if others and (folder / SINGLE).is_file():
             raise DataError(
                 f"{folder} has {SINGLE} and no {INDEX}, and beside it {', '.join(others)}: transformers would load the "
                 "first alone, vLLM all of them; move what does not belong to the model elsewhere"
@@ -191,10 +192,6 @@ def weight_names(folder: Path) -> list[str]:
             "the others; remove the one that is stale"
         )
     return names
-
-
-def _name(path: Path) -> str:
-    return path.name
 
 
 def stored_weights(folder: Path) -> dict[str, tuple[Path, str]]:
@@ -405,9 +402,11 @@ def check_rope(name: str) -> None:
     values = config_values(name)
     for part in (values, values.get("text_config") or {}):
         rope, scaling = part.get("rope_parameters") or {}, part.get("rope_scaling") or {}
-        beside = {**scaling, "rope_theta": scaling.get("rope_theta", part.get("rope_theta"))}
-        counts = [key for key in beside if key in scaling or (key in rope and (scaling or beside[key]))]
-        if rope and (other := [key for key in counts if key != "type" and rope.get(key) != beside[key]]):
+        beside = {key: value for key, value in scaling.items() if key != "type"}
+        theta = scaling.get("rope_theta", part.get("rope_theta"))
+        if "rope_theta" in rope and (scaling or theta):
+            beside["rope_theta"] = theta
+        if rope and (other := [key for key, value in beside.items() if rope.get(key) != value]):
             raise DataError(
                 f"model {name!r}: config.json has rope_parameters, and beside them {other[0]} {beside[other[0]]!r} "
                 f"where they say {rope.get(other[0])!r}; libraries differ in which they take: write all of it into "

@@ -48,8 +48,8 @@ def conversion(role: str, name: str, overrides: Mapping[str, Any], *, hashed: bo
 
     NeMo-RL finds its conversions by the model's name and ``hf_config_overrides``, and takes any that has begun; without
     a tracker file Megatron would load none of its weights. Size and time of a folder's weight files stand beside each
-    conversion that a run of ours begins, and their sha256 where ``hashed``, which reads them all; one of another hand
-    is adopted where it is newer than the weights.
+    conversion that a run of ours begins, and their sha256 where ``hashed``, which reads them all; another
+    conversion is adopted where it is newer than the weights.
     """
     folder, converted = Path(name), upstream.conversion_folder(name, overrides)
     begun, last = (converted / "iter_0000000").exists(), converted / "iter_0000000" / "run_config.yaml"

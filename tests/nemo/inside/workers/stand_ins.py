@@ -305,21 +305,11 @@ class _Absent(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"no {fullname} on a CPU", name=fullname)
 
 
-class Empty(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class Empty(on_cpu._StandIn):
     """Packages that are not installed, as empty ones; last on the path, so that one that is installed is found."""
-
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = tuple(f"{name}." for name in names)
-
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        if f"{fullname}.".startswith(self.names):
-            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        return None
 
     def create_module(self, spec: Any) -> Any:
         return (_Triton if spec.name.startswith("triton") else on_cpu._EmptyModule)(spec.name)
-
-    def exec_module(self, module: Any) -> None: ...
 
 
 class _Triton(types.ModuleType):

@@ -13,7 +13,7 @@ from tests.nemo.inside.workers import parts, world
 from tests.nemo.inside.workers.isolated import isolated, needs_megatron
 
 pytestmark = needs_megatron
-SECONDS = 900  # 70 on two free cores
+SECONDS = 900
 TENSOR_PARALLEL = ["policy.megatron_cfg.tensor_model_parallel_size=2", "policy.megatron_cfg.sequence_parallel=true"]
 
 SAVING = ["checkpointing.enabled=true", "checkpointing.save_period=1", "checkpointing.metric_name=null"]

@@ -14,7 +14,7 @@ from tests.nemo.inside.workers import parts, world
 from tests.nemo.inside.workers.isolated import isolated, needs_megatron
 
 pytestmark = needs_megatron
-SECONDS = 900  # 30 on two free cores
+SECONDS = 900
 
 
 @pytest.fixture(scope="module", params=["dense", "mixture"])
