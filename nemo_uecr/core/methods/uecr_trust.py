@@ -26,6 +26,10 @@ class UecrTrust(Uecr):
 
         A^U = (1 - kappa) A^GRPO + kappa A^U of UECR,   A^task|U likewise,   A^T|U = kappa A^T|U of UECR
         A = A^U + rho A^task|U q,   q = share q of UECR,   share = kappa A^task|U of UECR / A^task|U, in [0, 1]
+
+    share is constant on a response, since both task advantages are the centred verdict over a divisor: the form. The
+    decomposition is kappa times UECR's, plus (1 - kappa) A^GRPO on both sides. q sums to 0 over a response as UECR's
+    does, so weights average to 1, and it is no larger than UECR's, so every weight is positive.
     """
 
     name = "uecr_trust"
