@@ -178,7 +178,7 @@ def test_no_gpu_where_the_job_has_four(slurm: OneHostSlurm, tmp_path: Path, envi
 def test_the_doctor_measures_the_exchange_of_two_nodes(
     slurm: OneHostSlurm, tmp_path: Path, environment_folder: Path
 ) -> None:
-    """As docs/doctor.md calls it; the other findings are those of a machine without GPUs."""
+    """On a node, as docs/cluster.md calls it; the other findings are those of a machine without GPUs."""
     step = ("srun", "--label", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=0")
     python = str(environment_folder / "bin" / "python")
     given = ["uecr.teacher.model_name=t", "uecr.data.subset=8", f"uecr.folder={tmp_path / 'run'}"]
