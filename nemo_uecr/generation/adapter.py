@@ -1,6 +1,6 @@
 """LoRA adapters, by peft through transformers' own integration: W x + (alpha / r) B A x on every linear layer.
 
-A mixture's experts and routers are no linear layers for transformers, but tensors; each gets an adapter if it is asked.
+A mixture's experts and routers, which transformers keeps as tensors or as layers, get an adapter where it is asked for.
 
 The base weights never change: with the adapter off the model *is* the base, bit for bit, and nothing is merged in
 place, because a merge in bfloat16 that is undone leaves other weights. A and B are float32, whatever the base.
@@ -12,6 +12,7 @@ Of one that others saved, with a tokenizer alone, the base's own serve.
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +61,8 @@ def add_adapter(
     from peft import LoraConfig
 
     shape: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": "all-linear"}
-    if of_routers := router_layers(module):  # peft would take "all-linear" to mean experts and routers of some, too
-        shape["target_modules"] = linear_layers(module)
-        more = [f"{name}.weight" for name in of_routers] if routers else []
-        shape["target_parameters"] = [*(expert_tensors(module) if experts else []), *more]
-        log.info(
-            "the adapter is on %d linear layers of a mixture, %s its experts, %s its routers",
-            len(shape["target_modules"]), "on" if experts else "not on", "on" if routers else "not on",
-        )  # fmt: skip
+    if of_routers := router_layers(module):
+        shape |= _mixture_targets(module, of_routers, experts=experts, routers=routers)
     elif experts:
         raise DataError(
             f"student.lora_experts: got true, but {type(module).__name__} is no mixture of experts; take false"
@@ -88,6 +83,32 @@ def add_adapter(
     config = module.peft_config["default"]
     if Path(config.base_model_name_or_path).exists():  # the adapter's folder may be read from elsewhere
         config.base_model_name_or_path = str(Path(config.base_model_name_or_path).resolve())
+
+
+def _mixture_targets(module: Any, of_routers: list[str], *, experts: bool, routers: bool) -> dict[str, list[str]]:
+    """What gets an adapter in a mixture, by name: peft would take "all-linear" to mean experts and routers, too.
+
+    And it takes a linear layer of a certain name, a shared expert's `gate_proj`, say, for all of the experts, which
+    had such names before transformers 5. Such layers get none.
+    """
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    linear = linear_layers(module)
+    within = {name for name in linear if any(f"{name}.".startswith(f"{router}.") for router in of_routers)}
+    layers = [name for name in linear if routers or name not in within]
+    probe = LoraConfig(target_modules=layers)
+    convert_peft_config_for_transformers(probe, module, None)
+    kept = [name for name in layers if name in set(probe.target_modules or [])]
+    tensors = {f"{name}.weight" for name in {*of_routers, *within} - set(kept)} if routers else set()
+    own = [name for name, _ in module.named_parameters() if name in tensors]
+    log.info(
+        "the adapter is on %d linear layers of a mixture, %s its experts, %s its routers",
+        len(kept), "on" if experts else "not on", "on" if routers else "not on",
+    )  # fmt: skip
+    if lost := [name for name in layers if name not in kept and name not in within]:
+        log.warning("no adapter on %d linear layers, %s, ...: peft takes them for experts", len(lost), lost[0])
+    return {"target_modules": kept, "target_parameters": [*(expert_tensors(module) if experts else []), *own]}
 
 
 def outside_text(module: Any) -> list[str]:
@@ -113,8 +134,12 @@ def linear_layers(module: Any) -> list[str]:
 
 
 def router_layers(module: Any) -> list[str]:
-    """Names of a mixture's routers, which transformers' classes are named for; none of a dense model."""
-    return [name for name, layer in module.named_modules() if "router" in type(layer).__name__.lower()]
+    """Names of a mixture's routers, by what transformers calls them or their classes; none of a dense model."""
+    return [
+        name
+        for name, layer in module.named_modules()
+        if re.search(r"router|moe\w*gate$", f"{name.rpartition('.')[2]} {type(layer).__name__}".lower())
+    ]
 
 
 def expert_tensors(module: Any) -> list[str]:

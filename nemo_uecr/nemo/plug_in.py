@@ -186,16 +186,18 @@ class Run:
 
     def train_asynchronously(self, native: Callable[..., None], args: Sequence[Any], given: Mapping[str, Any]) -> None:
         """Run NeMo-RL's asynchronous loop; an error that it printed and did not raise, as 0.7 does, is raised."""
-        with upstream.collecting(self.context) as ended, upstream.printed_errors() as printed:
+        with upstream.collecting(self.context) as ended, upstream.printed_errors(self.context) as printed:
             try:
                 native(*args, **given)
             except Exception:
                 if not ended:  # else it is what came of the collector's end
                     raise
         completed, steps = self.context.completed_steps, self.settings.steps
-        if completed >= steps or self.stop.reason or any(each.last_saved for each in self.timeouts):
+        last = [error for step, error in printed if step == completed]  # no step came after it: a checkpoint's, say
+        stopped = self.stop.reason or any(each.last_saved for each in self.timeouts)
+        if not last and (completed >= steps or stopped):
             return
-        cause = next(iter([*ended, *printed]), None)
+        cause = next(iter([*ended, *last]), None)
         said = "without an error" if cause is None else f"{type(cause).__name__}: {first_line(cause)}"
         raise upstream.WorkerError(f"the asynchronous loop ended after step {completed} of {steps}: {said}") from cause
 

@@ -305,14 +305,17 @@ def readers_of_the_step() -> list[str]:
 
 
 @contextlib.contextmanager
-def printed_errors() -> Iterator[list[BaseException]]:
-    """The errors whose traceback is printed within the block: 0.7's asynchronous loop prints its own, and returns."""
-    found: list[BaseException] = []
+def printed_errors(context: Any) -> Iterator[list[tuple[int, BaseException]]]:
+    """The errors whose traceback is printed within the block, each after so many completed steps.
+
+    0.7's asynchronous loop prints its own and returns; after that of a validation before the first step it goes on.
+    """
+    found: list[tuple[int, BaseException]] = []
     native = traceback.print_exc
 
     def print_exc(*args: Any, **given: Any) -> None:
         if error := sys.exc_info()[1]:
-            found.append(error)
+            found.append((context.completed_steps, error))
         native(*args, **given)
 
     traceback.print_exc = print_exc
@@ -379,12 +382,13 @@ def _watch_collection(
             running = ray.get(collector.__ray_call__.remote(lambda self: self.running or bool(self._inflight_threads)))
             groups = ray.get(buffer.size.remote())
         except ray.exceptions.RayActorError as error:
-            if over.is_set():  # the loop ends them itself
+            if over.is_set() or "ray.kill" in str(error):  # the loop ends them itself, with or without an error
                 return
             ended.append(WorkerError(f"the collector of responses {_death(error)}"))
             ray.kill(buffer)
             return
-        idle = not running and groups < context.settings.prompts_per_step and not hasattr(context, "scores")
+        lacks = groups < context.settings.prompts_per_step and context.completed_steps < context.settings.steps
+        idle = not running and lacks and not hasattr(context, "scores")
         quiet = quiet + 1 if idle and context.completed_steps == seen else 0
         seen = context.completed_steps
         if quiet == QUIET_LOOKS:

@@ -31,7 +31,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 16, "norm_topk_prob": True},
     "GptOss": {"num_local_experts": 4},
     "Mixtral": {"num_local_experts": 4},
+    "HunYuanMoEV1": {"num_experts": 4, "moe_topk": 2, "use_mixed_mlp_moe": False},
+    "Afmoe": {"num_experts": 4, "moe_intermediate_size": 16, "num_dense_layers": 0},
 }
+#: The module with the router's weights within a layer.
+ROUTERS = {
+    "Qwen3Moe": ["mlp.gate"], "GptOss": ["mlp.router"], "Mixtral": ["mlp.gate"], "HunYuanMoEV1": ["mlp.gate.wg"],
+    "Afmoe": ["mlp.router.gate"], "JetMoe": ["mlp.router.layer", "self_attention.experts.router.layer"],
+}  # fmt: skip
 SIZES = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
     "intermediate_size": 24, "num_experts_per_tok": 2, "tie_word_embeddings": False,
@@ -43,7 +50,7 @@ def made(family: str) -> Any:
 
     torch.manual_seed(0)
     tokenizer = tiny.tokenizer()
-    config = getattr(transformers, f"{family}Config")(**SIZES, **FAMILIES[family], vocab_size=len(tokenizer))
+    config = getattr(transformers, f"{family}Config")(**SIZES, **FAMILIES.get(family, {}), vocab_size=len(tokenizer))
     config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     return getattr(transformers, f"{family}ForCausalLM")(config).eval()
 
@@ -54,13 +61,14 @@ def saved(folder: Path, family: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ROUTERS)
 def test_routers_alone_are_frozen(family: str) -> None:
     module = made(family)
     freeze_routers(module)
-    frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+    parameters = [(name, each) for name, each in module.named_parameters() if not name.endswith("expert_bias")]
+    frozen = [name for name, parameter in parameters if not parameter.requires_grad]
     assert {re.sub(r"\d+", "N", name).rpartition(".")[0] for name in frozen} == {
-        "model.layers.N.mlp.router" if family == "GptOss" else "model.layers.N.mlp.gate"
+        f"model.layers.N.{name}" for name in ROUTERS[family]
     }
 
 
@@ -76,7 +84,7 @@ def test_an_adapter_is_on_what_the_keys_name(family: str, experts: bool, routers
     assert torch.equal(module(input_ids=ids).logits, before)
     module(input_ids=ids, labels=ids).loss.backward()
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-    parts = {"self_attn": True, "experts": experts, "router" if family == "GptOss" else "gate": routers}
+    parts = {"self_attn": True, "mlp.experts": experts, ROUTERS[family][0]: routers}
     for part, named in parts.items():
         gradients = [
             float(each.grad.abs().sum()) for name, each in trained.items() if f".{part}." in name and "lora_B" in name

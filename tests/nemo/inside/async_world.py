@@ -86,7 +86,7 @@ def train_asynchronously(
     teacher: type[TinyTeacher] = TinyTeacher,
     problems: TinyProblems | None = None,
     stop: StopRequest | None = None,
-    after_setup: Any = None,
+    checkpointer: Any = None,
 ) -> Any:
     """Our parts in NeMo-RL's own asynchronous loop, by the way of the plug-in; the policy, with each step's metrics."""
     import ray
@@ -147,8 +147,8 @@ def train_asynchronously(
             "val_dataloader": None, "tokenizer": TinyTokenizer(),
             "loss_fn": UecrLoss(settings, run.native.loss_fn), "task_to_env": {"t": make_environment()},
             "val_task_to_env": None, "logger": logger,
-            "checkpointer": MagicMock(get_latest_checkpoint_path=lambda: None), "grpo_save_state": fresh_state(grpo),
-            "master_config": run.native,
+            "checkpointer": checkpointer or MagicMock(get_latest_checkpoint_path=lambda: None),
+            "grpo_save_state": fresh_state(grpo), "master_config": run.native,
             "max_trajectory_age_steps": settings.lag,
         }  # fmt: skip
         try:

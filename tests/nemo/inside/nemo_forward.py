@@ -31,21 +31,27 @@ class _Absent(on_cpu._StandIn):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if wanted else None
 
 
-def score_and_compare(rank: int, *, tensor: int, pipeline: int) -> dict[str, dict[str, Any]]:
-    """Our scores through NeMo-RL's forward, and its own log-probabilities at T_r of the same model and batch.
+def score_and_compare(rank: int, *, layouts: list[tuple[int, int]]) -> dict[tuple[int, int], dict[str, Any]]:
+    """By tensor and pipeline ranks: our scores through NeMo-RL's forward, and its own log-probabilities at T_r.
 
-    Packed, in padded rows, and in bf16, the logits left in it until they are reduced in chunks, as the shipped runs do;
-    the last without pipeline stages, between which this model hands float32 on.
+    Of the same model and batch: packed, in padded rows, and in bf16, the logits left in it until they are reduced in
+    chunks, as the shipped runs do; the last without pipeline stages, between which this model hands float32 on.
     """
-    tiny_qwen3.start(tensor, pipeline)
-    from nemo_uecr.nemo import upstream
+    from megatron.core import parallel_state
 
     megatron_data()
+    from nemo_uecr.nemo import upstream
+
     upstream.check()
-    forms: dict[str, dict[str, bool]] = {"packed": {}, "padded rows": {"packed": False}}
-    if pipeline == 1:
-        forms["sixteen bits"] = {"sixteen_bit": True}
-    return {name: _compared(tensor, pipeline, **form) for name, form in forms.items()}
+    found = {}
+    for tensor, pipeline in layouts:
+        tiny_qwen3.start(tensor, pipeline)
+        forms: dict[str, dict[str, bool]] = {"packed": {}, "padded rows": {"packed": False}}
+        if pipeline == 1:
+            forms["sixteen bits"] = {"sixteen_bit": True}
+        found[tensor, pipeline] = {name: _compared(tensor, pipeline, **form) for name, form in forms.items()}
+        parallel_state.destroy_model_parallel()
+    return found
 
 
 def _compared(tensor: int, pipeline: int, *, sixteen_bit: bool = False, packed: bool = True) -> dict[str, Any]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import time
+from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import ray.exceptions
 import torch
 
 from nemo_uecr.nemo import upstream
 from nemo_uecr.stopping import StopRequest
-from tests.nemo.inside.async_world import Numbered, async_run_of, train_asynchronously
+from tests.nemo.inside.async_world import AsyncTinyPolicy, Numbered, async_run_of, train_asynchronously
 from tests.nemo.inside.loop import GROUP, PROMPTS
 from tests.nemo.inside.tiny_world import PROMPT, TinyTeacher
 
@@ -21,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
     ("method", "age"),
     [
         ("uecr", 2),
-        ("grpo_plus_opd", 1),
+        pytest.param("grpo_plus_opd", 1, marks=pytest.mark.slow),
         pytest.param("grpo", 1, marks=pytest.mark.slow),
         pytest.param("uecr_trust", 1, marks=pytest.mark.slow),
     ],
@@ -44,7 +49,10 @@ def test_responses_of_older_policies_train(method: str, age: int) -> None:
     assert not torch.equal(stale["prev_logprobs"], stale["generation_logprobs"])
 
 
-def test_an_error_that_the_loop_swallows_ends_the_run_with_its_cause() -> None:
+def test_an_error_that_the_loop_swallows_ends_the_run_with_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the loop then ends its collector is no cause."""
+    monkeypatch.setattr(upstream, "WATCH_S", 0.05)
+
     class Failing(TinyTeacher):
         def score_tokens(self, data: Any, request: Any) -> Any:
             raise ArithmeticError("the teacher's GPU is gone")
@@ -53,16 +61,60 @@ def test_an_error_that_the_loop_swallows_ends_the_run_with_its_cause() -> None:
         train_asynchronously(async_run_of("uecr", 1), steps=2, teacher=Failing)
 
 
-def test_data_that_ends_too_early_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Few(Numbered):
-        def __len__(self) -> int:
-            return 2 * PROMPTS
+class Few(Numbered):
+    """Enough for two steps."""
 
+    def __len__(self) -> int:
+        return 2 * PROMPTS
+
+
+@pytest.mark.slow
+def test_a_last_checkpoint_may_fail_and_may_take_longer_than_the_watch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data has ended by then, and the buffer, which a checkpoint keeps, is empty."""
+    failing = False
+
+    def save_checkpoint(self: Any, *args: Any, **given: Any) -> None:
+        time.sleep(1.5)
+        if failing:
+            raise OSError("no space left")
+
+    monkeypatch.setattr(upstream, "WATCH_S", 0.2)
+    monkeypatch.setattr(AsyncTinyPolicy, "save_checkpoint", save_checkpoint, raising=False)
+    saving = async_run_of("grpo", 1, "checkpointing.enabled=true", "checkpointing.save_period=2")
+    checkpointer = MagicMock(get_latest_checkpoint_path=lambda: None)
+    checkpointer.init_tmp_checkpoint.return_value = str(tmp_path)
+    run = train_asynchronously(saving, steps=2, problems=Few(), checkpointer=checkpointer)
+    assert (run.context.completed_steps, len(run.metrics)) == (2, 2)
+    checkpointer.finalize_checkpoint.assert_called_once()
+    failing = True
+    with pytest.raises((upstream.WorkerError, OSError), match="no space left"):
+        train_asynchronously(saving, steps=2, problems=Few(), checkpointer=checkpointer)
+
+
+def test_data_that_ends_too_early_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "WATCH_S", 0.5)
     with pytest.raises((RuntimeError, upstream.WorkerError), match=r"has stopped|exhausted|Trajectory collector"):
         train_asynchronously(async_run_of("grpo", 1), steps=6, problems=Few())
 
 
+@pytest.mark.slow
+def test_a_collector_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NeMo-RL's own loop would wait for its responses for ever."""
+
+    class Ending(Numbered):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            if index >= 2 * PROMPTS:  # read by the collector's process
+                os._exit(1)
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(upstream, "WATCH_S", 0.5)
+    with pytest.raises((upstream.WorkerError, ray.exceptions.RayActorError), match="died"):
+        train_asynchronously(async_run_of("grpo", 1), steps=6, problems=Ending())
+
+
+@pytest.mark.slow
 def test_a_stop_ends_the_loop_after_its_step() -> None:
     stop = StopRequest()
     stop.ask("SIGUSR1")

@@ -14,13 +14,23 @@ from tests.nemo.inside.nemo_forward import megatron_data, score_and_compare
 from tests.nemo.on_ranks import assert_same, batch, reference
 from tests.nemo.ranks import run_ranks
 
+LAYOUTS = {"tp2": (2, 1), "pp2": (1, 2)}
 
-@pytest.fixture(scope="module", params=[(2, 1), (1, 2)], ids=["tp2", "pp2"])
-def compared(request: pytest.FixtureRequest) -> tuple[int, int, list[Any]]:
-    """Ranks by tensor and by pipeline, and what each of them found."""
+
+@pytest.fixture(scope="module")
+def of_layouts() -> list[dict[tuple[int, int], Any]]:
+    """By ranks of tensor and of pipeline, what each rank found."""
     pytest.importorskip("megatron.core")
-    tensor, pipeline = request.param
-    return tensor, pipeline, run_ranks(tensor * pipeline, score_and_compare, tensor=tensor, pipeline=pipeline)
+    return run_ranks(2, score_and_compare, layouts=[*LAYOUTS.values()])
+
+
+@pytest.fixture(params=LAYOUTS)
+def compared(
+    of_layouts: list[dict[tuple[int, int], Any]], request: pytest.FixtureRequest
+) -> tuple[int, int, list[Any]]:
+    """Ranks by tensor and by pipeline, and what each of them found."""
+    layout = LAYOUTS[request.param]
+    return *layout, [found[layout] for found in of_layouts]
 
 
 @pytest.mark.parametrize("form", ["packed", "padded rows"])

@@ -1,4 +1,4 @@
-"""A function in a Python of its own, with NeMo-RL and a Megatron that fits it, and a time after which it ends."""
+"""Functions in a Python of their own, with NeMo-RL and a Megatron that fits it, and a time after which they end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,20 @@ def isolated(function: Callable[..., Any], *args: Any, folder: Path, seconds: fl
     reads a handle of one, and without Triton that import would fail half-way and leave torch's loader of tensors
     replaced.
     """
+    return _isolated([(function, args)], folder=folder, seconds=seconds, driver=driver)[0]
+
+
+def each_isolated(calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *, folder: Path, seconds: float) -> Any:
+    """What each function returns, in a process of its own that is forked from one with the worker's imports.
+
+    They take longer than most calls.
+    """
+    return _isolated(calls, folder=folder, seconds=seconds, driver=False)
+
+
+def _isolated(
+    calls: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], *, folder: Path, seconds: float, driver: bool
+) -> list[Any]:
     light = [ON_PYTHON_311, str(ROOT), str(SOURCE)]
     heavy = os.pathsep.join([ON_PYTHON_311, str(MEGATRON), *light[1:]])
     environment = os.environ | {
@@ -42,10 +56,14 @@ def isolated(function: Callable[..., Any], *args: Any, folder: Path, seconds: fl
         "NRL_MEGATRON_CHECKPOINT_DIR": str(folder / "megatron"),
     }  # fmt: skip
     environment.pop("RAY_ADDRESS", None)  # of a Ray that other tests of this process use
-    answer = folder / "answer.pickle"
-    answer.unlink(missing_ok=True)
-    call = pickle.dumps((function.__module__, function.__qualname__, args, answer)).hex()
-    command = [sys.executable, "-W", "ignore", "-m", __name__, call]
+    answers = [folder / f"answer-{number}.pickle" for number in range(len(calls))]
+    for answer in answers:
+        answer.unlink(missing_ok=True)
+    named = [
+        (function.__module__, function.__qualname__, args, answer)
+        for (function, args), answer in zip(calls, answers, strict=True)
+    ]
+    command = [sys.executable, "-W", "ignore", "-m", __name__, pickle.dumps(named).hex()]
     started = subprocess.Popen(
         command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
@@ -58,13 +76,21 @@ def isolated(function: Callable[..., Any], *args: Any, folder: Path, seconds: fl
         if started.poll() is None:
             os.killpg(started.pid, signal.SIGKILL)
             started.wait()
-    assert answer.exists(), written[-8000:]
-    return pickle.loads(answer.read_bytes())
+    assert all(answer.exists() for answer in answers), written[-8000:]
+    return [pickle.loads(answer.read_bytes()) for answer in answers]
 
 
-def _main(module: str, name: str, args: tuple[Any, ...], answer: Path) -> None:
-    result = getattr(importlib.import_module(module), name)(*args)
-    answer.write_bytes(pickle.dumps(result))
+def _main(calls: Sequence[tuple[str, str, tuple[Any, ...], Path]]) -> None:
+    if len(calls) > 1:
+        importlib.import_module("nemo_uecr.nemo.ray_worker")
+    for module, name, args, answer in calls:
+        if len(calls) > 1 and (child := os.fork()):
+            if os.waitpid(child, 0)[1]:
+                _end(1)
+            continue
+        result = getattr(importlib.import_module(module), name)(*args)
+        answer.write_bytes(pickle.dumps(result))
+        _end(0)
 
 
 def _end(status: int) -> None:
@@ -81,5 +107,5 @@ def _fail(*raised: Any) -> None:
 
 if __name__ == "__main__":
     sys.excepthook = _fail
-    _main(*pickle.loads(bytes.fromhex(sys.argv[1])))
+    _main(pickle.loads(bytes.fromhex(sys.argv[1])))
     _end(0)

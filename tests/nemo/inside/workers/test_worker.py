@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,28 +12,51 @@ from safetensors.torch import load_file
 
 from nemo_uecr.nemo.loss import PREFIX, first_ratio_error
 from tests.nemo.inside.workers import parts, world
-from tests.nemo.inside.workers.isolated import isolated, needs_megatron
+from tests.nemo.inside.workers.isolated import each_isolated, needs_megatron
 
 pytestmark = needs_megatron
 SECONDS = 900
 
 
-@pytest.fixture(scope="module", params=["dense", "mixture"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp(request.param)
+CALLS: dict[str, Callable[[Path], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
+    "dense": lambda folder: (parts.both, (folder, False)), "mixture": lambda folder: (parts.both, (folder, True)),
+    "replayed": lambda folder: (parts.replayed, (folder,)), "restarted": lambda folder: (parts.restarted, (folder,)),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def made(folder: Path) -> Any:
-    return isolated(parts.both, folder, folder.name.startswith("mixture"), folder=folder, seconds=SECONDS)
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: tmp_path_factory.mktemp(name) for name in CALLS}
 
 
 @pytest.fixture(scope="module")
+def found(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    calls = [call(folders[name]) for name, call in CALLS.items()]
+    answers = each_isolated(calls, folder=tmp_path_factory.mktemp("answers"), seconds=SECONDS)
+    return dict(zip(CALLS, answers, strict=True))
+
+
+@pytest.fixture(params=["dense", "mixture"])
+def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def folder(folders: dict[str, Path], form: str) -> Path:
+    return folders[form]
+
+
+@pytest.fixture
+def made(found: dict[str, Any], form: str) -> Any:
+    return found[form]
+
+
+@pytest.fixture
 def teacher(made: Any) -> Any:
     return made[0]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def student(made: Any) -> Any:
     return made[1]
 
@@ -74,14 +98,14 @@ def test_a_step_moves_all_weights_but_the_router_s(student: Any, folder: Path) -
     assert sum(others) > 0.9 * len(others)
 
 
-def test_a_student_replays_the_experts_that_generation_chose(tmp_path: Path) -> None:
+def test_a_student_replays_the_experts_that_generation_chose(found: dict[str, Any]) -> None:
     """Ours as NeMo-RL's own scoring, and training from the same ratio of 1; its router would have chosen otherwise."""
-    found = isolated(parts.replayed, tmp_path, folder=tmp_path, seconds=SECONDS)
-    chosen = world.scored_tokens(found["data"])
-    ours = found["scores"]["rollout_logp"]
-    assert float((found["native"] - ours)[chosen].abs().max()) < 1e-5
-    assert float((found["own choice"]["rollout_logp"] - ours)[chosen].abs().mean()) > 0.01
-    assert first_ratio_error(found["update"]) < 1e-5
+    replayed = found["replayed"]
+    chosen = world.scored_tokens(replayed["data"])
+    ours = replayed["scores"]["rollout_logp"]
+    assert float((replayed["native"] - ours)[chosen].abs().max()) < 1e-5
+    assert float((replayed["own choice"]["rollout_logp"] - ours)[chosen].abs().mean()) > 0.01
+    assert first_ratio_error(replayed["update"]) < 1e-5
 
 
 def test_weights_survive_their_way_to_the_host_and_back(student: Any, teacher: Any) -> None:
@@ -97,9 +121,9 @@ def test_a_teacher_has_neither_wrapper_nor_optimizer(teacher: Any) -> None:
     assert (teacher["wrapped"], teacher["optimizer"]) == (False, None)
 
 
-def test_a_student_begins_with_the_checkpoint_of_a_training(tmp_path: Path) -> None:
+def test_a_student_begins_with_the_checkpoint_of_a_training(found: dict[str, Any]) -> None:
     """As `checkpointing.pretrained_checkpoint`: it has the step's weights, and trains from a ratio of 1."""
-    found = isolated(parts.restarted, tmp_path, folder=tmp_path, seconds=SECONDS)
-    assert all(torch.equal(found["saved"][name], found["begun"][name]) for name in found["saved"])
-    for update in found["updates"]:
+    restarted = found["restarted"]
+    assert all(torch.equal(restarted["saved"][name], restarted["begun"][name]) for name in restarted["saved"])
+    for update in restarted["updates"]:
         assert first_ratio_error(update) < 0.02
