@@ -40,7 +40,7 @@ from nemo_uecr.steps.metrics import episode_metrics
 from nemo_uecr.verifier.extract import opens_thought
 from nemo_uecr.verifier.pool import ComparisonPool
 from nemo_uecr.verifier.rewards import Outcome, Rewards, Sample, component_metrics
-from nemo_uecr.verifier.user_code import Failure
+from nemo_uecr.verifier.user_code import Failure, Failures
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,8 @@ class Game:
         self._episodes: dict[int, Episode] = {}
         self._ended: list[Episode] = []
         self._begun = 0
-        self._failures = self._environment.failures(1)
+        self._lock = threading.Lock()  # calls come many at a time
+        self._failures: dict[int, Failures] = {}  # by the number of an episode, of those that began with it
 
     def answer(
         self, logs: Sequence[Log], metadata: Sequence[Mapping[str, Any]]
@@ -212,9 +213,10 @@ class Game:
         """What each student reads next, what NeMo-RL keeps of the episode, and whether it is over."""
         told = self._numbered(metadata)
         episodes = [self._episodes[about[EPISODE]] for about in told]
+        failures = self._failures[told[0][EPISODE]]
         going = [row for row, each in enumerate(episodes) if not each.over and not told[row][upstream.TURN]["cut"]]
         texts = [str(logs[row][-1]["content"]) for row in going]
-        found = self._environment.step([episodes[row] for row in going], texts, self._failures)
+        found = self._environment.step([episodes[row] for row in going], texts, failures)
         observations: list[dict[str, Any]] = [{"role": "environment", "content": ""} for _ in logs]
         over = [True] * len(logs)
         for row, observation in zip(going, found, strict=True):
@@ -226,8 +228,11 @@ class Game:
             observations[row] = {"role": "environment", "content": text, "token_ids": ids}
             over[row] = len(ids) >= turn["left"]  # NeMo-RL cuts the observation, and the response is truncated
         ended = [each for each, last in zip(episodes, over, strict=True) if last]
-        self._environment.end(ended, self._failures)
-        self._ended += ended
+        self._environment.end(ended, failures)
+        for each in ended:
+            self._failures.pop(each.number).end()
+        with self._lock:
+            self._ended += ended
         return observations, told, over
 
     def _numbered(self, metadata: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -238,12 +243,14 @@ class Game:
                 # NeMo-RL tells neither step nor seed; equal prompts may be several problems, each a game of its own.
                 seed = derive(0, "environment", str(about.get("prompt")), str(about.get(PROBLEM))) % 2**31
                 columns = {name: each for name, each in about.get("columns", about).items() if name != upstream.TURN}
-                about[EPISODE], self._begun = self._begun, self._begun + 1
+                with self._lock:
+                    about[EPISODE], self._begun = self._begun, self._begun + 1
                 new.append(Episode(f"episode {about[EPISODE]}", about[EPISODE], columns, seed))
                 self._episodes[about[EPISODE]] = new[-1]
         if new:
-            self._failures = self._environment.failures(len(new))
-            if any(self._environment.begin(new, self._failures)):
+            failures = self._environment.failures(len(new))
+            self._failures |= dict.fromkeys((each.number for each in new), failures)
+            if any(self._environment.begin(new, failures)):
                 raise ConfigError(
                     f"environment {self._environment.settings.label}: reset returned a text, for which NeMo-RL's "
                     "prompts have no place; write it into the question"
@@ -262,7 +269,8 @@ class Game:
 
     def metrics(self) -> dict[str, float]:
         """How the environment did since the last call."""
-        ended, self._ended = self._ended, []
+        with self._lock:
+            ended, self._ended = self._ended, []
         return episode_metrics(ended)
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from nemo_uecr.config.schema import EnvironmentConfig, EnvironmentReward, VerifierReward
 from nemo_uecr.data.problems import Problem
+from nemo_uecr.errors import RewardError
 from nemo_uecr.generation.conversation import Asked, Dialogue, Turn
 from nemo_uecr.generation.engines import Generation, load_tokens
 from nemo_uecr.generation.environments import Environment, episodes_of
@@ -198,8 +199,10 @@ def outside(tmp_path: Path, games: Path, room: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-def test_equal_prompts_of_several_problems_are_games_of_their_own(tmp_path: Path) -> None:
-    from nemo_uecr.nemo.recipe import PROBLEM, section_of
+@pytest.fixture
+def counter(tmp_path: Path) -> Iterator[Any]:
+    """A game inside NeMo-RL that counts, and fails where it is told to."""
+    from nemo_uecr.nemo.recipe import section_of
     from nemo_uecr.nemo.task import Game
 
     games, made = write_games(tmp_path), tmp_path / "tokenizer"
@@ -212,12 +215,31 @@ def test_equal_prompts_of_several_problems_are_games_of_their_own(tmp_path: Path
         "method": {"name": "grpo"}, "reward": "environment", "data": data, "tokenizer": load_tokens_with(made),
         "environment": settings_of(games) | {"call": f"{games}:Counter"},
     }  # fmt: skip
-    turns = [{"role": "user", "content": "Play."}, {"role": "assistant", "content": "go"}]
     with closing(Game(section_of({"uecr": section}))) as game:
-        about = [{"prompt": "Play.", PROBLEM: number, upstream.TURN: TURN} for number in (0, 0, 1)]
-        told, _, _ = game.answer([turns] * 3, about)
-    seeds = [said["content"].split(":")[1] for said in told]
+        yield game
+
+
+def play(game: Any, text: str, *problems: int) -> list[dict[str, Any]]:
+    """What the game answers to one turn of several responses."""
+    from nemo_uecr.nemo.recipe import PROBLEM
+
+    turns = [{"role": "user", "content": "Play."}, {"role": "assistant", "content": text}]
+    about = [{"prompt": "Play.", PROBLEM: number, upstream.TURN: TURN} for number in problems]
+    return list(game.answer([turns] * len(problems), about)[0])
+
+
+def test_equal_prompts_of_several_problems_are_games_of_their_own(counter: Any) -> None:
+    seeds = [said["content"].split(":")[1] for said in play(counter, "go", 0, 0, 1)]
     assert seeds[0] == seeds[1] != seeds[2]
+
+
+def test_a_game_that_fails_too_often_ends_a_run_whose_responses_come_alone(counter: Any) -> None:
+    """As in the asynchronous loop: of the last hundred at most five may fail."""
+    for number in range(5):
+        play(counter, "raise", number)
+    play(counter, "go", 5)
+    with pytest.raises(RewardError, match=r"(?s)failed on at least 6 of 100 responses, over 5%.*no such door"):
+        play(counter, "raise", 6)
 
 
 #: What the loop tells of a turn that ended in room enough.
