@@ -65,7 +65,8 @@ def score_interval(
         s_b^2 = ((n_b - 1) var_b + 2 r (1 - r)) / n_b,   r = (n_b p_b + 1) / (n_b + 2)
 
     Problems that ask the same are one cluster: (n_b - 1) var_b is then the sum over the K_b clusters of their squared
-    sums of deviations from p_b, and K_b stands for n_b in r and in the degrees of freedom.
+    sums of deviations from p_b, and K_b stands for n_b in r and in the degrees of freedom. Benchmarks that ask the same
+    share a cluster: v then has the products of its sums, too.
 
     p is the average of the M benchmarks' p_b, var_b the sample variance of benchmark b's n_b problem means, because
     samples of one problem are not independent. Two pseudo-problems, one solved and one not, keep the interval from
@@ -79,17 +80,23 @@ def score_interval(
     from scipy import stats
 
     rows = {name: np.asarray(rewards, dtype=np.float64) for name, rewards in benchmarks.items()}
-    sets, sizes = len(rows), []
+    sets, sizes, shares = len(rows), [], dict[Hashable, list[float]]()
     average = float(np.mean([row.mean() for row in rows.values()]))
     variance = 0.0
     for name, row in rows.items():
         means, n = row.mean(axis=1), len(row)
-        cluster_N = clusters_of(asked[name] if asked else range(n))
+        asks_N = asked[name] if asked else [(name, place) for place in range(n)]
+        cluster_N = clusters_of(asks_N)
         sizes.append(count := int(cluster_N.max()) + 1)
         guess = (count * means.mean() + 1) / (count + 2)
-        spread = float(np.square(cluster_totals(means - means.mean(), cluster_N, count)).sum())
-        variance += (spread / n**2 + 2 * guess * (1 - guess) / count**2) / sets**2
-    problems, effective = sum(sizes), sets**2 / sum(1 / size for size in sizes)  # both, where the sets are equal
+        total_K = cluster_totals(means - means.mean(), cluster_N, count)
+        variance += (float(np.square(total_K).sum()) / n**2 + 2 * guess * (1 - guess) / count**2) / sets**2
+        for asks, total in zip(dict.fromkeys(asks_N), total_K.tolist(), strict=True):
+            shares.setdefault(asks, []).append(total / n / sets)
+    variance += sum(sum(each) ** 2 - sum(share**2 for share in each) for each in shares.values() if len(each) > 1)
+    problems = len(shares)
+    effective = sets**2 / sum(1 / size for size in sizes)  # the problems, where the sets are equal
+    effective *= problems / sum(sizes)
     if 0 < average < 1:  # no more than as many as there are samples
         effective = min(max(average * (1 - average) / variance, 1), sum(row.size for row in rows.values()))
     t = float(stats.t.ppf(QUANTILES[1], max(problems - sets, 1)))
@@ -148,15 +155,21 @@ def paired_comparison(
             asks another thing.
         seed: of the sign changes.
     """
-    gaps, weights, means = [], [], []
+    gaps, weights, means, asks = [], [], [], list[Hashable]()
     for name, (first, second) in pairs.items():
         gap_P = np.subtract(second, first, dtype=np.float64)
-        cluster_P = clusters_of(asked[name] if asked else range(len(gap_P)))
+        asks_P = asked[name] if asked else [(name, place) for place in range(len(gap_P))]
+        cluster_P = clusters_of(asks_P)
+        asks += dict.fromkeys(asks_P)
         problems_N = np.bincount(cluster_P)
         means.append(gap_P.mean())
         gaps.append(cluster_totals(gap_P, cluster_P, len(problems_N)) / problems_N)
         weights.append(problems_N / len(gap_P) / len(pairs))
     gap_N, weight_N = np.concatenate(gaps), np.concatenate(weights)
+    if (count := len(set(asks))) < len(asks):  # benchmarks that ask the same
+        cluster_N, part_N = clusters_of(asks), gap_N * weight_N
+        weight_N = cluster_totals(weight_N, cluster_N, count)
+        gap_N = cluster_totals(part_N, cluster_N, count) / weight_N
     mean_S, same = changed_means(gap_N, weight_N, RESAMPLES, seed)
     p_value = two_sided(mean_S, same)
     better, worse = int((gap_N > 0).sum()), int((gap_N < 0).sum())

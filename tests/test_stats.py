@@ -66,6 +66,26 @@ def test_pairs_of_repeated_questions_are_one() -> None:
     assert paired_comparison({"a": (first * 3, second * 3)}, seed=1).p_value < once.p_value
 
 
+def test_benchmarks_that_share_questions_are_no_further_evidence() -> None:
+    """AIME 2024 beside a set of the last years' AIME; here every question stands in two benchmarks."""
+    rows = [[float(problem % 3 == 0), float(problem % 2)] for problem in range(12)]
+    asked = {"a": [*range(12)], "b": [*range(12)][::-1]}
+    twice = {"a": rows, "b": rows[::-1]}
+    once, apart, together = score_interval({"a": rows}), score_interval(twice), score_interval(twice, asked)
+    assert together.high - together.low > 0.95 * (once.high - once.low)
+    assert apart.high - apart.low < 0.8 * (once.high - once.low)
+    assert together.avg == pytest.approx(once.avg)
+    unsolved = {"a": [[0.0]] * 30, "b": [[0.0]] * 30}
+    assert score_interval(unsolved, dict.fromkeys("ab", range(30))).high == pytest.approx(0.12237, abs=2e-3)
+    first, second = [0.0, 0.5, 0.25, 0.0, 1.0, 0.5, 0.0], [1.0, 0.25, 0.5, 1.0, 1.0, 0.75, 0.5]
+    pair, other = (first, second), (first[::-1], second[::-1])
+    alone = paired_comparison({"a": pair}, seed=1)
+    shared = paired_comparison({"a": pair, "b": other}, {"a": [*range(7)], "b": [*range(7)][::-1]}, seed=1)
+    assert (shared.p_value, shared.low, shared.high) == pytest.approx((alone.p_value, alone.low, alone.high))
+    assert (shared.better, shared.worse, shared.problems) == (alone.better, alone.worse, 7)
+    assert paired_comparison({"a": pair, "b": other}, seed=1).p_value < alone.p_value
+
+
 @pytest.mark.parametrize("mean", [0.02, 0.08, 0.5, 0.98])
 @pytest.mark.parametrize("concentration", [0.3, 3.0])
 def test_interval_covers_the_truth_as_often_as_it_says(mean: float, concentration: float) -> None:
