@@ -275,10 +275,11 @@ def listed(value: object) -> object:
     """What a part of the question is, where a table keeps a list or an object as text; any other value itself."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
-    try:
-        found = ast.literal_eval(value.strip())  # as pandas writes a list
-    except (ValueError, SyntaxError):
-        found = json_of(value)
+    if isinstance(found := json_of(value), str):
+        try:
+            found = ast.literal_eval(value.strip())  # as pandas writes a list
+        except (ValueError, SyntaxError):
+            return value
     return found if isinstance(found, list | dict) else value
 
 

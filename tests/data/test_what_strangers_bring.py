@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.data.problems import USUAL, Keys, read_problems
+from nemo_uecr.data.problems import USUAL, Keys, problems_of, read_problems
 from nemo_uecr.data.references import check_references
 from nemo_uecr.data.sources import find_source
-from nemo_uecr.errors import DataError
+from nemo_uecr.errors import ConfigError, DataError
+from tests.local import tiny
 from tests.reliability.commands import refused
 
 pyarrow: Any = pytest.importorskip("pyarrow")
@@ -57,6 +58,8 @@ def test_a_last_answer_of_the_assistant_is_left_out_of_the_prompt(tmp_path: Path
     turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}]
     (found,) = load(jsonl(tmp_path / "set.jsonl", [{"messages": turns, "answer": "2"}]), Keys(question=("messages",)))
     assert (found.context, found.question) == ((), "1 + 1?")
+    with pytest.raises(DataError, match="messages ends with a turn of 'assistant', expected the user's"):
+        load(jsonl(tmp_path / "set.jsonl", [{"messages": turns[1:], "answer": "2"}]), Keys(question=("messages",)))
 
 
 @pytest.mark.parametrize(
@@ -66,6 +69,7 @@ def test_a_last_answer_of_the_assistant_is_left_out_of_the_prompt(tmp_path: Path
         ("meta.extra.info", {"meta": {"extra.info": "1 + 1?"}}),
         ("meta.extra.info", {"meta.extra": {"info": "1 + 1?"}}),
         ("meta.extra.info", {"meta": {"other": 1}, "meta.extra": json.dumps({"info": "1 + 1?"})}),
+        ("meta.extra.info", {"meta.extra": {"other": 1}, "meta": {"extra": {"info": "1 + 1?"}}}),
     ],
 )
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
@@ -203,6 +207,29 @@ def test_rows_are_chosen_by_a_field(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "--where valid: expected FIELD=VALUE" in refused(capsys, *prepare, "--where", "valid")
 
 
+def test_preparation_reads_the_columns_that_are_named(tmp_path: Path) -> None:
+    """Of a table, which has others as well; a name may have dots, and --where several values."""
+    from nemo_uecr.cli.main import entry_point
+
+    kinds = ("math", "code", "logic")
+    rows = [{"meta.extra": {"info": f"{n} + 1?"}, "answer": str(n), "by.kind": kind} for n, kind in enumerate(kinds)]
+    parquet(tmp_path / "set.parquet", pyarrow.Table.from_pylist(rows))
+    words = ["data", "prepare", "--source", tmp_path / "set.parquet", "--out", tmp_path / "out"]
+    named = ["--question-key", "meta.extra.info", "--where", "by.kind=math,logic"]
+    assert entry_point([*map(str, words), *named]) == 0
+    assert [each.question for each in load(tmp_path / "out" / "train.jsonl")] == ["0 + 1?", "2 + 1?"]
+    recorded = json.loads((tmp_path / "out" / "manifest.json").read_text())["settings"]["where"]
+    assert recorded == {"by.kind": ["math", "logic"]}
+
+
+def test_a_run_chooses_rows_to_train_on_and_none_of_a_benchmark(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "set.jsonl", [row | {"valid": n > 1} for n, row in enumerate(ROWS)])
+    data = tiny.configured(tmp_path / "run", "data.where={valid: [true]}", "data.answer_key=answer").config.data
+    assert [len(problems_of(data, path, key)) for key in ("data.train", "evaluation.benchmarks.a")] == [2, 4]
+    with pytest.raises(ConfigError, match=r"data\.where\.valid"):
+        tiny.configured(tmp_path / "run", "data.where={valid: []}")
+
+
 @pytest.mark.parametrize(
     ("tags", "chosen"),
     [(["math"], True), (["Math", "easy"], True), (["code"], False), ([], False), (None, False), ("math", True)],
@@ -221,6 +248,8 @@ def test_a_row_that_is_not_chosen_need_not_be_readable(tmp_path: Path) -> None:
 
 # Repeated rows.
 
+SYSTEM = {"role": "system", "content": "Add."}
+
 
 @pytest.mark.parametrize(
     ("more", "said"),
@@ -230,8 +259,11 @@ def test_a_row_that_is_not_chosen_need_not_be_readable(tmp_path: Path) -> None:
         ([ROWS[0] | {"question": " 0 +  1 ?"}], "5 rows are 4 questions"),
         ([ROWS[0] | {"body": "Ann counts."}], ""),
         ([{"question": "0 + 1?", "answer": "1", "options": ["1", "2"]}], ""),
+        ([{"question": [SYSTEM, {"role": "user", "content": "0 + 1?"}], "answer": "1"}], ""),
+        ([{"question": [SYSTEM | {"content": text}, {"role": "user", "content": "9"}], "answer": "9"}
+          for text in ("Add.", " add .")], "6 rows are 5 questions"),
     ],
-)
+)  # fmt: skip
 def test_repeated_questions_are_told(
     more: list[Row], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -280,6 +312,25 @@ def test_options_and_their_answers(row: Row, template: str, said: str | None, tm
         check_references("set", problems, template=template)
 
 
+def test_a_few_answers_that_are_no_options_and_a_preparation_refuse_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"question": f"Which barks, {n}?", "choices": PETS, "answer": "B"} for n in range(3)]
+    shown = {"template": "{question} {choices}"}
+    check_references("set", load(jsonl(tmp_path / "set.jsonl", [*rows[:2], rows[2] | {"answer": "2"}])), **shown)
+    assert not caplog.text
+    strange = load(jsonl(tmp_path / "set.jsonl", [row | {"answer": "2"} for row in rows]))
+    check_references("set", strange, refuse=False, **shown)
+    assert "3 of 3 answers are none of their options" in caplog.text
+
+
+def test_options_that_are_one_text_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    row = {"question": "Which barks?", "choices": "A) a cat B) a dog", "answer": "B"}
+    check_references("set", load(jsonl(tmp_path / "set.jsonl", [row])))
+    (told,) = caplog.messages
+    assert "the questions do not show their field 'choices'" in told
+
+
 @pytest.mark.parametrize(
     "options", [PETS, json.dumps(PETS), str(PETS), dict(zip("ABC", PETS, strict=True)), json.dumps({"A": "a cat"} | {
         "B": "a dog", "C": "a hen"})],
@@ -289,7 +340,15 @@ def test_options_that_a_table_keeps_as_text(options: object, tmp_path: Path) -> 
     path = jsonl(tmp_path / "set.jsonl", [{"question": "Which barks?", "choices": options, "answer": "B"}])
     (problem,) = load(path)
     assert problem.turn("{choices}") == "A) a cat\nB) a dog\nC) a hen"
-    assert replace(problem, columns={"body": "[1] Ann counts."}).turn("{body}") == "[1] Ann counts."
+    assert replace(problem, columns={"body": "[1, 2]"}).turn("{body}") == "[1, 2]"
+
+
+def test_options_of_signs_that_json_writes_as_two(tmp_path: Path) -> None:
+    """A sign beyond the first 65,536 is a pair of escapes in JSON, which Python's own lists do not know."""
+    written = json.dumps(["\U0001d465", "a dog"])
+    assert "\\ud835\\udc65" in written
+    (problem,) = load(jsonl(tmp_path / "set.jsonl", [{"question": "Which?", "choices": written, "answer": "B"}]))
+    assert problem.turn("{choices}") == "A) \U0001d465\nB) a dog"
 
 
 @pytest.mark.parametrize(
