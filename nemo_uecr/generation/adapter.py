@@ -115,7 +115,10 @@ def outside_text(module: Any) -> list[str]:
     """Names of the linear layers that no text goes through: those of other towers and of what joins them."""
     import torch
 
-    inside = {id(layer) for layer in (*module.get_decoder().modules(), module.get_output_embeddings())}
+    text = module.get_decoder()
+    if module.get_input_embeddings() not in text.modules():  # ModernBERT's is its output layer, by that name
+        text = module
+    inside = {id(layer) for layer in (*text.modules(), module.get_output_embeddings())}
     layers = module.named_modules()
     return [name for name, layer in layers if isinstance(layer, torch.nn.Linear) and id(layer) not in inside]
 

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from nemo_uecr.errors import DataError
-from nemo_uecr.generation import models
+from nemo_uecr.generation import adapter, models
 from nemo_uecr.generation.adapter import add_adapter
 from nemo_uecr.generation.engines import load_module, load_tokens
 from nemo_uecr.generation.models import save_pretrained
@@ -45,6 +45,21 @@ def test_every_file_that_is_no_weight_survives_a_save(tmp_path: Path) -> None:
         assert "model.safetensors" in names
 
 
+def test_files_of_a_model_on_the_hub_and_what_is_there_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, folder = tmp_path / "cache", tmp_path / "saved"
+    for place in (there, folder):
+        place.mkdir()
+        (place / "generation_config.json").write_text(place.name)
+    for name in ("config.json", "processor_config.json", "adapter_model.safetensors", "other.safetensors.index.json"):
+        (there / name).write_text("{}")
+    monkeypatch.setattr(models, "cached", {"owner/name": there / "config.json"}.get)
+    models.keep_other_files("owner/name", folder)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json", "generation_config.json", "processor_config.json",
+    ]  # fmt: skip
+    assert (folder / "generation_config.json").read_text() == "saved"
+
+
 def test_adapters_leave_the_tower_for_pictures_alone() -> None:
     pytest.importorskip("peft")
     vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -56,6 +71,15 @@ def test_adapters_leave_the_tower_for_pictures_alone() -> None:
     trained = [name for name, each in module.named_parameters() if each.requires_grad]
     assert len(trained) == 2 * 7 * SIZES["num_hidden_layers"]
     assert not [name for name in trained if "vision" in name or "projector" in name]
+
+
+@pytest.mark.parametrize(("kind", "count"), [("llama", 14), ("modernbert-decoder", 13)])
+def test_every_layer_of_a_model_for_text_alone_gets_an_adapter(kind: str, count: int) -> None:
+    """Also of ModernBERT, whose output layer is what other families call their text model."""
+    pytest.importorskip("peft")
+    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, pad_token_id=0))
+    add_adapter(module, rank=2, alpha=4.0, seed=0)
+    assert len([name for name, each in module.named_parameters() if each.requires_grad]) == 2 * count
 
 
 VISION = {
@@ -113,6 +137,41 @@ def test_parts_that_transformers_leaves_out_are_told_once(
     load_module(str(save_with_a_tower("gemma4", tmp_path / "gemma")), "float32")
     load_module(str(saved(tmp_path / "llama", LlamaConfig(**SIZES))), "float32")
     assert not [text for text in caplog.messages if "transformers leaves" in text]
+
+
+def test_parts_that_are_left_out_beneath_an_adapter_or_a_hub_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are looked for where the weights are: with the adapter's base, or in the hub's cache."""
+    pytest.importorskip("peft")
+    base, folder = save_with_a_tower("qwen3_5", tmp_path / "qwen"), tmp_path / "adapter"
+    module = load_module(str(base), "float32")
+    add_adapter(module, rank=2, alpha=4.0, seed=0)
+    folder.mkdir()
+    models.save_adapter(module, folder)
+    load, cached = adapter.load_causal_lm, {"owner/name": base / "config.json"}.get
+    monkeypatch.setattr(
+        adapter, "load_causal_lm", lambda name, **given: load(name.replace("owner/name", str(base)), **given)
+    )
+    monkeypatch.setattr(models, "cached", cached)
+    monkeypatch.setattr(models, "only_here", lambda name: True)
+    for name in (str(folder), "owner/name"):
+        monkeypatch.setattr(models, "SAID", set())
+        caplog.clear()
+        load_module(name, "float32")
+        assert len([text for text in caplog.messages if "transformers leaves" in text]) == 1
+
+
+def test_frequencies_that_older_models_store_are_no_lost_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Llamas of transformers 4.30 and before have them in their files; they are computed."""
+    saved(tmp_path, LlamaConfig(**SIZES))
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    tensors = load_file(tmp_path / models.SINGLE) | {name: torch.ones(4)}
+    save_file(tensors, tmp_path / models.SINGLE, metadata={"format": "pt"})
+    load_module(str(tmp_path), "float32")
+    assert not caplog.messages
 
 
 def test_layers_that_peft_cannot_adapt_give_one_line() -> None:
