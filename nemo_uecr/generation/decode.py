@@ -152,6 +152,24 @@ def check_cache(module: Any) -> None:
     _CHECKED.add(module)
 
 
+@torch.inference_mode()
+def check_causal(module: Any) -> None:
+    """Refuse a model whose tokens read what follows them: its scores would be of the future, and of a row's padding.
+
+    Four tokens alone must have the logits that they have before four others, but for rounding.
+    """
+    ids_1S = torch.arange(8, device=module.device).remainder(module.config.get_text_config().vocab_size).unsqueeze(0)
+    alone, followed = (
+        module(input_ids=ids, use_cache=False).logits[0, :4].float() for ids in (ids_1S[:, :4], ids_1S)
+    )
+    if (alone - followed).square().mean().sqrt() > alone.std() / 10:
+        raise DataError(
+            f"models of type {module.config.model_type!r} read what follows a token, by their config.json (is_causal, "
+            "is_decoder or use_bidirectional_attention), so that a score would depend on the rest of its batch; "
+            "expected a causal language model"
+        )
+
+
 class _Batch:
     """Responses that grow in step, on the model's device, ended ones among them until they are dropped."""
 

@@ -94,7 +94,8 @@ def context_of(config: Any) -> Context | None:
     text = config.get_text_config()
     positions: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
-    for each in [rope] if "rope_type" in rope else rope.values():  # one, or one for each kind of layer
+    kinds = [rope] if "rope_type" in rope else filter(None, rope.values())  # one, or each kind of layer's or none
+    for each in kinds:
         if (kind := each["rope_type"]) in BY_THE_LONGEST_ROW:
             key = BY_THE_LONGEST_ROW[kind]
             reason = f"{key} in its config.json: beyond it, {kind} scores each row by the longest one of its batch"
@@ -383,7 +384,7 @@ class TransformersEngine:
         """Load a folder or hub name; refused where it was not made for prompt and response of ``max_length`` tokens."""
         import torch
 
-        from nemo_uecr.generation.decode import check_cache
+        from nemo_uecr.generation.decode import check_cache, check_causal
 
         module = load_module(model, dtype)
         context = context_of(module.config)
@@ -393,6 +394,7 @@ class TransformersEngine:
                 f"{context.tokens} ({context.limit}). Lower --max-tokens or drop the long problems"
             )
         self._module: Any = module.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        check_causal(self._module)
         check_cache(self._module)
         self._tokens, self._columns = tokens, int(module.config.get_text_config().vocab_size)
 

@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from nemo_uecr.config.schema import Quantize
 from nemo_uecr.errors import DataError, require_extra
+from nemo_uecr.generation.decode import check_causal
 from nemo_uecr.generation.engines import Context, ModelTokens, check_model, context_of, load_module, load_tokens
 from nemo_uecr.generation.models import check_same_tokenizer
 from nemo_uecr.local.memory import plain_tensors, quantize_layers
@@ -151,6 +152,7 @@ def load_model(
         check_model(source)
         tokens = load_tokens(source)
         module = load_module(source, "float32" if master_weights else dtype)
+        check_causal(module)
     except DataError as error:
         raise DataError(f"{role}.model_name: {error}") from error
     splits = _splits(module)  # first: on a CPU some kernels repack rounded weights when they first compute with them

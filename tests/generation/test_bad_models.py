@@ -98,6 +98,22 @@ def test_pickled_weights_are_refused(model: Path, tmp_path: Path, capsys: pytest
     assert opened == []
 
 
+def test_weights_that_do_not_fit_are_refused_before_anything_is_drawn(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a dry run, too; and files among which libraries would choose differently by both."""
+    stated = (model / "config.json").read_text()
+    (model / "config.json").write_text(json.dumps(json.loads(stated) | {"attention_bias": True}))
+    for more in ((), ("--dry-run",)):
+        assert "lacks 8 weights (model.layers.0.self_attn.k_proj.bias" in refused(
+            capsys, *evaluate(model, tmp_path), *more
+        )
+    (model / "config.json").write_text(stated)
+    shutil.copy(model / "model.safetensors", model / "consolidated.safetensors")
+    for more in ((), ("--dry-run",)):
+        assert "beside it consolidated.safetensors" in refused(capsys, *evaluate(model, tmp_path), *more)
+
+
 def test_a_mistyped_path_is_named_before_a_missing_engine(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -19,7 +19,19 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation import models
 from nemo_uecr.generation.adapter import CONFIG, WEIGHTS
-from nemo_uecr.generation.engines import check_model, check_trainable, check_weights, context_of, load_module
+from nemo_uecr.generation.decode import check_causal
+from nemo_uecr.generation.engines import (
+    ModelTokens,
+    VllmEngine,
+    _stored_as,
+    check_model,
+    check_trainable,
+    check_weights,
+    context_of,
+    load_module,
+)
+from nemo_uecr.local.token_model import load_model
+from tests.local import tiny
 
 SIZES: dict[str, Any] = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -187,6 +199,41 @@ def test_a_teacher_of_few_bits_is_read_with_its_scales_and_no_student(tmp_path: 
     check_trainable(str(saved(tmp_path / "plain", LlamaConfig(**SIZES))))
 
 
+def test_whole_numbers_of_few_bits_without_their_scales(tmp_path: Path) -> None:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update({name: (each * 100).to(torch.int8) for name, each in tensors.items() if "proj" in name})
+
+    saved(tmp_path, LlamaConfig(**SIZES))
+    weights(tmp_path, change)
+    with pytest.raises(DataError, match=r"weights of type I8, but its config\.json has no quantization_config"):
+        check_model(str(tmp_path))
+
+
+def test_the_quantisation_of_a_text_model_is_the_student_s(tmp_path: Path) -> None:
+    """As models for pictures state it."""
+    saved(tmp_path, LlamaConfig(**SIZES))
+    stated(tmp_path, text_config={"quantization_config": FP8})
+    with pytest.raises(DataError, match=r"quantised weights \(fp8\)"):
+        check_trainable(str(tmp_path))
+
+
+def test_vllm_gets_no_weights_that_it_would_drop(tmp_path: Path) -> None:
+    a_value_head(tmp_path)
+    with pytest.raises(DataError, match=r"has 1 weights that .* \(v_head"):
+        VllmEngine(str(tmp_path), ModelTokens(None, frozenset()), dtype="float32", max_length=8)
+
+
+def test_the_weights_of_an_adapter_are_those_of_its_base(tmp_path: Path) -> None:
+    base, folder = saved(tmp_path / "base", Qwen2Config(**SIZES, tie_word_embeddings=True)), tmp_path / "adapter"
+    folder.mkdir()
+    (folder / CONFIG).write_text(json.dumps({"base_model_name_or_path": str(base), "r": 4}))
+    save_file({"a": torch.zeros(1)}, folder / WEIGHTS)
+    check_weights(str(folder))
+    weights(base, lambda tensors: tensors.update({"lm_head.weight": torch.ones(32, 16)}))
+    with pytest.raises(DataError, match="tie_word_embeddings"):
+        check_weights(str(folder))
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
 def test_pointers_of_git_lfs_are_called_so(name: str, tmp_path: Path) -> None:
     saved(tmp_path, LlamaConfig(**SIZES))
@@ -201,6 +248,14 @@ def test_an_embedding_that_is_saved_twice_is_still_the_output_layer(tmp_path: Pa
     check_weights(str(tmp_path))
     module = load_module(str(tmp_path), "float32")
     assert module.get_output_embeddings().weight is module.get_input_embeddings().weight
+
+
+def test_the_embedding_is_the_one_of_the_text_model(tmp_path: Path) -> None:
+    """Of several weights by that name, as of other towers, the one whose name is shortest."""
+    module = load_module(str(saved(tmp_path, LlamaConfig(**SIZES))), "float32")
+    names = ["model.audio_tower.embed_tokens.weight", "model.embed_tokens.weight", "model.norm.weight"]
+    assert _stored_as(module.get_input_embeddings(), module, names) == "model.embed_tokens.weight"
+    assert _stored_as(module.get_output_embeddings(), module, names) == ""
 
 
 def test_a_stale_single_file_beside_shards(tmp_path: Path) -> None:
@@ -244,6 +299,8 @@ def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "rope_theta": 1e6}, ""),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6},
           "rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_theta": 1e6}, ""),  # as `let_older_read` has it
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e6},
+          "rope_scaling": {"type": "yarn", "factor": 4.0, "rope_theta": 1e6}}, ""),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}, "rope_theta": 1e4}, ""),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_theta": 1e4}, ""),
     ],
@@ -269,14 +326,18 @@ def test_an_index_of_the_single_file(tmp_path: Path) -> None:
     check_weights(str(tmp_path))
 
 
+@pytest.mark.parametrize("single", [True, False], ids=["one file", "shards"])
 @pytest.mark.parametrize("adapter", [False, True], ids=["configuration alone", "with the adapter"])
-def test_what_is_left_of_an_adapter_beside_merged_weights(adapter: bool, tmp_path: Path) -> None:
+def test_what_is_left_of_an_adapter_beside_merged_weights(adapter: bool, single: bool, tmp_path: Path) -> None:
     base = saved(tmp_path / "base", LlamaConfig(**SIZES))
     merged = saved(tmp_path / "merged", LlamaConfig(**SIZES))
     (merged / CONFIG).write_text(json.dumps({"base_model_name_or_path": str(base), "r": 4}))
     if adapter:
         save_file({"a": torch.zeros(1)}, merged / WEIGHTS)
-    with pytest.raises(DataError, match=r"beside it are the weights of a whole model \(model.safetensors\)"):
+    if not single:
+        (merged / models.SINGLE).rename(merged / "model-00001-of-00001.safetensors")
+        (merged / models.INDEX).write_text("{}")
+    with pytest.raises(DataError, match=r"beside it are the weights of a whole model \(model.safetensors"):
         check_model(str(merged))
 
 
@@ -287,12 +348,21 @@ def test_what_transformers_warns_of_reaches_the_user_once(
     monkeypatch.setattr(models, "SAID", set())
     saved(tmp_path, LlamaConfig(**SIZES))
     stated(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "beta": 3.0})
+    handlers = list(logging.getLogger("transformers").handlers)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             load_module(str(tmp_path), "float32")
+    assert logging.getLogger("transformers").handlers == handlers
     (said,) = (text for text in caplog.messages if "transformers warns" in text)
     assert str(tmp_path) in said
     assert "{'beta'}" in said
+
+
+def test_what_is_refused_anyway_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one_layer_fewer(tmp_path)
+    with pytest.raises(DataError, match="has 9 weights"):
+        load_module(str(tmp_path), "float32")
+    assert not caplog.messages
 
 
 #: A model of each kind of RoPE that transformers has, with the length up to which its rows are independent.
@@ -331,6 +401,7 @@ def test_scores_do_not_depend_on_the_longest_row(kind: str, tmp_path: Path) -> N
 
     torch.testing.assert_close(beside(limit), beside(16), atol=1e-5, rtol=0)
     if kind in ("dynamic", "longrope"):  # the reason for the limit
+        assert f"beyond it, {kind} scores each row by the longest one of its batch" in context.limit
         assert (beside(4 * limit) - beside(16)).abs().max() > 1e-4
 
 
@@ -348,6 +419,7 @@ MIXED: dict[str, tuple[dict[str, Any], int]] = {
                                "long_factor": [3.0] * 4, "original_max_position_embeddings": 32},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}, 32,
     ),
+    "beam": ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}, 64),  # one kind has no RoPE
 }  # fmt: skip
 
 
@@ -365,3 +437,22 @@ def test_rows_of_other_layers_do_not_depend_on_the_longest_one(kind: str, tmp_pa
         module(input_ids=ids[:, :longest].repeat(2, 1), use_cache=False).logits[0, :16] for longest in (16, limit)
     )
     torch.testing.assert_close(beside, alone, atol=1e-5, rtol=0)
+
+
+#: Models that read a text as a whole, as for embeddings, though they load as language models.
+WHOLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "a decoder made an encoder": ("llama", {"is_causal": False}),
+    "an embedding model": ("gemma3_text", {"use_bidirectional_attention": True}),
+    "an encoder": ("bert", {}),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_model_that_reads_what_follows_a_token_is_refused(name: str, tmp_path: Path) -> None:
+    """A short row beside a longer one would have other scores, and a teacher would score a token by those after it."""
+    kind, settings = WHOLE[name]
+    saved(tmp_path, AutoConfig.for_model(kind, **SIZES, **settings))
+    tiny.tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(DataError, match=rf"teacher\.model_name: models of type '{kind}' read what follows a token"):
+        load_model(str(tmp_path), role="teacher", dtype="float32", device=torch.device("cpu"), master_weights=False)
+    check_causal(load_module(str(saved(tmp_path / "causal", LlamaConfig(**SIZES))), "bfloat16"))

@@ -39,10 +39,21 @@ def test_a_folder_that_no_engine_loads_names_its_key(teacher: Path) -> None:
         tiny.load(teacher, role="teacher")
 
 
+def test_a_student_whose_checkpoints_could_not_be_continued_is_refused(tmp_path: Path) -> None:
+    student = shutil.copytree(tiny.STUDENT, tmp_path / "student")
+    edit(student / "config.json", lambda config: config.update(quantization_config={"quant_method": "fp8"}))
+    with pytest.raises(DataError, match=r"has quantised weights \(fp8\); training needs plain ones"):
+        tiny.run(tmp_path / "run", f"student.model_name={student}", "method.name=grpo")
+
+
 def test_sequences_beyond_the_models_context_are_refused_before_the_run(teacher: Path, tmp_path: Path) -> None:
     changes = (f"teacher.model_name={teacher}", "train.steps=1")
-    edit(teacher / "config.json", lambda config: config.update(max_position_embeddings=12))
-    message = r"a prompt of (\d+) tokens, and with rollout.max_response_tokens=6 .* the teacher .* reads at most 12 "
+    rope = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0}
+    edit(teacher / "config.json", lambda config: config.update(max_position_embeddings=12, rope_parameters=rope))
+    message = (
+        r"a prompt of (\d+) tokens, and with rollout.max_response_tokens=6 .* the teacher .* reads at most 12 "
+        r"\(max_position_embeddings in its config\.json: beyond it, dynamic scores each row by the longest one"
+    )
     with pytest.raises(DataError, match=message) as error:
         tiny.run(tmp_path / "run", *changes)
     prompt = int(str(error.value).split("a prompt of ")[1].split()[0])
