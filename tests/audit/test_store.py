@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemo_uecr.audit.groups import teacher_rewards
-from nemo_uecr.audit.store import joined_plan, read_scored, write_plan
+from nemo_uecr.audit.store import asked_alike, joined_plan, read_scored, write_plan
 from nemo_uecr.errors import DataError, RunFolderError
 from nemo_uecr.responses.table import part_paths
 from tests.audit.made import MODEL, PLAN, Made, write_scores
@@ -45,6 +45,7 @@ def test_problems_that_ask_the_same_are_one_cluster(tmp_path: Path) -> None:
     assert scores.problem_B.tolist() == [0, 0, 0, 0, 1]
     assert scores.group_B.tolist() == [0, 1, 0, 1, 2]
     assert scores.provenance()["problems"] == 2
+    assert asked_alike(["a", "a", "b", "c"], [[1], [2], [1], [2]]).tolist() == [0, 0, 0, 1]  # a problem by its first
 
 
 def test_teacher_reward_by_hand(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemo_uecr.audit.facts import facts_of_config, facts_of_run
 from nemo_uecr.audit.score import sequences_of
 from nemo_uecr.audit.teacher import ENGINES, EngineScores, Reference, compared, teacher_effect
 from nemo_uecr.cli.main import entry_point
@@ -104,6 +105,13 @@ def test_vllm_against_plain_logits(tmp_path: Path) -> None:
     model = str(tiny.save_model(module, tokenizer, tmp_path / "model"))
     assert slow(model).logp.std() > 0.5
     assert compared(slow(model), ENGINES["vllm"].score(model, sequences_of(PAIRS)), "vllm")["logp"]["max"] <= 1e-4
+
+
+def test_problems_that_ask_the_same_are_one_observation(tmp_path: Path) -> None:
+    """Six problems that ask four questions: of a configuration, and of a step that a run saved."""
+    assert facts_of_config(tiny.configured(tmp_path / "unused").config, problems=6).problems == 4
+    run = tiny.run(tmp_path / "run", "train.steps=1", "telemetry.save_batch_every=1", "rollout.prompts_per_step=6")
+    assert facts_of_run(run).problems == 4
 
 
 # Two scorings of one batch

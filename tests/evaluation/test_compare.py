@@ -10,6 +10,7 @@ import pytest
 
 from nemo_uecr.errors import DataError
 from nemo_uecr.evaluation.compare import differences_of
+from nemo_uecr.evaluation.samples import summarise
 from nemo_uecr.generation.prompts import ChatSettings
 from nemo_uecr.responses.table import sampled_tokens, write_responses
 
@@ -80,12 +81,28 @@ def test_problems_that_repeat_a_question_are_one(tmp_path: Path) -> None:
         asked: [sample_file(tmp_path / f"{asked}{n}.parquet", [[n]] * 8, asked=asked) for n in (0, 1)]
         for asked in ("", "q")
     }
-    apart, repeated = (differences_of(*files, seed=0)["x"] for files in pairs.values())
+    found = [differences_of(*files, seed=0) for files in pairs.values()]
+    assert [each["average"] for each in found] == [each["x"] for each in found]
+    apart, repeated = (each["x"] for each in found)
     assert (apart.better, apart.problems, repeated.better, repeated.problems) == (8, 8, 1, 1)
     assert apart.difference == repeated.difference == 1.0
     assert apart.p_value < 0.01
     assert repeated.p_value == 1.0
     assert (repeated.low, repeated.high) == (-1.0, 1.0)
+
+
+def test_a_result_takes_problems_that_repeat_a_question_as_one() -> None:
+    """Six questions, three times each: in the interval of their benchmark and in that of the average."""
+
+    def result(questions: int) -> list[dict[str, float]]:
+        cells = [(f"p{row:02}", k, (row % 6 + k) % 3 == 0, f"q{row % questions}") for row in range(18) for k in (0, 1)]
+        columns = dict(zip(("problem", "sample", "correct", "asked"), map(list, zip(*cells, strict=True)), strict=True))
+        found = summarise({"benchmark": ["x"] * len(cells), **columns})
+        return [found["sets"]["x"], found["average"]]
+
+    for repeated, apart in zip(result(6), result(18), strict=True):
+        assert repeated["avg"] == apart["avg"]
+        assert repeated["high"] - repeated["low"] > 1.3 * (apart["high"] - apart["low"])
 
 
 def test_an_evaluation_from_before_a_key_existed_is_still_compared(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from nemo_uecr.cli.look import run_facts
 from nemo_uecr.config.schema import Config
@@ -186,6 +188,28 @@ def test_damaged_model_folders_and_names_that_are_not_here(tmp_path: Path) -> No
     assert (seen[0], "which NeMo-RL would run" in seen[1]) == ("fail", True)
 
 
+def test_an_adapter_s_base_and_a_student_that_cannot_be_trained(tmp_path: Path) -> None:
+    student, base, adapter = save_model(tmp_path / "s"), save_model(tmp_path / "b"), tmp_path / "a"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(base), "r": 4}))
+    save_file({"a": torch.zeros(1)}, adapter / "adapter_model.safetensors")
+
+    def seen(student: Path) -> dict[str, tuple[str, str]]:
+        run = local(f"student.model_name={student}", f"teacher.model_name={adapter}")
+        return found(run, *MODELS, "trainable student")
+
+    def state(folder: Path, **values: object) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    assert {status for status, _ in seen(student).values()} == {"ok"}
+    assert "is an adapter; merge it into its base" in seen(adapter)["trainable student"][1]
+    state(base, attention_bias=True)
+    assert "weights (model.layers.0.self_attn.k_proj.bias, ...); expected all" in seen(student)["teacher model"][1]
+    state(student, quantization_config={"quant_method": "fp8"})
+    assert "has quantised weights (fp8)" in seen(student)["trainable student"][1]
+
+
 def test_tokenizers_and_prompts(tmp_path: Path) -> None:
     student, teacher = save_model(tmp_path / "s"), save_model(tmp_path / "t", vocabulary=320)
     rows = tmp_path / "p.jsonl"
@@ -328,7 +352,7 @@ def test_what_stops_a_run_is_also_what_the_doctor_says(made: Callable[[], Config
 
 def test_the_first_refusal_is_raised_and_cautions_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = tmp_path / "p.jsonl"
-    rows.write_text('{"question": "1+1", "answer": "2"}\n')
+    rows.write_text('{"question": "1 +1", "answer": "2"}\n')
     other = tmp_path / "b.jsonl"
     other.write_text(
         '{"prompt": [{"role": "system", "content": "Add."}, {"role": "user", "content": " 1 + 1"}], "answer": 2}'
