@@ -159,9 +159,7 @@ def check_causal(module: Any) -> None:
     Four tokens alone must have the logits that they have before four others, but for rounding.
     """
     ids_1S = torch.arange(8, device=module.device).remainder(module.config.get_text_config().vocab_size).unsqueeze(0)
-    alone, followed = (
-        module(input_ids=ids, use_cache=False).logits[0, :4].float() for ids in (ids_1S[:, :4], ids_1S)
-    )
+    alone, followed = (module(input_ids=ids, use_cache=False).logits[0, :4].float() for ids in (ids_1S[:, :4], ids_1S))
     if (alone - followed).square().mean().sqrt() > alone.std() / 10:
         raise DataError(
             f"models of type {module.config.model_type!r} read what follows a token, by their config.json (is_causal, "
