@@ -77,7 +77,7 @@ def test_files_of_commands_exist() -> None:
 
 
 MAP = (ROOT / "docs" / "paper-map.md").read_text("utf-8")
-ROWS = re.findall(r"^\| (.*?) \| `(.*?)` \| `(.*?)` \|$", MAP, re.M)
+ROWS = re.findall(r"^- (.*): `(.*?)`, `(.*?)`$", MAP, re.M)
 
 
 @pytest.mark.parametrize(("item", "function", "line"), ROWS, ids=[row[0][:40] for row in ROWS])
