@@ -50,7 +50,8 @@ def measure(root: Path) -> dict[str, str]:
     raises = sum(isinstance(node, ast.Raise) for text in package.values() for node in ast.walk(ast.parse(text)))
     tests = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in (root / "tests").rglob("*.py"))
     pages = [*(root / "docs").rglob("*.md"), *(root / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md"))]
-    words = sum(len(COLUMNS.sub("", page.read_text(encoding="utf-8")).split()) for page in pages if page.name not in GENERATED)
+    texts = [page.read_text(encoding="utf-8") for page in pages if page.name not in GENERATED]
+    words = sum(len(COLUMNS.sub("", text).split()) for text in texts)
     return {
         "package, lines of Python": f"{sum(lengths):,}",
         "package, lines of code": f"{code:,}",
