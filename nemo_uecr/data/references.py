@@ -66,9 +66,10 @@ def check_references(name: str, problems: Sequence[Problem], *, refuse: bool = T
         log.warning("%s", fault)
     for text in _asked_otherwise(problems, template):
         log.warning("%s: %s", name, text)
-    if fault := _choice_fault(problems, template):
-        if refuse:
-            raise DataError(f"{name}: {fault}")
+    fault, most = _choice_fault(problems, template)
+    if fault and most and refuse:
+        raise DataError(f"{name}: {fault}")
+    if fault:
         log.warning("%s: %s", name, fault)
     for text in _not_shown(problems, template):
         log.warning("%s: %s", name, text)
@@ -130,8 +131,8 @@ def _around(asks: re.Pattern[str], turn: str) -> str:
     return turn[turn.rfind("\n", 0, place) + 1 :].partition("\n")[0].strip()[-100:]
 
 
-def _choice_fault(problems: Sequence[Problem], template: str) -> str:
-    """What is wrong with most answers as choices among options; empty where nothing is."""
+def _choice_fault(problems: Sequence[Problem], template: str) -> tuple[str, bool]:
+    """What is wrong with answers as choices among options, empty where nothing is; and whether most are so."""
     strange, hidden = list[tuple[Problem, str, dict[str, str]]](), list[tuple[Problem, str]]()
     for problem in problems:
         part = next((part for part in CHOICES if problem.columns.get(part)), "")
@@ -141,20 +142,23 @@ def _choice_fault(problems: Sequence[Problem], template: str) -> str:
             hidden += [(problem, part)] if f"{{{part}}}" not in template and _hides(problem, part) else []
         elif options and _is_label(answer, options):
             strange.append((problem, part, options))
-    if 2 * len(strange) > len(problems):
+    most = 2 * max(len(strange), len(hidden)) > len(problems)
+    if strange and len(strange) >= len(hidden):
         problem, part, options = strange[0]
-        return (
+        fault = (
             f"{len(strange)} of {len(problems)} answers are none of their options, such as {problem.answer!r} of "
             f"problem {problem.id!r}, whose {part} are {', '.join(options)}; expected {next(iter(options))!r} for the "
             "first"
         )
-    if 2 * len(hidden) > len(problems):
+        return fault, most
+    if hidden:
         problem, part = hidden[0]
-        return (
+        fault = (
             f"{len(hidden)} of {len(problems)} answers, such as {problem.answer!r} of problem {problem.id!r}, name "
             f"options that the questions do not show; have data.prompt_template show them, as '{{question}} {{{part}}}'"
         )
-    return ""
+        return fault, most
+    return "", False
 
 
 def _is_label(answer: str, options: Mapping[str, str]) -> bool:

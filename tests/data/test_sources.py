@@ -497,6 +497,12 @@ def test_worked_solutions_are_no_references(
     assert "4 of 4" in refused(capsys, *check, f"data.train={few}", benchmark)
     sentences = [row | {"answer": f"The final answer is {place}."} for place, row in enumerate(ROWS, start=1)]
     assert "4 of 4" in refused(capsys, *check, f"data.train={write_jsonl(tmp_path / 'sentences.jsonl', sentences)}")
+    options = write_jsonl(tmp_path / "o.jsonl", [row | {"choices": ["a cat", "a dog"], "answer": "B"} for row in ROWS])
+    check = [*map(str, check), f"data.train={options}", "data.prompt_template="]
+    assert "options that the questions do not show" in refused(capsys, *check[:-1], f"{check[-1]}'{{question}}'")
+    assert entry_point([*check[:-1], f"{check[-1]}'{{question}} {{choices}}'"]) == 0
+    evaluate = ["evaluate", assets().student, "--benchmarks", worked, "--max-tokens", 3, "--engine", "transformers"]
+    assert "4 of 4" in refused(capsys, *evaluate, "--out", tmp_path / "e")
     prepared(worked)
     assert "cannot judge 4 of 4" in caplog.text  # another reward than the verifier's may read them
 

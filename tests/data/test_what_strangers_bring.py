@@ -312,16 +312,22 @@ def test_options_and_their_answers(row: Row, template: str, said: str | None, tm
         check_references("set", problems, template=template)
 
 
-def test_a_few_answers_that_are_no_options_and_a_preparation_refuse_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_few_answers_that_are_no_options_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And most of them, where nothing is refused, as by `data prepare`."""
     rows = [{"question": f"Which barks, {n}?", "choices": PETS, "answer": "B"} for n in range(3)]
-    shown = {"template": "{question} {choices}"}
-    check_references("set", load(jsonl(tmp_path / "set.jsonl", [*rows[:2], rows[2] | {"answer": "2"}])), **shown)
-    assert not caplog.text
-    strange = load(jsonl(tmp_path / "set.jsonl", [row | {"answer": "2"} for row in rows]))
-    check_references("set", strange, refuse=False, **shown)
+    few = load(jsonl(tmp_path / "set.jsonl", [*rows[:2], rows[2] | {"answer": "2"}]))
+    check_references("set", few, template="{question} {choices}")
+    assert "1 of 3 answers are none of their options" in caplog.text
+    every = load(jsonl(tmp_path / "set.jsonl", [row | {"answer": "2"} for row in rows]))
+    check_references("set", every, refuse=False, template="{question} {choices}")
     assert "3 of 3 answers are none of their options" in caplog.text
+    caplog.clear()
+    plain = load(jsonl(tmp_path / "set.jsonl", [*rows[:1], *ROWS]))
+    check_references("set", plain)
+    assert "1 of 5 answers, such as 'B' of problem '1', name options that the questions do not show" in caplog.text
+    caplog.clear()
+    check_references("set", plain, template="{question} {choices}")
+    assert not caplog.text
 
 
 def test_options_that_are_one_text_are_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -412,6 +418,7 @@ def test_lists_of_numbers_are_answers(tmp_path: Path, caplog: pytest.LogCaptureF
     [
         ("The last line of your response should be of the form Answer: $Answer (without quotes).", "after Answer:"),
         ("End with **Answer:** [your answer].", "after Answer:"),
+        ("End with **Answer**: and the number.", "after Answer:"),
         ('Remember to put your answer on its own line after "Answer:".', "after Answer:"),
         ("Finish with the line 'Final answer:'.", "after Answer:"),
         ("Put it between <answer> and </answer>.", "in tags or brackets"),
@@ -440,10 +447,11 @@ def test_prompts_that_ask_for_another_form(
     assert (f"4 of 4 prompts ask for the answer {form}" in caplog.text) == (form is not None)
     assert form is None or asks[-40:] in caplog.text
     caplog.clear()
-    check_references("set", [replace(each, context=({"role": "system", "content": asks},)) for each in load(path)])
+    plain = load(jsonl(tmp_path / "plain.jsonl", ROWS))
+    check_references("set", [replace(each, context=({"role": "system", "content": asks},)) for each in plain])
     assert bool(caplog.text) == (form is not None)
     caplog.clear()
-    check_references("set", load(jsonl(tmp_path / "plain.jsonl", ROWS)), template=f"{{question}} {asks}")
+    check_references("set", plain, template=f"{{question}} {asks}")
     assert bool(caplog.text) == (form is not None)
 
 
