@@ -117,8 +117,6 @@ def _check_steps(path: Path) -> int:
     from nemo_uecr.local.provenance import of_other_code, package_source
     from nemo_uecr.responses.replay import TOLERANCE, recompute
 
-    if not path.exists():
-        raise DataError(f"{path} does not exist; expected a run folder, or one of its batches/step-*.parquet")
     run = path if path.is_dir() else path.parent.parent
     old = sorted(path.glob("batches/step-*.safetensors"))[:1]  # which the reader refuses
     steps = (old or sorted(path.glob("batches/step-*.parquet"))) if path.is_dir() else [path]
