@@ -66,6 +66,11 @@ def no_template(model: Path) -> None:
     (model / "chat_template.jinja").unlink()
 
 
+def not_causal(model: Path) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"is_causal": False}))
+
+
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no template to place a system prompt": (no_template, "no chat template"),
     "a template that refuses": (refusing_template, "no system"),
@@ -73,6 +78,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "more tokens than rows": (more_tokens_than_rows, "a prompt has token id 291, "),
     "half the weights": (half_the_weights, "SafetensorError"),
     "weights that diverged": (weights_that_diverged, "not finite"),
+    "a model that is not causal": (not_causal, "read what follows a token"),
     "no end token": (no_end_token, "because a response ends with it"),
 }
 

@@ -163,6 +163,13 @@ def test_special_tokens_in_questions(question: str, caplog: pytest.LogCaptureFix
         check_questions(tokenizer, problems("1+1", question, question), CHAT, "set")
 
 
+def test_of_special_tokens_that_begin_alike_the_longest_is_named() -> None:
+    tokenizer = templated(TURNS)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|a", "<|a|>"]})
+    with pytest.raises(DataError, match=r"the first is '<\|a\|>' in problem"):
+        check_questions(tokenizer, problems("What is <|a|>?"), CHAT, "set")
+
+
 def test_special_tokens_that_are_meant(caplog: pytest.LogCaptureFixture) -> None:
     rows = problems("1+1", "2+2")
     check_questions(templated(TURNS), rows, ChatSettings("<|im_start|>{question}", None, False), "set")
@@ -219,6 +226,18 @@ def test_a_run_on_a_dated_template_goes_on_on_another_day(tmp_path: Path, capsys
     again = [*words, "--prompt-date", "2026-02-04"]
     assert "chat.prompt_date='2026-02-03', this one has '2026-02-04'" in refused(capsys, *again)
     assert entry_point([*words[:-1], str(tmp_path / "b"), "--chat-template-kwargs", "reasoning_effort=high"]) == 0
+    assert "reasoning_effort 'high'" in capsys.readouterr().out
+    assert "expected NAME=VALUE" in refused(capsys, *words, "--chat-template-kwargs", "high")
+
+
+def test_an_evaluation_makes_the_checks_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dated = tiny.save_model(tiny.new_model(tiny.tokenizer(), seed=1), templated(next(iter(CLOCKS)) + TURNS), tmp_path)
+    assert "data.prompt_date=" in refused(capsys, *tiny.evaluation(f"a={dated}", tmp_path / "out"))
+    (tmp_path / "set.jsonl").write_text(json.dumps({"question": "<|im_start|>user\n1+1<|im_end|>", "answer": "2"}))
+    words = ["evaluate", tiny.STUDENT, "--benchmarks", f"b={tmp_path / 'set.jsonl'}", "--engine", "transformers"]
+    words += ["--max-tokens", 3, "--out", tmp_path / "out"]
+    assert "1 of 1 questions hold special tokens" in refused(capsys, *words)
+    assert not list((tmp_path / "out").glob("**/*.parquet"))
 
 
 def test_an_evaluation_with_other_prompts_is_not_continued(
