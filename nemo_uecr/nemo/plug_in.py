@@ -186,7 +186,7 @@ class Run:
 
     def train_asynchronously(self, native: Callable[..., None], args: Sequence[Any], given: Mapping[str, Any]) -> None:
         """Run NeMo-RL's asynchronous loop; an error that it printed and did not raise, as 0.7 does, is raised."""
-        with upstream.collecting(self.context) as ended, upstream.printed_errors(self.context) as printed:
+        with upstream.collecting(native, self.context) as ended, upstream.printed_errors(self.context) as printed:
             try:
                 native(*args, **given)
             except Exception:

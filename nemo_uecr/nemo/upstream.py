@@ -48,8 +48,9 @@ LOADER, LOSS, LOGGER, STATE, CONFIG = 4, 6, 7, 9, 10
 SAVING_S = 300
 
 
-#: Seconds between two looks at the asynchronous loop's collector, and looks after which one that stands still is over.
-WATCH_S, QUIET_LOOKS = 10.0, 3
+#: Seconds between two looks at the asynchronous loop and its collector, and looks after which a loop that waits is
+#: over: for a collector that stands still, and for one that has not begun.
+WATCH_S, QUIET_LOOKS, FIRST_LOOKS = 10.0, 3, 30
 
 log = logging.getLogger(__name__)
 
@@ -345,19 +346,24 @@ class Recorded:
 
 
 @contextlib.contextmanager
-def collecting(context: Any) -> Iterator[list[BaseException]]:
-    """Watch the actor that fills the asynchronous loop's buffer: without it 0.7's loop waits for ever.
+def collecting(loop: Any, context: Any) -> Iterator[list[BaseException]]:
+    """Watch the actor that fills the buffer of the asynchronous ``loop``: without it 0.7's waits for ever.
 
-    Where it is dead, or has stopped with too few responses for a step, the buffer is ended as well, which the loop
-    notices; the list then has the reason.
+    Where it is dead, or stands still with too few responses for the step that the loop waits for, the buffer is ended
+    as well, which the loop notices; the list then has the reason.
     """
     utils = load("nemo_rl.algorithms.async_utils")
     names = {"AsyncTrajectoryCollector": Recorded, "ReplayBuffer": Recorded}
     theirs = {name: getattr(utils, name) for name in names}
     ours = {name: kind(theirs[name]) for name, kind in names.items()}
     ended: list[BaseException] = []
-    over = threading.Event()
-    watch = threading.Thread(target=_watch_collection, args=(ours, context, ended, over), daemon=True)
+    over, own = threading.Event(), threading.get_ident()
+
+    def waits() -> bool:
+        """Between two looks at its buffer the loop sleeps; else a function that it calls is at work, on a step, say."""
+        return sys._current_frames()[own].f_code is loop.__code__
+
+    watch = threading.Thread(target=_watch_collection, args=(ours, context, waits, ended, over), daemon=True)
     vars(utils).update(ours)
     watch.start()
     try:
@@ -369,17 +375,23 @@ def collecting(context: Any) -> Iterator[list[BaseException]]:
 
 
 def _watch_collection(
-    actors: Mapping[str, Recorded], context: Any, ended: list[BaseException], over: threading.Event
-) -> None:
+    actors: Mapping[str, Recorded], context: Any, waits: Callable[[], bool], ended: list[BaseException],
+    over: threading.Event,
+) -> None:  # fmt: skip
     import ray
 
-    quiet, seen = 0, -1
+    def state(collector: Any) -> tuple[bool, bool]:  # goes to the actor by value, which may have nothing of ours
+        """Whether it has begun, and whether it is at work."""
+        begun = getattr(collector, "dataloader", None) is not None
+        return begun, collector.running or bool(collector._inflight_threads)
+
+    quiet = 0
     while not over.wait(WATCH_S):
         collector, buffer = (actors[name].actor for name in ("AsyncTrajectoryCollector", "ReplayBuffer"))
         if collector is None:
             continue
         try:
-            running = ray.get(collector.__ray_call__.remote(lambda self: self.running or bool(self._inflight_threads)))
+            begun, running = ray.get(collector.__ray_call__.remote(state))
             groups = ray.get(buffer.size.remote())
         except ray.exceptions.RayActorError as error:
             if over.is_set() or "ray.kill" in str(error):  # the loop ends them itself, with or without an error
@@ -387,14 +399,12 @@ def _watch_collection(
             ended.append(WorkerError(f"the collector of responses {_death(error)}"))
             ray.kill(buffer)
             return
-        lacks = groups < context.settings.prompts_per_step and context.completed_steps < context.settings.steps
-        idle = not running and lacks and not hasattr(context, "scores")
-        quiet = quiet + 1 if idle and context.completed_steps == seen else 0
-        seen = context.completed_steps
-        if quiet == QUIET_LOOKS:
+        quiet = quiet + 1 if not running and groups < context.settings.prompts_per_step and waits() else 0
+        if quiet >= (QUIET_LOOKS if begun else FIRST_LOOKS):
             of = f"{groups} of the {context.settings.prompts_per_step} groups of step {context.step}"
             why = "the data is exhausted (grpo.max_num_epochs), or its error is in its log"
-            ended.append(WorkerError(f"the collector of responses has stopped with {of}: {why}"))
+            how = f"has stopped with {of}: {why}" if begun else "has not begun: its error is in its log"
+            ended.append(WorkerError(f"the collector of responses {how}"))
             ray.kill(buffer)
             return
 

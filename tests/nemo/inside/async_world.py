@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import io
 import sys
+import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -87,6 +88,7 @@ def train_asynchronously(
     problems: TinyProblems | None = None,
     stop: StopRequest | None = None,
     checkpointer: Any = None,
+    first_refit_s: float = 0.0,
 ) -> Any:
     """Our parts in NeMo-RL's own asynchronous loop, by the way of the plug-in; the policy, with each step's metrics."""
     import ray
@@ -123,7 +125,10 @@ def train_asynchronously(
 
     weights = Weights.remote()
 
+    waits = [first_refit_s]
+
     def refit(policy: Any, *args: Any, **given: Any) -> dict[str, float]:
+        time.sleep(waits.pop() if waits else 0.0)
         ray.get(weights.put.remote({name: value.detach().clone() for name, value in policy.model.state_dict().items()}))
         return {}
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -31,8 +33,10 @@ pytestmark = pytest.mark.usefixtures("ray_cluster")
         pytest.param("uecr_trust", 1, marks=pytest.mark.slow),
     ],
 )
-def test_responses_of_older_policies_train(method: str, age: int) -> None:
-    run = train_asynchronously(async_run_of(method, age), steps=3)
+def test_responses_of_older_policies_train(method: str, age: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the first weights are under way: main's loop begins to collect after it."""
+    monkeypatch.setattr(upstream, "WATCH_S", 0.5)
+    run = train_asynchronously(async_run_of(method, age), steps=3, first_refit_s=3.0)
     assert len(run.metrics) == 3
     for metrics in run.metrics:
         assert math.isfinite(metrics["loss"])
@@ -61,41 +65,64 @@ def test_an_error_that_the_loop_swallows_ends_the_run_with_its_cause(monkeypatch
         train_asynchronously(async_run_of("uecr", 1), steps=2, teacher=Failing)
 
 
-class Few(Numbered):
-    """Enough for two steps."""
-
-    def __len__(self) -> int:
-        return 2 * PROMPTS
-
-
 @pytest.mark.slow
-def test_a_last_checkpoint_may_fail_and_may_take_longer_than_the_watch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The data has ended by then, and the buffer, which a checkpoint keeps, is empty."""
-    failing = False
+def test_an_error_of_the_last_checkpoint_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.7's loop prints it and returns; the step's metrics are logged before."""
 
     def save_checkpoint(self: Any, *args: Any, **given: Any) -> None:
-        time.sleep(1.5)
-        if failing:
-            raise OSError("no space left")
+        raise OSError("no space left")
 
-    monkeypatch.setattr(upstream, "WATCH_S", 0.2)
     monkeypatch.setattr(AsyncTinyPolicy, "save_checkpoint", save_checkpoint, raising=False)
     saving = async_run_of("grpo", 1, "checkpointing.enabled=true", "checkpointing.save_period=2")
     checkpointer = MagicMock(get_latest_checkpoint_path=lambda: None)
     checkpointer.init_tmp_checkpoint.return_value = str(tmp_path)
-    run = train_asynchronously(saving, steps=2, problems=Few(), checkpointer=checkpointer)
-    assert (run.context.completed_steps, len(run.metrics)) == (2, 2)
-    checkpointer.finalize_checkpoint.assert_called_once()
-    failing = True
     with pytest.raises((upstream.WorkerError, OSError), match="no space left"):
-        train_asynchronously(saving, steps=2, problems=Few(), checkpointer=checkpointer)
+        train_asynchronously(saving, steps=2, checkpointer=checkpointer)
+    checkpointer.finalize_checkpoint.assert_not_called()
+
+
+def test_a_collector_at_its_end_is_no_fault_while_the_loop_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last step, and a checkpoint that keeps the buffer, may take minutes."""
+
+    @ray.remote
+    class Collector:
+        running, dataloader, _inflight_threads = False, "data", ()
+
+    @ray.remote
+    class Buffer:
+        def size(self) -> int:
+            return 0
+
+    monkeypatch.setattr(upstream, "WATCH_S", 0.05)
+    buffer, waits = Buffer.remote(), threading.Event()
+    actors = {"AsyncTrajectoryCollector": Collector.remote(), "ReplayBuffer": buffer}
+    recorded: Any = {name: SimpleNamespace(actor=actor) for name, actor in actors.items()}
+    context = SimpleNamespace(settings=SimpleNamespace(prompts_per_step=PROMPTS), step=3)
+    ended, over = list[BaseException](), threading.Event()
+    watch = threading.Thread(
+        target=upstream._watch_collection, args=(recorded, context, waits.is_set, ended, over), daemon=True
+    )
+    watch.start()
+    assert ray.get(buffer.size.remote()) == 0
+    watch.join(3.0)
+    assert (watch.is_alive(), ended) == (True, [])
+    waits.set()
+    watch.join()
+    assert [str(each).partition(":")[0] for each in ended] == [
+        f"the collector of responses has stopped with 0 of the {PROMPTS} groups of step 3"
+    ]
+    time.sleep(1.0)  # an actor ends in its own time
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(buffer.size.remote())
 
 
 def test_data_that_ends_too_early_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Few(Numbered):
+        def __len__(self) -> int:
+            return 2 * PROMPTS
+
     monkeypatch.setattr(upstream, "WATCH_S", 0.5)
-    with pytest.raises((RuntimeError, upstream.WorkerError), match=r"has stopped|exhausted|Trajectory collector"):
+    with pytest.raises((RuntimeError, upstream.WorkerError), match=r"the data is exhausted|dataloader exhausted"):
         train_asynchronously(async_run_of("grpo", 1), steps=6, problems=Few())
 
 
