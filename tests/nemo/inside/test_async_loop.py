@@ -12,7 +12,6 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-import ray.exceptions
 import torch
 
 from nemo_uecr.nemo import upstream
@@ -83,6 +82,7 @@ def test_an_error_of_the_last_checkpoint_ends_the_run(tmp_path: Path, monkeypatc
 
 def test_a_collector_at_its_end_is_no_fault_while_the_loop_is_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A last step, and a checkpoint that keeps the buffer, may take minutes."""
+    import ray
 
     @ray.remote
     class Collector:
@@ -129,6 +129,7 @@ def test_data_that_ends_too_early_ends_the_run(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_a_collector_that_dies_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """NeMo-RL's own loop would wait for its responses for ever."""
+    import ray
 
     class Ending(Numbered):
         def __getitem__(self, index: int) -> dict[str, Any]:
