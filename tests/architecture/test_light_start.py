@@ -12,7 +12,7 @@ import pytest
 from tests.cli.commands import commands
 
 HEAVY = {"torch", "transformers", "pydantic", "omegaconf", "numpy", "math_verify", "tensorboard"}
-SECONDS = 0.5
+SECONDS = 1.0
 
 PROBE = """
 import json, sys
