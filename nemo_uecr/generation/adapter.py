@@ -61,9 +61,8 @@ def add_adapter(
     from peft import LoraConfig
 
     shape: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.0, "target_modules": "all-linear"}
-    if of_routers := router_layers(module):
-        shape |= _mixture_targets(module, of_routers, experts=experts, routers=routers)
-    elif experts:
+    of_routers = router_layers(module)
+    if experts and not of_routers:
         raise DataError(
             f"student.lora_experts: got true, but {type(module).__name__} is no mixture of experts; take false"
         )
@@ -73,6 +72,8 @@ def add_adapter(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
+            if of_routers:
+                shape |= _mixture_targets(module, of_routers, experts=experts, routers=routers)
             module.add_adapter(LoraConfig(**shape, task_type="CAUSAL_LM"))  # peft's own loader asks for the task
         except (ValueError, NotImplementedError) as error:
             raise DataError(

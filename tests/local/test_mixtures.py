@@ -97,6 +97,14 @@ def test_an_adapter_is_on_what_the_keys_name(family: str, experts: bool, routers
         assert found == lora_parameters(shape, 2, experts=experts, routers=routers)
 
 
+def test_a_mixture_that_peft_cannot_tell_from_its_experts_is_refused_in_one_line() -> None:
+    pytest.importorskip("peft")
+    module = made("Qwen3Moe")
+    module.model.layers[0].self_attn.gate_proj = torch.nn.Linear(32, 32)  # without an up_proj
+    with pytest.raises(DataError, match=r"^peft cannot put an adapter on .*gate_proj.*lora_rank=0"):
+        add_adapter(module, rank=2, alpha=4.0, seed=0)
+
+
 SHAPE = {
     "hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "feed_forward": 24, "tied": False,
     "experts": 4, "experts_per_token": 2, "expert_width": 16,
