@@ -276,10 +276,11 @@ def library_warnings(name: str) -> Iterator[None]:
     transformers_logging.set_verbosity_warning()
     theirs, kept = logging.getLogger("transformers"), _Kept(logging.WARNING)
     handlers, theirs.handlers = theirs.handlers, [kept]
+    propagate, theirs.propagate = theirs.propagate, False  # transformers sets it where the environment has CI
     try:
         yield
     finally:
-        theirs.handlers = handlers
+        theirs.handlers, theirs.propagate = handlers, propagate
         transformers_logging.set_verbosity_error()
     for text in dict.fromkeys(kept.texts):
         if not OUR_CALL.search(text):

@@ -358,7 +358,11 @@ def test_what_transformers_warns_of_reaches_the_user_once(
     assert "{'beta'}" in said
 
 
-def test_what_is_refused_anyway_is_not_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("propagate", [False, True])  # transformers' logger propagates where the environment has CI
+def test_what_is_refused_anyway_is_not_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, propagate: bool
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", propagate)
     one_layer_fewer(tmp_path)
     with pytest.raises(DataError, match="has 9 weights"):
         load_module(str(tmp_path), "float32")
