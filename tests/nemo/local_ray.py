@@ -17,7 +17,9 @@ def local_ray(
     import ray
 
     # Ray itself may have come through PYTHONPATH; its workers look for it there, too.
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    root, paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
+    if root not in paths.split(os.pathsep):
+        paths = os.pathsep.join([root, paths])
     _start(
         num_cpus=num_cpus, num_gpus=num_gpus, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
         # It starts its workers with a niceness of 15: on a busy machine one that imports vLLM then takes many minutes.

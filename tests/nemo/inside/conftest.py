@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +17,14 @@ from tests.nemo.local_ray import local_ray
 from tests.nemo.source import MISSING, SOURCE
 
 ON_PYTHON_311 = str(Path(__file__).parent / "on_python_311")
+
+
+@functools.cache
+def forked_workers() -> str:
+    """The value of `FORKED_WORKERS` for Rays of this process's tests."""
+    folder = tempfile.mkdtemp(prefix="forks-")
+    atexit.register(shutil.rmtree, folder)
+    return f"{os.getpid()}:{folder}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,6 +59,7 @@ def ray_cluster(nemo_rl: str) -> Iterator[None]:
         # NeMo-RL hands this process's variables to its environments, over those of the runtime environment.
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3]), paths]))
         patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("FORKED_WORKERS", forked_workers())
         with local_ray({}, num_cpus=6, num_gpus=3):
             # Another Ray may run on this machine; parts of NeMo-RL look for "the" cluster.
             patch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)

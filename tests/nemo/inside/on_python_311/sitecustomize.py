@@ -51,3 +51,7 @@ if "WORKERS_ON_CPU" in os.environ:
     ours.__path__ = [str(Path(__file__).parents[3])]
     sys.modules["tests"] = ours
     sys.meta_path.insert(0, Hook())
+if "FORKED_WORKERS" in os.environ and any(word.endswith("/setup_worker.py") for word in sys.orig_argv):
+    import forked_workers
+
+    forked_workers.hand_over()

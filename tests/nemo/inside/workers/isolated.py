@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.nemo.inside.conftest import ON_PYTHON_311
+from tests.nemo.inside.conftest import ON_PYTHON_311, forked_workers
 from tests.nemo.source import SOURCE
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -51,7 +51,7 @@ def _isolated(
         "PYTHONPATH": os.pathsep.join(light) if driver else heavy, "WORKERS_PATH": heavy,
         "WORKERS_ON_CPU": str(os.getpid()), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
         "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
-        "TORCHDYNAMO_DISABLE": "1", "TORCH_CUDA_ARCH_LIST": "9.0",
+        "FORKED_WORKERS": forked_workers(), "TORCHDYNAMO_DISABLE": "1", "TORCH_CUDA_ARCH_LIST": "9.0",
         # NeMo-RL keeps its conversions by the model's path alone.
         "NRL_MEGATRON_CHECKPOINT_DIR": str(folder / "megatron"),
     }  # fmt: skip
