@@ -251,5 +251,7 @@ def dated(template: str, date: str) -> str:
     """
     moment = datetime.datetime.fromisoformat(date)
     codes = [f"%{flag}{letter}" for flag in ("-", "") for letter in string.ascii_letters]
-    written = "".join(f"|replace({code!r}, {json.dumps(moment.strftime(code))})" for code in codes)
-    return f"{{% macro strftime_now(format) %}}{{{{ format{written} }}}}{{% endmacro %}}{template}"
+    written = json.dumps([[code, moment.strftime(code)] for code in codes])
+    loop = f"{{% for code, value in {written} %}}{{% set now.text = now.text|replace(code, value) %}}{{% endfor %}}"
+    inside = f"{{% set now = namespace(text=format) %}}{loop}{{{{ now.text }}}}"
+    return f"{{% macro strftime_now(format) %}}{inside}{{% endmacro %}}{template}"
