@@ -31,6 +31,7 @@ PROCESS_BYTES = 3 * GIB // 2  # per GPU process besides its tensors: CUDA contex
 VLLM_BYTES = 3 * GIB  # of vLLM besides weights and KV cache: 3.05 GiB measured for 8B on an H100 (vLLM issue 10511)
 VLLM_SHARED = 11 * GIB // 2  # of a sleeping engine of several ranks: 2.4 to 7.2 GiB with its process (issue 223)
 DEALS = 16  # random deals of a batch's responses to the engines, averaged for the slowest engine
+WRAPPER = "policy.megatron_cfg.distributed_data_parallel_config"  # of Megatron's, whose keys a recipe sets
 ABSENT = "-"  # in the layout, for a GPU without a model
 
 
@@ -52,7 +53,10 @@ class Setting:
         scorer = None if largest is None else job.teachers[largest]
         self.scorer = scorer
         self.turns = len({model.name for model in job.teachers.values()})  # two names of one model share it
-        self.student = student = Sharded(shape, job.student.parallel, job.student.gpus)
+        adapter = shapes.adapter_of(shape, value_at(job.student.policy, "megatron_cfg.peft") or {})
+        self.student = student = Sharded(shape, job.student.parallel, job.student.gpus, adapter)
+        #: Bytes of a gradient in Megatron's buffer.
+        self.gradient = FP32 if job.at(f"{WRAPPER}.grad_reduce_in_fp32") else BF16
         # None if the method reads no teacher; `beside` is the teacher if it shares the student's GPUs.
         self.teacher = None if scorer is None else Sharded(found[str(largest)], scorer.parallel, scorer.gpus)
         self.beside = None if job.section.dedicated_gpus else self.teacher
@@ -113,6 +117,8 @@ def nemo_plan(job: Job, device: Device, lengths: Lengths) -> Plan:
     student, teacher = setting.student, setting.teacher
     phases = step_phases(setting)
     count = shapes.parameters(student.shape)
+    if student.adapter is not None:
+        count = student.adapter.parameters(student.shape, student.shape.layers, last=True)
     title = f"{job.section.method.name}: student {job.student.name}"
     if teacher is not None:
         own = job.section.dedicated_gpus
@@ -128,7 +134,9 @@ def nemo_plan(job: Job, device: Device, lengths: Lengths) -> Plan:
         layout=tuple(_layout(setting)),
         phases=tuple(phases),
         host=tuple(_host(setting)),
-        checkpoint=Item("checkpoint", 14 * count, f"{count:,} parameters, weights and optimizer, 14 bytes"),
+        checkpoint=Item(
+            "checkpoint", 14 * count, f"{count:,} {_trained(student)}parameters, weights and optimizer, 14 bytes"
+        ),
         facts=tuple(_facts(setting)),
         assumptions=_assumptions(setting),
         faults=tuple(_memory_faults(setting, phases)),
@@ -320,7 +328,7 @@ def scoring(setting: Setting) -> list[Phase]:
             workers += [
                 *setting.kept,
                 _weights("student", student),
-                _gradients(student, max(map(student.parameters, stages))),
+                max((_gradients(setting, stage) for stage in stages), key=lambda item: item.size),
             ]
         elif setting.beside is not None:
             # A frozen model is not copied back; where vLLM is apart, the student leaves now.
@@ -354,12 +362,16 @@ def scoring(setting: Setting) -> list[Phase]:
 
 
 def train(setting: Setting) -> Phase:
-    """Forward, backward at twice its cost, the layers again with checkpointing; then gradients and weights are sent."""
+    """Forward, backward at twice its cost, the layers again with checkpointing; then gradients and weights are sent.
+
+    LoRA has no gradients of the weights themselves, and so a backward at once the forward's cost.
+    """
     device, student, job = setting.device, setting.student, setting.job
     stages = [_train_items(setting, stage) for stage in range(student.parallel.pipeline)]
     items = max(stages, key=lambda items: sum(item.size for item in items))
     forward = _flops(setting, student)
-    flops, again = 3 * forward, bool(job.at("policy.megatron_cfg.activation_checkpointing"))
+    backward = 2 if student.adapter is None else 1
+    flops, again = (1 + backward) * forward, bool(job.at("policy.megatron_cfg.activation_checkpointing"))
     if again:
         head = 2.0 * student.shape.vocabulary * student.shape.hidden
         flops += forward - head * setting.responses * setting.lengths.whole
@@ -367,7 +379,9 @@ def train(setting: Setting) -> Phase:
     share = contents.train_share(mixture=bool(student.shape.experts))
     compute, more = _in_parallel(setting, student, device.train_s(flops, student.gpus, share), 3 + again, *sizes)
     steps = setting.responses // job.minibatch
-    travelling = steps * max(map(student.reduced_bytes, range(student.parallel.pipeline)))
+    travelling = steps * max(
+        student.reduced_bytes(stage, setting.gradient) for stage in range(student.parallel.pipeline)
+    )
     link = device.peer_link if job.nodes == 1 else device.network
     seconds = compute + travelling / link
     if setting.student_leaves:
@@ -422,7 +436,7 @@ def _train_items(setting: Setting, stage: int) -> list[Item]:
     return [
         *setting.processes,
         Item("student weights", BF16 * held, f"{held:,} parameters of stage {stage}, 2 bytes"),
-        _gradients(student, held),
+        _gradients(setting, stage),
         _optimizer(student, optimizer),
         Item("activations", kept, how),
         *_routes(student, tokens),
@@ -440,12 +454,24 @@ def _weights(role: str, model: Sharded) -> Item:
     return Item(f"{role} weights", model.weight_bytes, f"{model.most_parameters:,} parameters, 2 bytes")
 
 
-def _gradients(model: Sharded, held: int) -> Item:
-    return Item("gradients", FP32 * held, "float32 buffer, 4 bytes per parameter, on every data-parallel rank")
+def _gradients(setting: Setting, stage: int) -> Item:
+    """Megatron's buffer: float32, or the weights' bfloat16 with `grad_reduce_in_fp32: false`."""
+    trained, kind = (
+        sum(setting.student.trained_parameters(stage)),
+        "float32" if setting.gradient == FP32 else "bfloat16",
+    )
+    how = (
+        f"{kind} buffer, {setting.gradient} bytes per {_trained(setting.student)}parameter, on every data-parallel rank"
+    )
+    return Item("gradients", setting.gradient * trained, how)
 
 
 def _optimizer(model: Sharded, size: int) -> Item:
-    return Item("optimizer", size, f"10 bytes per parameter over {_over(model)} ranks")
+    return Item("optimizer", size, f"10 bytes per {_trained(model)}parameter over {_over(model)} ranks")
+
+
+def _trained(model: Sharded) -> str:
+    return "" if model.adapter is None else "adapter "
 
 
 def _over(model: Sharded) -> str:
@@ -564,7 +590,7 @@ def _facts(setting: Setting) -> Iterator[str]:
                 f"{shapes.parameters(model.shape) / 1e9:.2f} billion parameters work on each token"
             )
     for key in ("megatron_cfg.peft.enabled", "megatron_cfg.fp8_cfg.enabled", "megatron_cfg.mtp_num_layers"):
-        if given := value_at(policy, key):
+        if (given := value_at(policy, key)) and not ("peft" in key and student.adapter):
             yield f"warning: policy.{key}={given} is not counted; the plan is of training all weights in bfloat16"
     ranks = {f"policy.{split}": student.parallel.tensor, "vLLM's ranks": setting.engine_ranks}
     if teacher is not None:

@@ -178,12 +178,52 @@ def forward_flops(shape: ModelShape, length: int) -> float:
 
 
 @dataclass(frozen=True)
+class Adapter:
+    """LoRA on the linear layers of these of Megatron's names, with this rank: r (in + out) parameters for each."""
+
+    rank: int
+    layers: frozenset[str]
+
+    def parameters(self, shape: ModelShape, layers: int, *, last: bool) -> int:
+        """Those of so many layers, and of the output layer where the ``last`` stage has it."""
+        found = _linear_layers(shape)
+        output = found.pop("output_layer") if last and "output_layer" in self.layers else 0
+        return self.rank * (layers * sum(found.get(name, 0) for name in self.layers) + output)
+
+
+def _linear_layers(shape: ModelShape) -> dict[str, int]:
+    """Inputs plus outputs of the linear layers of a dense model, by Megatron's names."""
+    return {
+        "linear_qkv": shape.hidden + shape.query + 2 * shape.key_value,
+        "linear_proj": shape.query + shape.hidden,
+        "linear_fc1": shape.hidden + 2 * shape.feed_forward,
+        "linear_fc2": shape.feed_forward + shape.hidden,
+        "output_layer": shape.hidden + shape.vocabulary,
+    }
+
+
+def adapter_of(shape: ModelShape, peft: Mapping[str, Any]) -> Adapter | None:
+    """What NeMo-RL's section ``peft`` adapts; None where all weights are trained, or in a mixture, whose are not known.
+
+    Without ``target_modules`` Megatron-Bridge adapts every linear layer. A pattern such as ``*.layers.0.*`` counts as
+    every layer, an upper bound.
+    """
+    if not peft.get("enabled") or shape.experts:
+        return None
+    every = _linear_layers(shape).keys()
+    named = set(peft.get("target_modules") or every)
+    plain = named if named <= every else every
+    return Adapter(int(peft["dim"]), frozenset(plain) - set(peft.get("exclude_modules") or ()))
+
+
+@dataclass(frozen=True)
 class Sharded:
     """A model split over its GPUs by a layout: what one rank holds."""
 
     shape: ModelShape
     parallel: Parallel
     gpus: int
+    adapter: Adapter | None = None  # what is trained; None: all weights
 
     @property
     def data(self) -> int:
@@ -253,15 +293,22 @@ class Sharded:
         """bfloat16 weights of a rank of the fullest pipeline stage."""
         return BF16 * self.most_parameters
 
+    def trained_parameters(self, stage: int) -> tuple[int, int]:
+        """Trained parameters of a rank of a stage: all but experts, and experts. Tensor ranks share an adapter's."""
+        if self.adapter is None:
+            return self.shared_parameters(stage), self.expert_parameters(stage)
+        last = stage == self.parallel.pipeline - 1
+        return self.adapter.parameters(self.shape, len(self.layers(stage)), last=last) // self.parallel.tensor, 0
+
     def optimizer_bytes(self, stage: int) -> int:
-        """The precision-aware optimizer: 10 bytes per parameter, sharded over the ranks that hold the same ones."""
-        shared, experts = self.shared_parameters(stage), self.expert_parameters(stage)
+        """The precision-aware optimizer: 10 bytes per trained parameter, over the ranks that hold the same ones."""
+        shared, experts = self.trained_parameters(stage)
         return ADAM * shared // self.sharing + ADAM * experts // self.expert_sharing
 
-    def reduced_bytes(self, stage: int) -> float:
-        """Bytes a rank sends for an optimizer step: float32 gradients are reduced, bfloat16 weights gathered."""
-        both = (self.shared_parameters(stage), self.sharing), (self.expert_parameters(stage), self.expert_sharing)
-        return sum((FP32 + BF16) * held * (ranks - 1) / ranks for held, ranks in both)
+    def reduced_bytes(self, stage: int, gradient: int) -> float:
+        """Bytes a rank sends for an optimizer step: gradients of so many bytes each, and bfloat16 weights back."""
+        both = zip(self.trained_parameters(stage), (self.sharing, self.expert_sharing), strict=True)
+        return sum((gradient + BF16) * held * (ranks - 1) / ranks for held, ranks in both)
 
     @property
     def most_layers(self) -> int:

@@ -165,8 +165,38 @@ def test_padded_rows_take_the_longest_sequence_each() -> None:
     assert item(plan_of(*keys), "train", "activations") == 2 * item(plan_of(), "train", "activations")
 
 
+def test_gradients_have_the_width_that_the_recipe_gives_them() -> None:
+    """As NeMo-RL's own recipes: 4,022,468,096 parameters x 2; the weights and gradients that travel, 2 + 2 bytes."""
+    plan = plan_of("policy.megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32=false")
+    assert item(plan, "train", "gradients") == 8_044_936_192
+    assert seconds(plan, "train") < seconds(plan_of(), "train")
+
+
+LORA = [f"++policy.megatron_cfg.peft.{change}" for change in ("enabled=true", "dim=8", "target_modules=[]")]
+
+
+def test_lora_trains_its_adapters_alone() -> None:
+    """By hand, 8 x (in + out): 2560 + 6144, 4096 + 2560, 2560 + 19,456, 9728 + 2560, 36 times; 2560 + 151,936 once."""
+    trained = 8 * (36 * (8_704 + 6_656 + 22_016 + 12_288) + 154_496)
+    plan = plan_of(*LORA)
+    assert item(plan, "train", "gradients") == 4 * trained
+    assert item(plan, "train", "optimizer") == 10 * trained // 8
+    assert item(plan, "train", "student weights") == 8_044_936_192
+    assert plan.checkpoint.size == 14 * trained
+    assert 0.6 < seconds(plan, "train") / seconds(plan_of(), "train") < 0.8  # with checkpointing 3 passes of 4
+    assert not any("peft" in line for line in plan.facts)
+    some = plan_of(*LORA[:2], "++policy.megatron_cfg.peft.target_modules=[linear_qkv]")
+    assert item(some, "train", "gradients") == 4 * 8 * 36 * 8_704
+    but = plan_of(*LORA, "++policy.megatron_cfg.peft.exclude_modules=[output_layer]")
+    assert item(but, "train", "gradients") == 4 * (trained - 8 * 154_496)
+    patterns = plan_of(*LORA[:2], "++policy.megatron_cfg.peft.target_modules=['*.layers.0.*.linear_qkv']")
+    assert item(patterns, "train", "gradients") == 4 * trained
+
+
 def test_what_is_not_counted_is_said() -> None:
-    facts = plan_of("++policy.megatron_cfg.peft.enabled=true").facts
+    """The adapters of experts."""
+    mixture = ["policy.model_name=Qwen/Qwen3-30B-A3B", "policy.megatron_cfg.expert_model_parallel_size=8"]
+    facts = plan_of(*mixture, *LORA).facts
     assert any(line.startswith("warning: policy.megatron_cfg.peft.enabled=True is not counted") for line in facts)
 
 

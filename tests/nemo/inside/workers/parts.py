@@ -115,6 +115,19 @@ def student(folder: Path, *, mixture: bool) -> dict[str, Any]:
     return found | {"data": dict(data)}
 
 
+def adapted(folder: Path) -> dict[str, int]:
+    """Of a student with NeMo-RL's LoRA: trained parameters, and bytes of the buffers of their gradients."""
+    layers = "policy.megatron_cfg"
+    changes = [
+        f"{layers}.peft.enabled=true", f"{layers}.peft.dim=4", f"{layers}.peft.alpha=8",
+        f"{layers}.distributed_data_parallel_config.grad_reduce_in_fp32=false",
+    ]  # fmt: skip
+    config = world.run_config(folder, world.make_models(folder), *changes)
+    worker = make_worker(world.policy_section(config, teacher=False), teacher=False, reference=False)
+    trained = [parameter.numel() for parameter in worker.model.parameters() if parameter.requires_grad]
+    return {"trained": sum(trained), "gradients": sum(buffer.grad_data.nbytes for buffer in worker.model.buffers)}
+
+
 def replayed(folder: Path) -> dict[str, Any]:
     """A student that takes other experts than its router would: scored, trained from a ratio of 1, and without them."""
     vocabulary = world.make_models(folder, mixture=True)

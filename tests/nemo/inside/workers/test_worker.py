@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from nemo_uecr.nemo.loss import PREFIX, first_ratio_error
+from nemo_uecr.plan.shapes import adapter_of, shape_of
 from tests.nemo.inside.workers import parts, world
 from tests.nemo.inside.workers.isolated import each_isolated, needs_megatron
 
@@ -21,7 +22,12 @@ SECONDS = 900
 CALLS: dict[str, Callable[[Path], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
     "dense": lambda folder: (parts.both, (folder, False)), "mixture": lambda folder: (parts.both, (folder, True)),
     "replayed": lambda folder: (parts.replayed, (folder,)), "restarted": lambda folder: (parts.restarted, (folder,)),
+    "adapted": lambda folder: (parts.adapted, (folder,)),
 }  # fmt: skip
+
+
+#: Bytes by which Megatron rounds a buffer of gradients up, at most.
+ROUNDING = 4096
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +133,12 @@ def test_a_student_begins_with_the_checkpoint_of_a_training(found: dict[str, Any
     assert all(torch.equal(restarted["saved"][name], restarted["begun"][name]) for name in restarted["saved"])
     for update in restarted["updates"]:
         assert first_ratio_error(update) < 0.02
+
+
+def test_a_plan_counts_the_adapters_and_gradients_of_nemo_rls_lora(found: dict[str, Any], folders: Any) -> None:
+    """Every linear layer, the output layer too; gradients in the weights' two bytes where the recipe says so."""
+    shape = shape_of(str(folders["adapted"] / "student"), role="student")
+    adapter = adapter_of(shape, {"enabled": True, "dim": 4, "target_modules": [], "exclude_modules": []})
+    assert adapter is not None
+    assert found["adapted"]["trained"] == adapter.parameters(shape, shape.layers, last=True)
+    assert 0 <= found["adapted"]["gradients"] - 2 * found["adapted"]["trained"] < ROUNDING
