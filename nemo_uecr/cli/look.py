@@ -261,7 +261,8 @@ def _recipe(action: Literal["show", "check"], config: str, overrides: Sequence[s
         raise ConfigError(f"{config} cannot be trained as it is: {', '.join(keys)}")
     job = accepted(recipe)
     seen = require(of_recipe(job, ray_port=0, resources=None), CONFIG)
-    say(*described(job), *(f"{check}: {line}" for check, line in seen.items() if isinstance(line, str)))
+    say(*described(job), *(f"doubtful: {doubt}" for doubt in recipe.doubts))
+    say(*(f"{check}: {line}" for check, line in seen.items() if isinstance(line, str)))
     say("not checked here: that the models share a tokenizer (nemo-uecr doctor does), and the recipe's own data")
     if find_spec("nemo_rl") is None or find_spec("ray") is None:
         say("NeMo-RL and Ray cannot be imported here: its own schema was not checked")

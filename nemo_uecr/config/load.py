@@ -34,6 +34,8 @@ from nemo_uecr.files import read_object
 #: Origin of a value from the command line, and of one that was given nowhere.
 OVERRIDE, DEFAULT = "override", "default"
 REPLACE_MARKER = "_override_"
+#: Keys that a message about several names beside the first.
+MOST_NAMED = 9
 #: OmegaConf's mark for a value that another file must give.
 MISSING = "???"
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -391,7 +393,8 @@ def validated(
             key=lambda detail: (detail["loc"] != ("backend",), detail["type"] != "extra_forbidden"),
         )
         others = list(dict.fromkeys(_name(detail["loc"]) for detail in details[1:] if detail["loc"]))
-        more = f" (and {len(others)} more: {', '.join(others[:3])}{', ...' * (len(others) > 3)})" if others else ""
+        shown = ", ".join(others[:MOST_NAMED]) + ", ..." * (len(others) > MOST_NAMED)
+        more = f" (and {len(others)} more: {shown})" if others else ""
         first = details[0]
         name, got = _name(first["loc"]), json.dumps(first["input"], default=str, ensure_ascii=False)
         if first["type"] == "value_error":

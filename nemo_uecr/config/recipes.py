@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -19,14 +20,18 @@ from nemo_uecr.config.overrides import Override, parsed
 from nemo_uecr.config.schema import nearest_name
 from nemo_uecr.errors import ConfigError
 
+#: How like an inherited key a new one is that probably meant it, and by how many letters they differ in length.
+ALIKE, LETTERS = 0.9, 2
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe with every value, and the file, or `override`, that set each dotted key."""
+    """A recipe with every value, the file, or `override`, that set each dotted key, and what looks misspelt of them."""
 
     path: str
     values: dict[str, Any]
     origins: dict[str, str]
+    doubts: tuple[str, ...]
 
 
 def is_recipe(path: str | os.PathLike[str]) -> bool:
@@ -49,15 +54,19 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str]) -> Recip
     """The resolved recipe; ConfigError in one line for a file or an override that cannot be read."""
     shown = os.fspath(path)
     config, origins = _composed(shown, ())
+    tree, names = read_file(shown, ())
+    doubts = _doubts(_parents(names, shown, ())[0], tree, shown) if names else []
     OmegaConf.set_struct(config, True)
     for text in overrides:
         override = parsed(text)
+        if override.kind in ("add", "set"):
+            doubts += _doubts(config, {override.key: override.value}, f"override {text}")
         try:
             _apply(config, override)
         except OmegaConfBaseException as error:
             raise ConfigError(f"override {text!r}: {' '.join(str(error).split())}") from error
         origins |= dict.fromkeys(flattened({override.key: override.value}), OVERRIDE)
-    return Recipe(shown, resolved(config, origins, shown), origins)
+    return Recipe(shown, resolved(config, origins, shown), origins, tuple(doubts))
 
 
 def _composed(path: str, above: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
@@ -66,10 +75,7 @@ def _composed(path: str, above: tuple[str, ...]) -> tuple[DictConfig, dict[str, 
     origins = dict.fromkeys(flattened(tree), path)
     if not names:
         return OmegaConf.create(tree), origins
-    base, below = OmegaConf.create({}), dict[str, str]()
-    for name in names:
-        parent, of_parent = _composed(os.path.normpath(os.path.join(os.path.dirname(path), name)), (*above, path))
-        base, below = _merged(base, parent), below | of_parent
+    base, below = _parents(names, path, above)
     for key, value in flattened(tree).items():
         if value == {} and key.startswith("uecr.") and OmegaConf.select(base, key):
             raise ConfigError(
@@ -77,6 +83,45 @@ def _composed(path: str, above: tuple[str, ...]) -> tuple[DictConfig, dict[str, 
                 f"merges files; leave it out, and take each away on the command line: ~{key}.NAME"
             )
     return _merged(base, OmegaConf.create(tree)), below | origins
+
+
+def _parents(names: Sequence[str], path: str, above: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
+    """What a file inherits, and the file that set each key."""
+    base, below = OmegaConf.create({}), dict[str, str]()
+    for name in names:
+        parent, of_parent = _composed(os.path.normpath(os.path.join(os.path.dirname(path), name)), (*above, path))
+        base, below = _merged(base, parent), below | of_parent
+    return base, below
+
+
+def _doubts(inherited: DictConfig, given: Mapping[str, Any], where: str) -> list[str]:
+    """Keys that nothing inherited has, but almost: NeMo-RL takes any key that is added, and never reads a misspelt one.
+
+    The section `uecr` has a schema of its own.
+    """
+    there = cast(dict[str, Any], OmegaConf.to_container(inherited))
+    found = {_almost(key.split("."), there) for key in flattened(dict(given)) if not key.startswith("uecr.")}
+    return [
+        f"{key} ({where}) is new beside the inherited {other}, which keeps its value; NeMo-RL reads no misspelt key"
+        for key, other in sorted(found - {("", "")})
+    ]
+
+
+def _almost(parts: Sequence[str], there: Any) -> tuple[str, str]:
+    """The first part of a key that is not there, as a dotted key, and its neighbour of almost that name; else ""."""
+    for place, part in enumerate(parts):
+        if not isinstance(there, dict):
+            break
+        if part not in there:
+            names = [str(name) for name in there]
+            swapped = [name for name in names if sorted(name) == sorted(part)]
+            near = swapped or get_close_matches(part, names, n=1, cutoff=ALIKE)
+            # `num_val_generations_per_prompt` is no `num_generations_per_prompt`.
+            if near and abs(len(near[0]) - len(part)) <= LETTERS:
+                return ".".join(parts[: place + 1]), near[0]
+            break
+        there = there[part]
+    return "", ""
 
 
 def _merged(base: DictConfig, layer: DictConfig) -> DictConfig:

@@ -90,17 +90,21 @@ def _method(values: object) -> Method:
     name, settings = values["name"], {key: value for key, value in values.items() if key != "name"}
     method = named_method(name)
     kinds = get_type_hints(method)
+    faults = []
     if missing := [f"method.{key}" for key in method.required() if settings.get(key) is None]:
-        raise ValueError(f"{', '.join(missing)}: missing, but method {name} needs it; write {missing[0]}=VALUE")
+        faults.append(f"{', '.join(missing)}: missing, but method {name} needs it; write {missing[0]}=VALUE")
     for key, allowed in method.ranges().items():
         try:
             if key in settings:
                 settings[key] = TypeAdapter(kinds[key]).validate_python(settings[key], strict=True)
         except ValidationError as error:
             expected = error.errors()[0]["msg"].replace("Input should be", "expected")
-            raise ValueError(f"method.{key}: got {settings[key]!r:.60}, {expected}") from error
+            faults.append(f"method.{key}: got {settings[key]!r:.60}, {expected}")
+            continue
         if allowed is not None and settings.get(key) is not None and settings[key] not in allowed:
-            raise ValueError(f"method.{key}: got {settings[key]!r}, expected {allowed}")
+            faults.append(f"method.{key}: got {settings[key]!r}, expected {allowed}")
+    if faults:
+        raise ValueError("; ".join(faults))
     return method(**{key: value for key, value in settings.items() if key in method.ranges()})
 
 

@@ -259,9 +259,10 @@ def check_model(model: str) -> None:
     models.check_config(folder)
     shards = models.weight_names(folder)
     if not any((folder / shard).is_file() for shard in shards):
+        pickled = ", because reading pickled weights (*.bin) can run code" if any(folder.glob("*.bin")) else ""
         raise DataError(
-            f"{model} has no {shards[0]}; expected safetensors, because reading pickled weights (*.bin) can run code: "
-            "take a release of the model that has them"
+            f"{model} has no {shards[0]}; expected weights in safetensors{pickled}: take a release of the model that "
+            "has them"
         )
     few = sorted(filter(models.FEW_BITS.match, {dtype for _, dtype in models.stored_weights(folder).values()}))
     if few and not quantized(folder):

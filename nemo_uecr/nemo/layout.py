@@ -76,6 +76,7 @@ class Model:
     key: str  # what precedes its keys in the recipe: `policy`, `uecr.teacher`, `uecr.teachers.NAME`
     policy: Mapping[str, Any]
     gpus: int
+    left: str = ""  # of the node's GPUs, what others have; for messages
 
     @property
     def name(self) -> str:
@@ -188,7 +189,8 @@ def job_of(values: Mapping[str, Any], section: UecrSection) -> Job:
         for name, teacher in section.active_teachers.items()
     }
     shared = value_at(made, "policy.generation.colocated.enabled")
-    student = Model("policy", policy, gpus)
+    own = section.dedicated_gpus
+    student = Model("policy", policy, gpus, f", all but the teacher's dedicated_gpus={own}" if own else "")
     return Job(
         made, section, changes, student, teachers, gpus if shared else generation_gpus(made),
         values["cluster"]["num_nodes"], values["cluster"]["gpus_per_node"],
@@ -280,9 +282,9 @@ def _rank_faults(model: Model) -> Iterator[str]:
     if model.gpus % parallel.ranks:
         yield (
             f"{key}.megatron_cfg: tensor * pipeline * context = {parallel.ranks} does not divide its {model.gpus} GPUs"
-            "; change the layout or the GPUs"
+            f"{model.left}; change the layout or the GPUs"
         )
-    if model.gpus % parallel.expert_ranks:
+    if model.gpus % parallel.expert_ranks and (parallel.expert > 1 or parallel.expert_tensor > 1):
         yield (
             f"{key}.megatron_cfg.expert_model_parallel_size: got {parallel.expert}; pipeline * expert * expert tensor "
             f"= {parallel.expert_ranks} does not divide its {model.gpus} GPUs"

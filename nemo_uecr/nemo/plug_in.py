@@ -348,6 +348,8 @@ def check_before(arguments: Sequence[str]) -> dict[str, str]:
         return {}
     place = words.index("--config")
     loaded = load_recipe(words[place + 1], words[:place] + words[place + 2 :])
+    for doubt in loaded.doubts:
+        log.warning("doubtful: %s", doubt)
     section, changes = checked(loaded.values)
     upstream.check()
     rules.apply(loaded.values, changes)

@@ -55,6 +55,35 @@ def test_a_file_inherits_relative_to_itself_and_interpolates_at_the_end(child: P
     assert recipe.origins["policy.model_name"] == OVERRIDE
 
 
+@pytest.mark.parametrize(
+    ("written", "overrides", "doubted"),
+    [
+        ("policy: {lenght: 2048}", [], ["policy.lenght", "length"]),
+        ("polcy: {length: 2048}", [], ["polcy", "policy"]),
+        ("grpo: {num_prompt_per_step: 4}", [], ["grpo.num_prompt_per_step", "num_prompts_per_step"]),
+        ("policy: {length: 2048}", ["++policy.optimizer={}", "++policy.optimiser.lr=1.0"], []),
+        ("policy: {length: 2048}", ["+policy.model_nam=m"], ["policy.model_nam", "model_name"]),
+        ("grpo: {num_val_prompts_per_step: 4}", ["++policy.packed_rows=1", "++uecr.folde=x"], []),
+        ("data: {train: {dataset: x}}", [], []),
+    ],
+)
+def test_a_new_key_that_almost_is_an_inherited_one_is_doubted(
+    child: Path, written: str, overrides: list[str], doubted: list[str]
+) -> None:
+    """NeMo-RL takes it, and reads the other; with `key=` it would refuse it."""
+    path = child.with_name("mine.yaml")
+    path.write_text(f"defaults: ../base.yaml\n{written}\n")
+    doubts = load_recipe(path, ["policy.model_name=m", *overrides]).doubts
+    if not doubted:
+        assert doubts == ()
+        return
+    key, other = doubted
+    where = f"override {overrides[0]}" if overrides else str(path)
+    assert doubts == (
+        f"{key} ({where}) is new beside the inherited {other}, which keeps its value; NeMo-RL reads no misspelt key",
+    )
+
+
 def test_of_several_parents_the_last_wins(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("grpo: {x: 1, y: {z: 1}}\n")
     (tmp_path / "b.yaml").write_text("grpo: {x: 2, w: [1]}\n")

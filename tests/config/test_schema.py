@@ -17,6 +17,8 @@ from tests.config.shipped import DEMO, refusal
 BATCH = ("rollout.prompts_per_step=6", "rollout.responses_per_prompt=4", "train.microbatch_responses=1")
 WRONG = {
     "method.rho=1.0": "method.rho: got 1.0, expected a number >= 0 and < 1",
+    "method={alpha: a, rho: 1.0}": "method.alpha: got 'a', expected a valid number; method.rho: got 1.0, expected a "
+    "number >= 0 and < 1",
     "device=gpu": "device: got \"gpu\", expected 'auto', 'cpu' or 'cuda'",
     "train.steps='3'": 'train.steps: got "3", expected a valid integer',  # nothing is coerced
     "train.learning_rate=.nan": "train.learning_rate: got NaN",

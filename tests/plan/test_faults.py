@@ -62,6 +62,14 @@ def test_a_layout_that_cannot_be(changes: list[str], fault: str) -> None:
     assert fault in "; ".join(job_faults(nemo(*changes), {"student": FOUR, "teacher": EIGHT}))
 
 
+def test_gpus_are_counted_without_the_teachers_own_and_a_dense_model_has_no_expert_ranks() -> None:
+    keys = ["uecr.teacher.dedicated_gpus=3", "policy.megatron_cfg.pipeline_model_parallel_size=2"]
+    assert [fault for fault in job_faults(nemo(*keys), {"student": FOUR, "teacher": EIGHT}) if "5 GPUs" in fault] == [
+        "policy.megatron_cfg: tensor * pipeline * context = 2 does not divide its 5 GPUs, all but the teacher's "
+        "dedicated_gpus=3; change the layout or the GPUs"
+    ]
+
+
 MIXTURE = KNOWN["Qwen/Qwen3-30B-A3B"]
 EXPERT, TENSOR = "policy.megatron_cfg.expert_model_parallel_size", "policy.megatron_cfg.tensor_model_parallel_size"
 

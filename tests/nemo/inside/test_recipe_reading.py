@@ -15,7 +15,7 @@ import pytest
 
 from nemo_uecr.config import recipes
 from nemo_uecr.config.overrides import parsed
-from nemo_uecr.config.recipes import load_recipe
+from nemo_uecr.config.recipes import Recipe, load_recipe
 from nemo_uecr.errors import ConfigError
 from nemo_uecr.nemo.layout import job_of, layout_faults
 from nemo_uecr.nemo.recipe import section_of
@@ -78,8 +78,8 @@ def grpo_recipes() -> dict[Path, Any]:
 
 
 @functools.cache
-def ours(path: Path) -> dict[str, Any]:
-    return load_recipe(path, []).values
+def ours(path: Path) -> Recipe:
+    return load_recipe(path, [])
 
 
 def native_config(path: Path) -> Any:
@@ -103,8 +103,12 @@ def theirs(path: Path, overrides: list[str]) -> Any:
 
 def test_every_recipe_resolves_as_nemo_rl_resolves_it() -> None:
     assert len(grpo_recipes()) > 170
-    wrong = [str(path) for path, native in grpo_recipes().items() if not _same(ours(path), native)]
+    wrong = [str(path) for path, native in grpo_recipes().items() if not _same(ours(path).values, native)]
     assert wrong == []
+
+
+def test_no_key_of_a_shipped_recipe_is_doubted() -> None:
+    assert [doubt for path in grpo_recipes() for doubt in ours(path).doubts] == []
 
 
 def test_overrides_resolve_as_nemo_rl_resolves_them() -> None:
@@ -133,7 +137,7 @@ def test_the_table_of_the_page_is_what_the_check_says(nemo_rl: str) -> None:
     """Every recipe with a method and a teacher is accepted, or refused with a key, its value and a reason."""
     counted, accepted = Counter[str](), 0
     for path in grpo_recipes():
-        found = refusals({**ours(path), "uecr": {"method": METHOD, "teacher": {"model_name": "teacher"}}})
+        found = refusals({**ours(path).values, "uecr": {"method": METHOD, "teacher": {"model_name": "teacher"}}})
         assert all(re.match(r"[\w.]+: (got .*|missing.*); .+", fault) for fault in found), found
         counted.update({fault.partition(":")[0] for fault in found})
         accepted += not found
