@@ -1,8 +1,8 @@
 # NeMo-RL's own image with this project beside it. The image has torch, Ray, vLLM and Megatron, each in the environment
 # of its kind of worker; nothing of that is installed again or changed.
 #
-#   docker build --tag nemo-uecr:0.2.0 .
-#   docker run --rm --gpus all --shm-size 16g nemo-uecr:0.2.0 nemo-uecr doctor
+#   docker build --tag nemo-uecr .
+#   docker run --rm --gpus all --shm-size 16g nemo-uecr nemo-uecr doctor
 FROM nvcr.io/nvidia/nemo-rl:v0.7.0
 
 LABEL org.opencontainers.image.title="nemo-uecr" \

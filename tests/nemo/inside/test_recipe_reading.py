@@ -7,6 +7,7 @@ import copy
 import functools
 import random
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from nemo_uecr.errors import ConfigError
 from nemo_uecr.nemo.layout import job_of, layout_faults
 from nemo_uecr.nemo.recipe import section_of
 from nemo_uecr.nemo.rules import adjusted, faults_of, notes
-from nemo_uecr.start.recipe_form import family_faults, native_schema
+from nemo_uecr.start.checks import CONFIG, require
+from nemo_uecr.start.recipe_form import accepted, family_faults, native_schema, of_recipe
 from tests.config.shipped import CONFIGS, GIVEN
 from tests.conftest import ROOT
 from tests.nemo.inside.conftest import SOURCE
@@ -129,6 +131,23 @@ def test_nemo_rls_schema_accepts_the_shipped_recipes(name: str, nemo_rl: str) ->
         native_schema(wrong, nemo_rl)
 
 
+def test_the_pages_recipe_of_own_problems_is_accepted(nemo_rl: str, tmp_path: Path) -> None:
+    """The block of docs/nemo-rl.md, beside NeMo-RL's file, with the files that it names."""
+    text = re.search(r"```yaml\n(# own_problems\.yaml\n.*?)```", PAGE, re.S)
+    assert text is not None
+    shutil.copytree(EXAMPLES / "configs", tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("recipes"))
+    (tmp_path / "own_problems.yaml").write_text(text[1])
+    (tmp_path / "rewards.py").write_text("def short(solution_str, extra_info): return 1.0\n")
+    (tmp_path / "problems.jsonl").write_text('{"question": "1+2", "answer": "3"}\n' * 64)
+    recipe = load_recipe(
+        tmp_path / "own_problems.yaml", [f"uecr.data.train={tmp_path}/problems.jsonl", SHORT.format(tmp_path)]
+    )
+    require(of_recipe(accepted(recipe), ray_port=0, resources=None), CONFIG)
+    assert native_schema(recipe, nemo_rl) == f"NeMo-RL {nemo_rl}: its schema accepts the recipe"
+
+
+#: The page's rewards, with a file that is there.
+SHORT = "uecr.reward=[math,{{call: '{}/rewards.py:short', weight: 0.2}}]"
 PAGE = (Path(ROOT) / "docs" / "nemo-rl.md").read_text("utf-8")
 TABLE = re.findall(r"^\| .* \| `([\w.]+)` \| (\d+) \| (\d+) \|$", PAGE, re.M)
 
