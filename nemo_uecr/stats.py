@@ -248,11 +248,12 @@ class ClusterBootstrap:
     def replicate_ratios(self, above_K: Array, below_K: Array) -> Array:
         """[S, ...] ``sum_k n_k above_k / sum_k n_k below_k`` of every replicate; NaN where the denominator is 0.
 
-        The shapes [K, ...] of numerators and denominators broadcast.
+        All are NaN of a single cluster: its replicates are equal, and say nothing of another one. The shapes [K, ...]
+        of numerators and denominators broadcast.
         """
         above, below = (np.tensordot(self.count_SK, each.astype(np.float64), axes=1) for each in (above_K, below_K))
         with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(below > 0, above / below, np.nan)
+            return np.where((below > 0) & (self.clusters > 1), above / below, np.nan)
 
     def ratio(self, above_N: Array, below_N: Array, cluster_N: Array) -> Share:
         """``sum(above) / sum(below)`` over the first axis with its interval; NaN where the denominator is 0."""

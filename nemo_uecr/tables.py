@@ -21,8 +21,13 @@ def shown(value: float | None, form: str = ".1f") -> str:
 
 def percent(share: Mapping[str, float]) -> str:
     """``41.3 [38.0, 44.9]``, in percent."""
-    value, low, high = (shown(100 * share[key]) for key in ("value", "low", "high"))
-    return "-" if value == "-" else f"{value} [{low}, {high}]"
+    return with_interval({key: 100 * share[key] for key in ("value", "low", "high")}, ".1f")
+
+
+def with_interval(share: Mapping[str, float], form: str) -> str:
+    """A number with its interval, or with ``[-]`` where there is none; a dash for a missing number."""
+    value, low, high = (shown(share[key], form) for key in ("value", "low", "high"))
+    return "-" if value == "-" else f"{value} [{low}, {high}]" if low != "-" else f"{value} [-]"
 
 
 def rounded(value: float, decimals: int, *, sign: str = "") -> str:

@@ -6,6 +6,7 @@ Shape legend: B = responses, K = problems.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -80,7 +81,7 @@ def facts_of_run(folder: Path) -> Facts:
         *_asked_in(folder / "config.yaml"),
         scored_batch(saved),
         np.asarray(saved.column("correct")),
-        problem_B=asked_alike(saved.column("problem"), saved.column("prompt_ids")),
+        problem_B=asked_alike(*(saved.column(name) for name in ("problem", "prompt_ids", "asked"))),
         teacher=None,
         numbers={name: record.get(name) for name in RECORDED},
         columns={},
@@ -150,8 +151,7 @@ def facts_of_config(config: Config, *, problems: int) -> Facts:
         right_T, cut = _verdicts_of_teachers(rollouts, asked)
     record = batch.record
     drawn = batch.sequences.prompts
-    own = [each.problem.id if environment else "" for each in drawn]  # which makes games of its own of equal questions
-    problem_B = clusters_of([(tuple(each.token_ids), name) for each, name in zip(drawn, own, strict=True)])
+    problem_B = clusters_of([each.problem.observation(played=environment is not None) for each in drawn])
     problem_T = np.repeat(problem_B[::each], size // 2)
     return _facts(
         *_asked(config),
@@ -303,7 +303,8 @@ def _pass_rate(verdicts: Sequence[Array]) -> Share:
     """avg@k over problems for the largest k that all have: a problem may be drawn for several prompts."""
     k = min(map(len, verdicts))
     interval = score_interval({"": [row[:k].tolist() for row in verdicts]})
-    return {"value": interval.avg, "low": interval.low, "high": interval.high}
+    low, high = (interval.low, interval.high) if len(verdicts) > 1 else (math.nan, math.nan)
+    return {"value": interval.avg, "low": low, "high": high}
 
 
 def _metrics(method: Method, batch: ScoredBatch, right_B: Array) -> Mapping[str, float]:

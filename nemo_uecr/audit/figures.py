@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -188,9 +189,10 @@ def _localization(figure: Figure, numbers: Numbers) -> None:
     )
     for place, name in enumerate((*others, full)):
         gap, colour = variants[name]["gap"], "C0" if name == full else "C6"
-        right.plot([place, place], [gap["low"], gap["high"]], color=colour, linewidth=2.0)
+        low, high = (math.nan if gap[end] is None else gap[end] for end in ("low", "high"))
+        right.plot([place, place], [low, high], color=colour, linewidth=2.0)
         right.plot([place], [gap["value"]], marker="o", color=colour)
-        label, top = f"{100 * variants[name]['positive']['value']:.0f}%", max(gap["high"], 0.0)
+        label, top = f"{100 * variants[name]['positive']['value']:.0f}%", np.nanmax([gap["value"], high, 0.0])
         right.annotate(label, (place, top), (0, 5), textcoords="offset points", ha="center", fontsize=8)
     right.axhline(0.0, color="black", linewidth=0.6)
     right.set_xticks(range(4), (*others, full))

@@ -198,6 +198,8 @@ def token_steps(response: str, steps: Sequence[tuple[int, int]], token_ids: Sequ
         piece = "" if token in special else stream.step(tokenizer.backend_tokenizer, token)
         if piece is None:  # the bytes of one character may be several tokens
             continue
+        if not response.startswith(piece, at) and response.startswith(f"\n{piece}", at):  # the next of several turns
+            at += 1
         if not response.startswith(piece, at):
             raise DataError(
                 f"token {place} is {piece!r} where the response has {response[at : at + 20]!r}; expected the tokenizer "

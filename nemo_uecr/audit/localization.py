@@ -24,7 +24,7 @@ from nemo_uecr.core.methods.uecr import Uecr
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.errors import DataError
 from nemo_uecr.stats import Array, ClusterBootstrap, Share
-from nemo_uecr.tables import shown
+from nemo_uecr.tables import shown, with_interval
 
 #: Responses per group of the audit.
 GROUP_SIZE = 8
@@ -245,4 +245,5 @@ def _rows(variants: Mapping[str, Numbers]) -> list[tuple[str, ...]]:
 
 
 def _interval(share: Numbers) -> tuple[str, str]:
-    return f"{share['value']:+.5f}", f"[{share['low']:+.5f}, {share['high']:+.5f}]"
+    value, _, interval = with_interval(share, "+.5f").partition(" ")
+    return value, interval

@@ -17,6 +17,8 @@ from nemo_uecr.files import new_folder
 
 FORMAT = "nemo_uecr.audit/1"
 NUMBERS = "numbers.json"
+#: Why there is no interval.
+LONE = "they are over problems, and all responses answer one"
 
 Numbers = dict[str, Any]
 Item = TypeVar("Item")
@@ -35,6 +37,12 @@ class Audit:
     drawn: bool = True  # whether it has a figure
     title_suffix: str = ""  # in a report, which may have the audit of other steps or scores, too
 
+    @property
+    def remark(self) -> str:
+        """Why no number has an interval, where none can have one."""
+        problems = self.numbers.get("scores", self.numbers).get("problems")
+        return f"No intervals: {LONE}." if problems == 1 else ""
+
 
 def write_audit(out: Path, audit: Audit) -> None:
     """Write an audit's folder, complete or not at all."""
@@ -43,7 +51,7 @@ def write_audit(out: Path, audit: Audit) -> None:
     numbers = plain(audit.numbers)
     section = {
         "title": audit.title + audit.title_suffix,
-        "note": audit.note,
+        "note": f"{audit.note} {audit.remark}".strip(),
         "heads": audit.columns,
         "rows": audit.rows,
     }

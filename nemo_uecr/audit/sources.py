@@ -40,6 +40,7 @@ class Rollout:
     sample: int  # number among the responses to one prompt
     group: str  # one prompt at one checkpoint; responses of a group are compared
     question: str | None
+    asked: str | None  # equal for problems that are one observation; None: by their prompts
     answer: str | None
     response: str  # without special tokens
     correct: bool | None  # None if not verified
@@ -76,7 +77,7 @@ def table_source(path: Path, *, step: int | None) -> RolloutSource:
     """Responses of a table; those of no known checkpoint are of the policy after ``step`` steps."""
     table = read_responses(path)
     names = ("benchmark", "problem", "sample", "question", "answer", "response", "correct", "truncated")
-    columns = {name: table.column(name) for name in (*names, "id", "checkpoint", "group")}
+    columns = {name: table.column(name) for name in (*names, "id", "checkpoint", "group", "asked")}
     lists = [table.column(name) for name in ("prompt_ids", "token_ids", "sampled")]
     rollouts = []
     for row, (prompt, ids, sampled) in enumerate(zip(*lists, strict=True)):
@@ -201,7 +202,7 @@ def jsonl_source(path: Path, *, step: int | None) -> RolloutSource:
             [str(checkpoint), row.benchmark, row.problem, *([] if row.group is None else [row.group])]
         )
         own["id"] = row.id or f"step {own['group']}/{own['sample']}"
-        rollouts.append(Rollout(**own, checkpoint=checkpoint, prompt=row.encode))
+        rollouts.append(Rollout(**own, asked=None, checkpoint=checkpoint, prompt=row.encode))
     return RolloutSource(rollouts, None, None, [path])
 
 

@@ -10,7 +10,7 @@ list.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,7 +222,7 @@ def _scored(folder: Path, plan: dict[str, Any], tables: tuple[Responses, ...]) -
         ids=tuple(column("id")),
         checkpoint_B=np.asarray(checkpoints),
         problems=problems,
-        problem_B=asked_alike(problems, column("prompt_ids")),
+        problem_B=asked_alike(problems, column("prompt_ids"), column("asked")),
         sample_B=np.asarray(column("sample")),
         group_B=group_ids(list(zip(checkpoints, column("group"), strict=True)), cpu).numpy(),
         reward_B=np.asarray(column("correct"), dtype=np.float64),  # None becomes NaN
@@ -233,12 +233,14 @@ def _scored(folder: Path, plan: dict[str, Any], tables: tuple[Responses, ...]) -
     )
 
 
-def asked_alike(problems: Sequence[str], prompts: Sequence[Sequence[int]]) -> Array:
-    """[B] the cluster of each response: a problem is one, and so are problems whose first prompts are equal."""
-    first: dict[str, tuple[int, ...]] = {}
-    return clusters_of(
-        [first.setdefault(problem, tuple(prompt)) for problem, prompt in zip(problems, prompts, strict=True)]
-    )
+def asked_alike(problems: Sequence[str], prompts: Sequence[Sequence[int]], asked: Sequence[str | None]) -> Array:
+    """[B] the cluster of each response: a problem is one, and so are problems that are ``asked`` alike.
+
+    Where that is not known, those whose first prompts are equal.
+    """
+    first: dict[str, Hashable] = {}
+    rows = zip(problems, prompts, asked, strict=True)
+    return clusters_of([first.setdefault(problem, own or tuple(prompt)) for problem, prompt, own in rows])
 
 
 def _read_plan(folder: Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.methods.uecr import Uecr, direction, log_confidence
 from nemo_uecr.errors import ScoreError
 from nemo_uecr.stats import Array, ClusterBootstrap
-from nemo_uecr.tables import percent
+from nemo_uecr.tables import percent, with_interval
 
 STRATA = 10
 #: Shares of the largest absolute gaps.
@@ -241,7 +241,7 @@ def _rows(numbers: Numbers) -> list[tuple[str, ...]]:
         rows.append((f"{name}: reduction of |d| by calibration, %", *lower))
     for name, row in numbers["weights"].items():
         if row["responses"]:
-            means = ("{value:.4f} [{low:.4f}, {high:.4f}]".format(**row[way]) for way in ways)
+            means = (with_interval(row[way], ".4f") for way in ways)
             rows.append((f"mean weight, {name}", *means))
             rows.append((f"largest |B - 1|, {name}", "", f"{row['largest_error']:.3g}"))
     return rows

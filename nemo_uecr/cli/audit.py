@@ -373,7 +373,7 @@ def _finish(audit: Audit, out: Path | None, source: Path) -> None:
     if audit.name == "teacher":
         _say_teacher(audit)
     else:
-        say(audit.title, text_table(audit.columns, audit.rows))
+        say(audit.title, text_table(audit.columns, audit.rows), *([audit.remark] if audit.remark else []))
     say(f"audit: {folder}")
 
 
@@ -384,3 +384,5 @@ def _say_teacher(audit: Audit) -> None:
             say(f"{name:<12}{value}", f"{'':<12}{meaning} ({sure})")
         else:
             say(f"{name:<27} {value:<21} {meaning}")
+    if audit.remark:
+        say(audit.remark)

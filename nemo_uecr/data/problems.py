@@ -78,6 +78,20 @@ class Problem:
         parts = {part: self.columns[part] for part in PARTS if self.columns.get(part)}
         return json.dumps([before, question_key(self.question), parts], sort_keys=True, default=str)
 
+    def observation(self, *, played: bool) -> str:
+        """A digest of what is one observation in an interval: all that is asked; with an environment the problem.
+
+        An environment makes games of their own of equal questions, because their seeds are the ids'.
+        """
+        text = f"{self.asked} {self.id}" if played else self.asked
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def game(self, names: Sequence[str] | None) -> str:
+        """Question, answer and these columns, of which `reset` makes a game; None: all. Numbers are as their texts."""
+        columns = ((name, self.columns.get(name)) for name in sorted(self.columns if names is None else names))
+        given = {name: text_of(value) or value for name, value in columns if value is not None}
+        return json.dumps([self.asked, self.answer, given], default=str)
+
     def turn(self, template: str) -> str:
         r"""The user's turn: the template with {question}, and its `PARTS`; no other name, as in ``\boxed{answer}``."""
 

@@ -173,7 +173,8 @@ def _generate(
             rows, columns = judge_generations(
                 chunk, generations, tokens, pool, checkpoint=None, episodes=episodes, correct_at=settings.correct_at
             )
-            write_responses(next_part(folder / PARTS), rows, columns, about={})
+            word = tokens.word if dialogue else None
+            write_responses(next_part(folder / PARTS), rows, columns, about={}, word=word)
             note_progress()
             produced += sum(len(each.token_ids) for each in generations)
             rate = produced / (time.perf_counter() - began)
@@ -231,7 +232,7 @@ def judge_generations(
     ``checkpoint`` is how many steps the policy had been trained, where that is known; ``episodes`` are those of
     responses of several turns, of which the last is judged. With ``correct_at`` their rewards are the verdicts.
     """
-    texts = [tokens.text(generation.sampled_ids) for generation in generations]
+    texts = [tokens.texts(generation) for generation in generations]
     if correct_at is None:
         last = [tokens.whole_text(generation.last_turn) for generation in generations]  # </think> may be special
         heads = [
@@ -244,8 +245,8 @@ def judge_generations(
         checked = [_of_episode(episode.outcome, correct_at) for episode in episodes]
     rewards = {f"{REWARD}environment": [each.reward for each in episodes]} if episodes else {}
     problems, keys = [each.problem for each in chunk], [each.key for each in chunk]
-    # An environment makes games of its own of equal questions: their seeds are the ids'.
-    asked = [f"{problem.asked} {problem.id}" if episodes else problem.asked for problem in problems]
+    spans = [each.spans for each in generations]
+    columns = sampled_tokens([each.token_ids for each in generations], spans, turns=bool(episodes))
     return {
         "id": [name_of(key, checkpoint) for key in keys],
         "checkpoint": [checkpoint] * len(chunk),
@@ -255,7 +256,7 @@ def judge_generations(
         "sample": [sample for _, _, sample in keys],
         "question": [problem.question for problem in problems],
         "context": [list(problem.context) for problem in problems],
-        "asked": [hashlib.sha256(text.encode()).hexdigest()[:16] for text in asked],
+        "asked": [problem.observation(played=bool(episodes)) for problem in problems],
         "answer": [problem.answer for problem in problems],
         "prompt_ids": [each.request.prompt_ids for each in chunk],
         "response": texts,
@@ -264,7 +265,7 @@ def judge_generations(
         "correct": [outcome.reward == 1.0 for outcome in checked],
         "truncated": [generation.truncated for generation in generations],
         **rewards,
-    }, sampled_tokens([each.token_ids for each in generations], [each.spans for each in generations])
+    }, columns
 
 
 def _of_episode(outcome: float | Failure, correct_at: float) -> Checked:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +32,20 @@ Rewards = dict[str, dict[str, list[float]]]
 
 
 def write_samples(
-    folder: Path, step: int, rows: Rows, tokens: Mapping[str, Tensor], *, started: float
+    folder: Path,
+    step: int,
+    rows: Rows,
+    tokens: Mapping[str, Tensor],
+    *,
+    started: float,
+    word: Callable[[int], str] | None = None,
 ) -> dict[str, Any]:
     """Write all samples of an evaluation within a training run, or none; returns its line of ``evaluation.jsonl``.
 
-    ``started`` is when it began, on `time.perf_counter`.
+    ``started`` is when it began, on `time.perf_counter`; ``word`` is the text of a token, for dialogues.
     """
     path = folder / "evaluations" / f"step-{step:06d}.parquet"
-    write_responses(path, rows, tokens, about={"step": step})
+    write_responses(path, rows, tokens, about={"step": step}, word=word)
     return {"step": step} | summarise(rows) | {"seconds": round(time.perf_counter() - started, 3)}
 
 

@@ -138,6 +138,14 @@ class ModelTokens:
         """The response without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
+    def texts(self, response: Generation) -> str:
+        """The same of a whole response, each of several turns on a line of its own."""
+        return "\n".join(self.text(response.token_ids[start:end]) for start, end in response.spans)
+
+    def word(self, token: int) -> str:
+        """A token's own text."""
+        return str(self.tokenizer.decode([token]))
+
     def whole_text(self, token_ids: Sequence[int]) -> str:
         """The response with the special tokens inside it, without its end token."""
         return str(self.tokenizer.decode(list(token_ids[: len(token_ids) - (token_ids[-1] in self.end_ids)])))

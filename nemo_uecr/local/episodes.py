@@ -75,4 +75,4 @@ def _response(held: Conversation[Response], episode: Episode, role: str, tokens:
         messages=tuple(held.messages("user" if role == "text" else role)),
         episode=episode,
     )
-    return replace(made, text=tokens.text(made.sampled_ids))
+    return replace(made, text=tokens.texts(made))

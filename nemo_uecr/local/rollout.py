@@ -157,6 +157,10 @@ def response_rows(sequences: Sequences) -> dict[str, Any]:
         "problem": [problem.id for problem in problems],
         "question": [problem.question for problem in problems],
         "context": [list(problem.context) for problem in problems],
+        "asked": [
+            problem.observation(played=response.episode is not None)
+            for problem, response in zip(problems, sequences.responses, strict=True)
+        ],
         "answer": [problem.answer for problem in problems],
         "prompt_ids": [prompt.token_ids for prompt in sequences.prompts],
         "response": [response.text for response in sequences.responses],

@@ -338,7 +338,8 @@ class Trainer(Rollouts):
         with evidence_of_failure(self.folder, step) as evidence:
             evidence.responses(rows, tokens)
             check_drawn(responses, rows["id"], model)
-        result = write_samples(self.folder, step, rows, tokens, started=started)
+        word = model.tokens.word if self.dialogue else None
+        result = write_samples(self.folder, step, rows, tokens, started=started, word=word)
         list_files(self.folder, step, f"evaluations/step-{step:06d}.parquet")
         self.log.evaluation(result)
         return float(result["average"]["avg"])

@@ -66,19 +66,30 @@ def save_step(context: StepContext, data: Mapping[str, Tensor]) -> None:
     )
     record.save(
         Path(settings.folder) / "batches" / f"step-{context.step:06d}.parquet", settings.method, outcome.advantages,
-        rows=_texts(record, context.tokenizer), tokenizer=context.tokenizer, teachers={}, prompts=True,
+        rows=_texts(record, context.tokenizer, played=settings.plays), tokenizer=context.tokenizer, teachers={},
+        prompts=True,
     )  # fmt: skip
 
 
-def _texts(record: StepRecord, tokenizer: Any) -> dict[str, list[Any]]:
-    """The prompt of each row, which ends before the first sampled token, and the text of the response after it."""
+def _texts(record: StepRecord, tokenizer: Any, *, played: bool) -> dict[str, list[Any]]:
+    """The prompt of each row, which ends before the first sampled token, and the text of the response after it.
+
+    Where they are ``played`` equal prompts may be several problems, each a game of its own.
+    """
     sampled_BS, ids_BS = record.mask_BT, record.token_ids_BT
     ends = sampled_BS.int().argmax(dim=1).tolist()
-    drawn = [ids_S[sampled_S] for ids_S, sampled_S in zip(ids_BS, sampled_BS, strict=True)]
+    turns = [_turns(ids_S, sampled_S) for ids_S, sampled_S in zip(ids_BS, sampled_BS, strict=True)]
     return {
         "prompt_ids": [ids_S[:end].tolist() for ids_S, end in zip(ids_BS, ends, strict=True)],
-        "response": [tokenizer.decode(ids_N, skip_special_tokens=True) for ids_N in drawn],
-    }
+        "response": ["\n".join(tokenizer.decode(ids_N, skip_special_tokens=True) for ids_N in own) for own in turns],
+    } | ({"asked": [f"problem {problem}" for problem in record.problems]} if played else {})
+
+
+def _turns(ids_S: Tensor, sampled_S: Tensor) -> list[Tensor]:
+    """Each run of sampled tokens."""
+    ends_E = (sampled_S[1:] != sampled_S[:-1]).nonzero()[:, 0] + 1
+    runs = zip(ids_S.tensor_split(ends_E), sampled_S.tensor_split(ends_E), strict=True)
+    return [ids_N for ids_N, sampled_N in runs if sampled_N[:1].any()]
 
 
 def _policy(context: StepContext, result: Any) -> dict[str, float]:

@@ -53,10 +53,10 @@ ROWS = {
     "sample": Column("int64", "", "number among the responses to its prompt, from 0"),
     "question": Column("string", "", "the user's turn, without the prompt's template"),
     "context": Column("list<struct<role: string, content: string>>", "", "the turns before the question"),
-    "asked": Column("string", "", "a digest of all that is asked, equal for problems that repeat it"),
+    "asked": Column("string", "", "a digest of all that is asked, equal for problems that repeat it and are no games"),
     "answer": Column("string", "", "reference answer"),
     "prompt_ids": Column("list<int32>", "", "token ids that the policy read before the response"),
-    "response": Column("string", "", "text of the sampled tokens, without special tokens"),
+    "response": Column("string", "", "text of the sampled tokens, without special tokens; a newline between turns"),
     "extracted": Column("string", "", "answer that the verifier found"),
     "verdict": Column("string", "", "the verifier's verdict"),
     "correct": Column("bool", "", "whether the response counts as correct"),
@@ -77,7 +77,7 @@ ROWS = {
 #: One value per token.
 TOKENS = {
     "token_ids": Column("int32", "", "the tokens"),
-    "tokens": Column("string", "", "the text of each token"),
+    "tokens": Column("string", "", "the text of each token; in evaluations with an environment alone"),
     "sampled": Column("bool", "", "True: the policy sampled it; False: it was observed between sampled ones"),
     "turn": Column("int32", "", "turn of the response, from 0; of several turns, or for a method that reads them"),
     "old_logp": Column("float32", "nats", "log pi_old, the policy before the update, at temperature 1"),
@@ -159,9 +159,9 @@ def _write(path: Path, tables: Iterator[Any]) -> None:
 
 
 def sampled_tokens(
-    ids: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]] | None = None
+    ids: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]] | None = None, *, turns: bool = False
 ) -> dict[str, Tensor]:
-    """The token columns of responses: their ids, and whether the policy sampled them.
+    """The token columns of responses: their ids, whether the policy sampled them, and where asked for their turns.
 
     ``spans`` has where the runs of sampled tokens of each begin and end; None: every token was sampled.
     """
@@ -170,10 +170,11 @@ def sampled_tokens(
 
     rows = [torch.tensor(own, dtype=torch.long) for own in ids]
     sampled = [torch.zeros_like(own, dtype=torch.bool) for own in rows]
-    for own, places in zip(sampled, spans or [[(0, len(own))] for own in ids], strict=True):
-        for start, end in places:
-            own[start:end] = True
-    padded = {"token_ids": rows, "sampled": sampled}
+    turn = [torch.zeros_like(own) for own in rows]
+    for own, numbers, places in zip(sampled, turn, spans or [[(0, len(own))] for own in ids], strict=True):
+        for number, (start, end) in enumerate(places):
+            own[start:end], numbers[start:end] = True, number
+    padded = {"token_ids": rows, "sampled": sampled} | ({"turn": turn} if turns else {})
     return {name: pad_sequence(own, batch_first=True) for name, own in padded.items()}
 
 

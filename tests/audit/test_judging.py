@@ -124,3 +124,8 @@ def test_a_real_tokenizer_and_a_cut_response() -> None:
     decoded = [TOKENIZER.decode([ids[at] for at in np.flatnonzero(whole == number)]) for number in range(3)]
     assert (*decoded, whole[-1]) == (*pieces, NO_STEP)
     assert token_steps(text, segment(text), ids[:5], TOKENIZER).tolist() == whole[:5].tolist()
+
+
+def test_a_newline_stands_between_turns_and_is_no_token() -> None:
+    ids = TOKENIZER("1234", add_special_tokens=False)["input_ids"]
+    assert token_steps("12\n34", [(0, 2), (3, 5)], ids, TOKENIZER).tolist() == [0, 0, 1, 1]

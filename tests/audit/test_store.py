@@ -45,7 +45,9 @@ def test_problems_that_ask_the_same_are_one_cluster(tmp_path: Path) -> None:
     assert scores.problem_B.tolist() == [0, 0, 0, 0, 1]
     assert scores.group_B.tolist() == [0, 1, 0, 1, 2]
     assert scores.provenance()["problems"] == 2
-    assert asked_alike(["a", "a", "b", "c"], [[1], [2], [1], [2]]).tolist() == [0, 0, 0, 1]  # a problem by its first
+    prompts = [[1], [2], [1], [2]]
+    assert asked_alike(["a", "a", "b", "c"], prompts, [None] * 4).tolist() == [0, 0, 0, 1]  # a problem by its first
+    assert asked_alike(["a", "a", "b", "c"], prompts, ["x", "x", "y", "y"]).tolist() == [0, 0, 1, 1]  # as it is told
 
 
 def test_teacher_reward_by_hand(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,14 @@ from torch import Tensor
 
 from nemo_uecr.audit.facts import facts_of_config, facts_of_run
 from nemo_uecr.audit.score import sequences_of
+from nemo_uecr.audit.store import read_scored
 from nemo_uecr.audit.teacher import ENGINES, EngineScores, Reference, compared, teacher_effect
 from nemo_uecr.cli.main import entry_point
 from nemo_uecr.core.methods import method_of
 from nemo_uecr.core.record import ScoredBatch
 from nemo_uecr.demo.task import build_tokenizer
 from nemo_uecr.errors import ScoreError
+from tests.generation.games import write_games
 from tests.local import tiny
 from tests.local.updates import by_hand
 from tests.responses.tables import write_step
@@ -112,6 +115,39 @@ def test_problems_that_ask_the_same_are_one_observation(tmp_path: Path) -> None:
     assert facts_of_config(tiny.configured(tmp_path / "unused").config, problems=6).problems == 4
     run = tiny.run(tmp_path / "run", "train.steps=1", "telemetry.save_batch_every=1", "rollout.prompts_per_step=6")
     assert facts_of_run(run).problems == 4
+
+
+def test_games_that_share_a_question_are_observations_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an environment six problems are six, of a configuration, of a run's batch and evaluation, and scored."""
+    played = f"environment={json.dumps({'call': f'{write_games(tmp_path)}:Once', 'processes': 1})}"
+    settings = ("train.steps=1", "telemetry.save_batch_every=1", "rollout.prompts_per_step=6", "evaluation.every=1")
+    assert facts_of_config(tiny.configured(tmp_path / "unused", played).config, problems=6).problems == 6
+    run = tiny.run(tmp_path / "run", played, *settings)
+    assert facts_of_run(run).problems == 6
+    assert len(np.unique(read_scored(run).problem_B)) == 6
+    written = [str(run), "--out", str(tmp_path / "scores"), "--student", str(tiny.assets().student)]
+    assert entry_point(["score", str(run / "batches" / "step-000001.parquet"), *written[1:]]) == 0
+    assert read_scored(tmp_path / "scores").provenance()["problems"] == 6
+    assert entry_point(["audit", "token-credit", str(run)]) == 0
+    assert "No intervals" not in capsys.readouterr().out
+
+
+def test_one_problem_has_no_interval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All replicates of a bootstrap over one problem are equal: the interval of width 0 would be certainty."""
+    run = tiny.run(
+        tmp_path / "run", "train.steps=1", "telemetry.save_batch_every=1", "rollout.prompts_per_step=1",
+        "train.minibatch_responses=4", "train.microbatch_responses=4",
+    )  # fmt: skip
+    for name in ("token-credit", "signal", "alpha-sweep", "teacher"):
+        assert entry_point(["audit", name, str(run)]) == 0
+        out = capsys.readouterr().out
+        assert "No intervals: they are over problems, and all responses answer one.\n" in out
+        assert not re.search(r"\[[-+\d.]+, ", out)
+        note = json.loads((run / "audits" / name / "section.json").read_text())["note"]
+        assert note.endswith("all responses answer one.")
+    assert re.search(r" \d+\.\d \[-\]", out)
 
 
 # Two scorings of one batch

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from nemo_uecr.core.methods import Advantages
+from nemo_uecr.demo.task import build_tokenizer
 from nemo_uecr.nemo.loss import PREFIX
 from nemo_uecr.nemo.score_checks import BatchFactsError
 from nemo_uecr.nemo.step import StepContext
-from nemo_uecr.nemo.telemetry import check_step_counts
+from nemo_uecr.nemo.telemetry import _texts, check_step_counts
 from tests.nemo.made_recipe import made_settings
 
 ROWS, TOKENS = 32, 3  # of the made recipe: 4 prompts, 8 responses each, two optimizer steps
@@ -59,3 +60,15 @@ def test_what_was_trained_is_counted_to_one() -> None:
     context, data, result = step()
     data["sample_mask"][3] = 0.0
     refused("31 responses trained; expected 32")
+
+
+def test_the_texts_of_turns_stand_apart_and_games_are_named() -> None:
+    tokenizer = build_tokenizer()
+    ids = tokenizer("12+345", add_special_tokens=False)["input_ids"]
+    sampled = [False, True, False, True, True, False]
+    record: Any = SimpleNamespace(
+        token_ids_BT=torch.tensor([ids]), mask_BT=torch.tensor([sampled]), problems=[7]
+    )  # fmt: skip
+    texts = _texts(record, tokenizer, played=True)
+    assert texts == {"prompt_ids": [ids[:1]], "response": ["2\n34"], "asked": ["problem 7"]}
+    assert "asked" not in _texts(record, tokenizer, played=False)
