@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,7 +19,10 @@ from nemo_uecr.ranges import UpToOne, range_of
 
 if TYPE_CHECKING:
     from nemo_uecr.config.schema import EnvironmentConfig
+    from nemo_uecr.data.problems import Problem
     from nemo_uecr.generation.prompts import ChatSettings
+
+log = logging.getLogger(__name__)
 
 app = family("evaluate")
 
@@ -127,12 +132,24 @@ def evaluate(
     loaded = load_benchmarks(_placed(benchmarks, resolve_path), answered=answered)
     for name, each in loaded.items() if answered else ():
         check_references(name, each.problems, template=chat.template)
+    for caution in _repeats({name: each.problems for name, each in loaded.items()}, played):
+        log.warning("%s", caution)
     averages = []
     for label, model in named.items():
         result = runner.evaluate(label, model, loaded, settings, out / label)
         averages.append(f"{label} {100 * result['average']['avg']:.2f}")
         say(*lines_of(result), f"{out / label}/result.json")
     say(f"avg@{samples}: {', '.join(averages)}")
+
+
+def _repeats(problems: Mapping[str, Sequence[Problem]], played: EnvironmentConfig | None) -> list[str]:
+    """What to say of questions, or games, that several rows of a benchmark have."""
+    from nemo_uecr.generation.environments import Environment
+    from nemo_uecr.start.problem_sets import repeated
+
+    with nullcontext() if played is None else closing(Environment(played)) as environment:
+        found = [repeated(problems, name, environment) for name in problems]
+    return [each.message for each in found if each is not None]
 
 
 def label_of(text: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -197,7 +197,6 @@ def read_problems(source: Source, keys: Keys, *, where: Where = NOTHING, answere
         log.info("%s: %d of %d rows are chosen by %s", source.name, len(problems), number, _shown(where))
     if left:
         log.warning("%s: %d rows without an answer are left out: %s", source.name, left.total(), dict(left))
-    _tell_repeats(source.name, [problem for problem in problems if problem.answer])  # the others are games of their own
     every = dict.fromkeys(name for problem in problems for name in problem.columns)  # as in a table
     return [replace(problem, columns=every | problem.columns) for problem in problems]
 
@@ -241,18 +240,23 @@ def _seen(source: Source, where: Where) -> str:
     )
 
 
-def _tell_repeats(name: str, problems: Sequence[Problem]) -> None:
-    """Warn of questions that several rows have: each counts as often as it stands there."""
+def repeats(problems: Sequence[Problem], game: Callable[[Problem], str] | None) -> str | None:
+    """What to say of questions that several rows have, or of equal games where they are played; None where all differ.
+
+    Rows without an answer are games of their own.
+    """
+    answered = [problem for problem in problems if problem.answer]
     answers: dict[str, set[str]] = {}
-    for problem in problems:
-        answers.setdefault(problem.asked, set()).add(problem.answer)
-    if len(answers) < len(problems):
-        several = sum(len(each) > 1 for each in answers.values())
-        differ = f"; {several} of them with different answers" if several else ""
-        log.warning(
-            "%s: %d rows are %d questions, each counted as often as it stands there%s; `nemo-uecr data prepare` keeps "
-            "one row of each", name, len(problems), len(answers), differ,
-        )  # fmt: skip
+    for problem in answered:
+        answers.setdefault(game(problem) if game else problem.asked, set()).add(problem.answer)
+    if len(answers) == len(answered):
+        return None
+    said = f"{len(answered)} rows are {len(answers)} {'games' if game else 'questions'}, each counted as often as it "
+    if game:
+        return f"{said}stands there"
+    several = sum(len(each) > 1 for each in answers.values())
+    differ = f"; {several} of them with different answers" if several else ""
+    return f"{said}stands there{differ}; `nemo-uecr data prepare` keeps one row of each"
 
 
 def check_left_out(name: str, reasons: Mapping[str, int], *, unread: int, kept: int) -> None:

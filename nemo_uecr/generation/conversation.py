@@ -72,7 +72,12 @@ class Bridge:
 
     def _closing(self) -> int:
         """The end token with which the template closes an answer."""
-        after = self._rendered([_answer(1), *self._observed(1)]).partition(_answer(1)["content"])[2]
+        _, kept, after = self._rendered([_answer(1), *self._observed(1)]).partition(_answer(1)["content"])
+        if not kept:
+            raise DataError(
+                f"the model's chat template drops the answer that comes before a turn of the role {self._role!r}; "
+                "expected one that writes all of `messages`: correct its chat_template.jinja"
+            )
         decode = self._tokens.tokenizer.decode
         for token in sorted(self._tokens.end_ids):
             if after.startswith(decode([token])):
@@ -293,7 +298,21 @@ class Dialogue:
                 break
         self.environment.end(episodes, failures)
         failures.end()
+        self._warn(episodes, responses)
         return list(asked), responses
+
+    def _warn(self, episodes: Sequence[Episode], responses: Sequence[Conversation[G]]) -> None:
+        """Say once of what is a fault if a step is full of it: calls of tools that fail, and turns that are cut off."""
+        settings, found = self.environment.settings, dict[str, str]()
+        errors, calls = [error for each in episodes for error in each.errors], sum(each.calls for each in episodes)
+        if 2 * len(errors) > calls:
+            found["calls"] = f"{len(errors)} of {calls} calls of its tools failed, the first with {errors[0]:.200}"
+        if all(each.truncated and len(each.turns[-1].token_ids) == settings.turn_tokens for each in responses):
+            cut = f"all {len(responses)} responses are cut off at the longest turn, environment.turn_tokens"
+            found["cut"] = f"{cut}={settings.turn_tokens}; raise it"
+        for what in sorted(found.keys() - self.environment.warned):
+            log.warning("environment %s: %s", settings.label, found[what])
+        self.environment.warned |= found.keys()
 
     def _turn(self, row: int, number: int, asked: Asked, response: Conversation[G], max_tokens: int) -> Turn:
         room, longest = max_tokens - len(response.token_ids), self.environment.settings.turn_tokens

@@ -40,7 +40,7 @@ class UserEnvironment:
         """Load ``FILE.py:CLASS`` and tell its style by its methods; where it is ``described``, tools have schemas."""
         self._kind: Any = door.load(call, expected=EXPECTED, fits=inspect.isclass).value
         name = call.rpartition(":")[2]
-        self._args, self._loop, self._playing = args, Loop(), dict[str, _Episode]()
+        self._call, self._args, self._loop, self._playing = call, args, Loop(), dict[str, _Episode]()
         methods = {n: each for n, each in inspect.getmembers(self._kind, inspect.isfunction) if not n.startswith("_")}
         step = methods.get("step")
         self.in_gym_style = step is not None and inspect.signature(step).return_annotation not in (str, "str")
@@ -55,12 +55,17 @@ class UserEnvironment:
         takes_all = any(each.kind is each.VAR_KEYWORD for each in accepted.values())
         if not takes_all and (unknown := sorted(args.keys() - accepted.keys())):
             raise UnusableError(f"{name} has no parameter {unknown[0]} (args); it has {', '.join(accepted) or 'none'}")
+        if lacking := [each for each in _needed(accepted) if each not in args]:
+            raise UnusableError(f"args lacks {lacking[0]}, for which {name} has no default")
         parameters = dict(inspect.signature(methods["reset"]).parameters) if "reset" in methods else {}
         parameters.pop("self", None)
         self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
         self._names = parameters.keys()
-        plain = (each for each in parameters.values() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY))
-        self.columns = sorted({each.name for each in plain if each.default is each.empty} - {"seed"})
+        self.columns = sorted(set(_needed(parameters)) - {"seed"})
+        #: The columns that decide which game it is; None: all of them.
+        self.reads = None if self._takes_all else sorted(parameters.keys() - {"seed"})
+        #: Whether it gives rewards, as far as its code shows: gym's classes do.
+        self.rewards = self.in_gym_style or _has_reward(self._kind)
         self.schemas = self._described() if described and self.tools else []
 
     def answer(self, request: Record) -> Record:
@@ -74,7 +79,8 @@ class UserEnvironment:
             return self._step(key, request["text"]) if request["do"] == "step" else self._end(key)
         except Exception as error:  # noqa: BLE001 - the user's class may raise anything
             self._playing.pop(key, None)
-            return {"failed": str(error) if isinstance(error, UnusableError) else traceback_of(error, __file__)}
+            reason = str(error) if isinstance(error, UnusableError) else traceback_of(error, __file__)
+            return {"failed": reason if "\n" in reason else f"{self._call}: {reason}"}
 
     def _described(self) -> list[Record]:
         """The JSON schema of each tool, from its types and its docstring."""
@@ -99,7 +105,7 @@ class UserEnvironment:
         first = self._loop.awaited(episode.game.reset(**own)) if hasattr(episode.game, "reset") else None
         first = first[0] if isinstance(first, tuple) and first else first  # gymnasium returns (observation, info)
         if not isinstance(first, str | None):
-            raise TypeError(f"reset returned {first!r:.80}; expected a text or None")
+            raise UnusableError(f"reset returned {first!r:.80}; expected a text or None")
         return {"observation": first or None}
 
     def _step(self, key: str, text: str) -> Record:
@@ -127,16 +133,18 @@ class _Episode:
             return self._call(text)
         found = self._loop.awaited(self.game.step(text))
         if not isinstance(found, tuple | list) or len(found) not in LENGTHS:
-            raise TypeError(f"step returned {found!r:.80}; expected (observation, reward, done)")
+            raise UnusableError(f"step returned {found!r:.80}; expected (observation, reward, done)")
         observation, reward = found[0], _number(found[1])
         done = bool(found[2]) or (len(found) == LENGTHS[-1] and bool(found[3]))  # gymnasium: terminated or truncated
         if not isinstance(observation, str | None):
-            raise TypeError(f"step returned the observation {observation!r:.80}; expected a text, or None at the end")
+            raise UnusableError(
+                f"step returned the observation {observation!r:.80}; expected a text, or None at the end"
+            )
         over = done or observation is None
-        return {"observation": None if over else [observation], "reward": reward, "errors": 0}
+        return {"observation": None if over else [observation], "reward": reward}
 
     def _call(self, text: str) -> dict[str, Any]:
-        results, errors = list[str](), 0
+        results, errors = list[str](), list[str]()
         for call in CALL.findall(text.rpartition("</think>")[2]):
             try:
                 asked = json.loads(call)
@@ -146,9 +154,9 @@ class _Episode:
                 result = self._loop.awaited(tool(**asked.get("arguments", {})))
                 results.append(result if isinstance(result, str) else json.dumps(result, default=str))
             except Exception as error:  # noqa: BLE001 - mostly the student's fault, who reads what was wrong
-                errors += 1
-                results.append(json.dumps({"error": f"{type(error).__name__}: {error}"}))
-        return {"observation": results or None, "reward": 0.0, "errors": errors}
+                errors.append(f"{type(error).__name__}: {error}")
+                results.append(json.dumps({"error": errors[-1]}))
+        return {"observation": results or None, "reward": 0.0, "calls": len(results), "errors": errors}
 
     def end(self) -> float:
         """The reward of the whole episode in TRL's style; what the class holds is released."""
@@ -159,6 +167,18 @@ class _Episode:
         if hasattr(self.game, "close"):
             self._loop.awaited(self.game.close())
         return reward
+
+
+def _needed(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """Those without a default."""
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [name for name, each in parameters.items() if each.default is each.empty and each.kind not in starred]
+
+
+def _has_reward(kind: type) -> bool:
+    """A class in TRL's style has `get_reward`, or a `reward` that it has itself or some method of its sets."""
+    own = (each.__code__.co_names for _, each in inspect.getmembers(kind, inspect.isfunction))
+    return hasattr(kind, "get_reward") or hasattr(kind, "reward") or any("reward" in names for names in own)
 
 
 def _seed_all(seed: int, turn: int) -> None:
@@ -172,12 +192,15 @@ def _seed_all(seed: int, turn: int) -> None:
 def _number(value: Any) -> float:
     number = value.item() if hasattr(value, "item") else value  # of NumPy and torch
     if not isinstance(number, int | float) or not math.isfinite(number):
-        raise TypeError(f"the reward is {value!r:.80}; expected a finite number")
+        raise UnusableError(f"the reward is {value!r:.80}; expected a finite number")
     return float(number)
 
 
 def _hello(environment: UserEnvironment) -> Record:
-    return {"columns": environment.columns, "tools": environment.schemas}
+    return {
+        "columns": environment.columns, "reads": environment.reads, "rewards": environment.rewards,
+        "tools": environment.schemas,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.errors import ConfigError
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from nemo_uecr.data.problems import Problem
 
 WORKER = "nemo_uecr.generation.environment_worker"
+#: Characters of an episode's turns that a message has, its last ones.
+SAID = 200
 
 
 @dataclass
@@ -35,7 +37,8 @@ class Episode:
     texts: list[str] = field(default_factory=list)  # the student's turns so far
     reward: float = 0.0  # the sum of its rewards so far
     failure: Failure | None = None  # why it ended without an answer
-    errors: int = 0  # calls of tools that failed
+    calls: int = 0  # of tools
+    errors: list[str] = field(default_factory=list)  # why some of them failed
     over: bool = False  # the environment ended it, or failed
 
     @property
@@ -64,6 +67,11 @@ class Environment:
         self._locks = [threading.Lock() for _ in range(settings.processes)]
         self._singles = singles()
         self.columns: Sequence[str] = first.hello["columns"]
+        self._reads: Sequence[str] | None = first.hello["reads"]
+        #: Whether the class gives rewards, as far as its code shows.
+        self.rewards: bool = first.hello["rewards"]
+        #: What was warned of, which is told once.
+        self.warned = set[str]()
         #: The JSON schemas of the tools, for the chat template; none in gym's style.
         self.tools: tuple[Mapping[str, Any], ...] = tuple(first.hello["tools"])
 
@@ -76,6 +84,10 @@ class Environment:
         if lost := sorted(set(self.columns) - set(there)):
             name = self.settings.label
             raise ConfigError(f"environment {name} asks for {lost[0]}; the problems have {', '.join(there)}")
+
+    def game(self, problem: Problem) -> str:
+        """What two rows that are the same game share."""
+        return problem.game(self._reads)
 
     def failures(self, responses: int) -> Failures:
         """For the episodes of so many responses."""
@@ -96,7 +108,8 @@ class Environment:
         for episode, text, each in zip(episodes, texts, found, strict=True):
             episode.texts.append(text)
             episode.reward += each.get("reward", 0.0)
-            episode.errors += each.get("errors", 0)
+            episode.calls += each.get("calls", 0)
+            episode.errors += each.get("errors", [])
             said = each.get("observation")
             episode.over = said is None
             observations.append(None if said is None else tuple(said))
@@ -123,6 +136,8 @@ class Environment:
                 episode, request = asked[place]
                 try:
                     found = self._ask(number, episode, request)
+                    if isinstance(found, Failure):
+                        found = replace(found, reason=f"{_said(episode, request)}\n{found.reason}")
                     failures.note(episode.id, found)
                 except BaseException:
                     stopped.set()
@@ -156,6 +171,14 @@ class Environment:
         """End the processes."""
         for process in self._processes.values():
             process.close()
+
+
+def _said(episode: Episode, request: Mapping[str, Any]) -> str:
+    """The student's turns up to a request, the latest in full length, for a message."""
+    turns = [*episode.texts, *([request["text"]] if "text" in request else [])]
+    told = ", ".join(map(repr, turns))
+    told = told if len(told) <= SAID else f"... {told[-SAID:]}"
+    return f"the student's turns: {told}" if turns else "before the student's first turn"
 
 
 def tools_of(settings: EnvironmentConfig | None) -> tuple[Mapping[str, Any], ...]:

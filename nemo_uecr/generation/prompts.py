@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 #: A turn's text in place of one that a chat template drops or edits.
 PROBE = "Is this text kept?"
+#: What a prompt asks that only shows what the chat template does.
+QUESTION = "What is 2 + 3?"
 #: Two moments that no format writes alike.
 MOMENTS = ("2001-02-03T04:05:06", "2013-11-14T17:28:39")
 Argument = bool | int | float | str
@@ -111,27 +113,38 @@ def prompts_sha256(prompts: Iterable[Sequence[int]]) -> str:
 
 
 def check_template(tokenizer: Any, chat: ChatSettings) -> None:
-    """Refuse arguments that the chat template never names, and a template that prints a date nobody gave it."""
+    """Refuse arguments that the chat template never names, tools that it hides, and a date that nobody gave it."""
     text = template_of(tokenizer, chat.tools)
     if unread := [name for name in chat.chat_template_kwargs if not re.search(rf"\b{re.escape(name)}\b", text)]:
         raise DataError(
             f"data.chat_template_kwargs: the model's chat template {'reads no' if text else 'is missing, and so is'} "
             f"{', '.join(unread)}; expected names that stand in its chat_template.jinja"
         )
-    if chat.tools and not re.search(r"\btools\b", text):
-        raise DataError(
-            f"environment.call: the model's chat template {'reads no tools' if text else 'is missing'}; expected one "
-            "that shows them to the student, or a class with step(text)"
-        )
+    if chat.tools:
+        check_tools(tokenizer, chat)
     if not text or chat.prompt_date is not None:
         return
-    question = "What is 2 + 3?"
-    if len({rendered(tokenizer, question, replace(chat, prompt_date=moment)) for moment in MOMENTS}) > 1:
+    if len({rendered(tokenizer, QUESTION, replace(chat, prompt_date=moment)) for moment in MOMENTS}) > 1:
         raise ClockError(
             "the model's chat template writes today's date into the prompt, so that a run that is resumed tomorrow "
             f"would have other prompts; give it the date: data.prompt_date={datetime.date.today()} (evaluate: "
             "--prompt-date)"
         )
+
+
+def check_tools(tokenizer: Any, chat: ChatSettings) -> str:
+    """The names of the tools, each of which the prompt has because of them; refused where the student reads of none."""
+    names = [str(tool["function"]["name"]) for tool in chat.tools]
+    without = replace(chat, tools=())
+    there = tokenizer.chat_template is not None
+    told, untold = (rendered(tokenizer, QUESTION, each) if there else "" for each in (chat, without))
+    if hidden := [name for name in names if told.count(name) <= untold.count(name)]:
+        raise DataError(
+            f"environment.call: the model's chat template {'does not show' if there else 'is missing, and so is'} the "
+            f"tool {hidden[0]}; expected one that writes its variable `tools` into the prompt, or a class with "
+            "step(text)"
+        )
+    return ", ".join(names)
 
 
 def template_of(tokenizer: Any, tools: Sequence[Mapping[str, Any]]) -> str:

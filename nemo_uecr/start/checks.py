@@ -129,8 +129,19 @@ CHECKS: tuple[Check, ...] = (
         after=("problems",),
     ),
     row(
-        "{} held out", LocalRun, {DOCTOR, CONFIG, TRAIN}, lambda run, name: problem_sets.held_out(run.problems, name),
-        keys=lambda run: run.benchmarks, after=("problems",),
+        "environment", RunWithProblems, {DOCTOR, CONFIG, TRAIN},
+        lambda run, _: problem_sets.environment_loads(run.played, run.training_if_read, run.reward),
+        keys=where(lambda run: run.environment is not None),
+    ),
+    row(
+        "{} repeats", RunWithProblems, {DOCTOR, CONFIG, TRAIN},
+        lambda run, name: problem_sets.repeated(run.problems, name, run.playing),
+        keys=lambda run: run.problems, after=("problems", "environment"),
+    ),
+    row(
+        "{} held out", LocalRun, {DOCTOR, CONFIG, TRAIN},
+        lambda run, name: problem_sets.held_out(run.problems, name, run.playing),
+        keys=lambda run: run.benchmarks, after=("problems", "environment"),
     ),
     row(
         "rewards", LocalRun, {DOCTOR, CONFIG},  # `train` keeps those that it starts
@@ -143,11 +154,6 @@ CHECKS: tuple[Check, ...] = (
         lambda run, _: problem_sets.rewards_load(
             run.reward, run.training_if_read, correct_at=run.correct_at, draws_ahead=run.draws_ahead
         ),
-    ),
-    row(
-        "environment", RunWithProblems, {DOCTOR, CONFIG},
-        lambda run, _: problem_sets.environment_loads(run.played, run.training_if_read),
-        keys=where(lambda run: run.environment is not None),
     ),
     # The files of its models.
     row(
@@ -216,9 +222,13 @@ CHECKS: tuple[Check, ...] = (
         after=("student tokenizer",),
     ),
     row(
+        "tools", LocalRun, {DOCTOR}, lambda run, _: model_files.tools(run.tokenizer, run.chat),
+        keys=where(lambda run: run.environment is not None), after=("student tokenizer", "environment"),
+    ),
+    row(
         "turns", RunWithProblems, {DOCTOR},
         lambda run, _: model_files.turns(
-            run.tokenizer, model_files.ends_of(run.student, run.tokenizer), run.chat, run.played.role
+            run.tokenizer, model_files.ends_of(run.student, run.tokenizer), run.chat, run.played.settings.role
         ),
         keys=where(lambda run: run.environment is not None), after=("student tokenizer", "environment"),
     ),

@@ -7,6 +7,7 @@ problems, the tokenizer, the sizes of the models) is read once, when the first c
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +32,7 @@ from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import DataError
 from nemo_uecr.generation import adapter, models
 from nemo_uecr.generation.engines import check_model_place
-from nemo_uecr.generation.environments import tools_of
+from nemo_uecr.generation.environments import Environment
 from nemo_uecr.generation.prompts import ChatSettings
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.plan import faults
@@ -146,17 +147,26 @@ class RunWithProblems(Run):
     correct_at: float
     draws_ahead: str | None  # the key=value with which responses are not drawn before their step; None: they are not
     environment: EnvironmentConfig | None  # what answers the student's turns
-
-    @property
-    def played(self) -> EnvironmentConfig:
-        """The environment of a run that has one."""
-        assert self.environment is not None
-        return self.environment
+    started: Environment | None = None  # the same where the run has it already
 
     @cached_property
+    def playing(self) -> Environment | None:
+        """What is known of the environment once it is loaded; it is played by the run alone."""
+        if self.environment is None or self.started is not None:
+            return self.started
+        with closing(Environment(self.environment)) as environment:
+            return environment
+
+    @property
+    def played(self) -> Environment:
+        """The environment of a run that has one."""
+        assert self.playing is not None
+        return self.playing
+
+    @property
     def tools(self) -> Sequence[Mapping[str, Any]]:
         """What the student may call."""
-        return tools_of(self.environment)
+        return () if self.playing is None else self.playing.tools
 
     @property
     def chat(self) -> ChatSettings:
@@ -262,8 +272,15 @@ def size_of(name: str, key: str) -> ModelShape:
     return shape_of(name, role=key)
 
 
-def of_local(config: Config, size_of: Sizes, *, ray_port: int, resources: Resources | None) -> LocalRun:
-    """A run of the local back end."""
+def of_local(
+    config: Config,
+    size_of: Sizes,
+    *,
+    ray_port: int,
+    resources: Resources | None,
+    started: Environment | None = None,
+) -> LocalRun:
+    """A run of the local back end; ``started`` is its environment where it plays already."""
     active, teachers = config.active_teachers, teacher_models(config)
     few_bits = any(getattr(teacher, "quantize", "none") != "none" for teacher in active.values())
     needed = {"lora": config.student.lora_rank > 0, "lowbit": few_bits or config.train.optimizer != "adamw"}
@@ -294,7 +311,7 @@ def of_local(config: Config, size_of: Sizes, *, ray_port: int, resources: Resour
         routing=config.routing,
         teacher_names=[key.removeprefix("teachers.") for key in active],
         templates={key.removeprefix("teachers."): template for key, template in own_prompts.items()},
-        reward=config.reward, correct_at=config.correct_at, environment=config.environment,
+        reward=config.reward, correct_at=config.correct_at, environment=config.environment, started=started,
         draws_ahead="rollout.lag=0" if config.rollout.lag else None,
         engine=config.rollout.engine,
         extras=[*(extra for extra, asked in needed.items() if asked), *config.trackers],

@@ -35,7 +35,7 @@ def train(config: Config, *, resume: bool, origins: Mapping[str, str], stop: Sto
     rewards = closing(Rewards(config.reward, correct_at=config.correct_at, pool=SHARED))
     with local.writing(folder), rewards as started, playing(config) as environment, locked(folder):
         folders.free_folder(folder, check_same, resume=resume)
-        run = of_local(config, size_of, ray_port=0, resources=None)
+        run = of_local(config, size_of, ray_port=0, resources=None, started=environment)
         seen = require(run, TRAIN)  # a malformed row is found before the models are loaded
         warnings = [each.message for each in seen.values() if isinstance(each, Caution)]
         local.train(

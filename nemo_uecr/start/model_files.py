@@ -23,14 +23,13 @@ from nemo_uecr.generation.engines import (
     end_ids,
     missing_end_token,
 )
-from nemo_uecr.generation.prompts import ChatSettings, ClockError, check_template, rendered
+from nemo_uecr.generation.prompts import QUESTION, ChatSettings, ClockError, check_template, check_tools, rendered
 from nemo_uecr.nemo.model_folders import hidden_marks
 from nemo_uecr.paths import SCHEME
 from nemo_uecr.start.seen import Caution, Refusal, advised
 
 log = logging.getLogger(__name__)
 
-QUESTION = "What is 2 + 3?"
 CODE = ("config.json", "tokenizer_config.json")  # files that can name code of a model folder's own
 RELEASE = "take tokenizer_config.json or chat_template.jinja of the model's own release"
 
@@ -135,6 +134,11 @@ def ended_turn(tokenizer: Any, ends: frozenset[int], stop: Sequence[str]) -> str
         return None
     fault = missing_end_token(tokenizer, ends, stop)
     return advised(not fault, fault or "a response ends as a turn of the chat template does", "")
+
+
+def tools(tokenizer: Any, chat: ChatSettings) -> str | None:
+    """The prompt tells the student of the environment's tools, where it has any."""
+    return f"the template shows {check_tools(tokenizer, chat)}" if chat.tools else None
 
 
 def turns(tokenizer: Any, ends: frozenset[int], chat: ChatSettings, role: Role) -> str | Caution:

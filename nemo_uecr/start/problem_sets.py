@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from nemo_uecr.config.schema import (
     AnyReward,
     DataConfig,
-    EnvironmentConfig,
+    EnvironmentReward,
     ProblemsConfig,
     RecipeDataConfig,
     RoutingConfig,
 )
 from nemo_uecr.data.manifest import training_problems
-from nemo_uecr.data.problems import Problem, check_routing, filled, problems_of, teacher_name
+from nemo_uecr.data.problems import Problem, check_routing, filled, problems_of, repeats, teacher_name
 from nemo_uecr.data.references import check_references
 from nemo_uecr.data.screening import question_key
 from nemo_uecr.errors import DataError
@@ -77,15 +76,23 @@ def enough(count: int, needed: int, where: str) -> str:
     return f"{count} problems, {needed} in a step"
 
 
-def held_out(problems: Problems, benchmark: str) -> Caution | None:
-    """No question of a benchmark is trained on, whatever its blanks, capitals and system turn."""
+def repeated(problems: Problems, name: str, environment: Environment | None) -> Caution | None:
+    """No question, or game of the environment's, stands in several rows."""
+    found = repeats(problems.get(name, ()), environment.game if environment else None)
+    return Caution(f"{name}: {found}", "") if found else None
+
+
+def held_out(problems: Problems, benchmark: str, environment: Environment | None) -> Caution | None:
+    """No question of a benchmark is trained on, whatever its blanks, capitals and system turn; no game of it either."""
+    same = environment.game if environment else lambda problem: question_key(problem.question)
     answered = (problem for problem in problems.get(TRAIN, ()) if problem.answer)  # the others are games of their own
-    trained = {question_key(problem.question) for problem in answered}
-    questions = [question_key(problem.question) for problem in problems.get(benchmark, ())]
-    if count := sum(question in trained for question in questions):
-        message = f"{benchmark}: {count} of {len(questions)} questions are also in data.train; it is not held out"
-        return Caution(message, "nemo-uecr data prepare takes them out of the training problems")
-    return None
+    trained = set(map(same, answered))
+    asked = list(map(same, problems.get(benchmark, ())))
+    if not (count := sum(each in trained for each in asked)):
+        return None
+    what = "games" if environment else "questions"
+    remedy = "" if environment else "nemo-uecr data prepare takes them out of the training problems"
+    return Caution(f"{benchmark}: {count} of {len(asked)} {what} are also in data.train; it is not held out", remedy)
 
 
 def prompts_that_fit(
@@ -165,13 +172,27 @@ def rewards_load(
     return ", ".join(each.label for each in settings) or "NeMo-RL's environment"
 
 
-def environment_loads(settings: EnvironmentConfig, problems: Sequence[Problem] | None) -> str:
-    """The environment's class can be loaded, and what its `reset` asks for are columns, where those are known."""
-    with closing(Environment(settings)) as environment:
-        if problems is not None:
-            environment.check_columns(sorted({name for problem in problems for name in problem.columns}))
-        names = [str(tool["function"]["name"]) for tool in environment.tools]
-    return f"{settings.label}, with the tools {', '.join(names)}" if names else settings.label
+def environment_loads(
+    environment: Environment, problems: Sequence[Problem] | None, reward: Sequence[AnyReward]
+) -> str | Caution:
+    """What its `reset` asks for are columns, where those are known, and its rewards are read and there."""
+    if problems is not None:
+        environment.check_columns(sorted({name for problem in problems for name in problem.columns}))
+    if fault := rewards_read(environment, reward):
+        return fault
+    label, names = environment.settings.label, [str(tool["function"]["name"]) for tool in environment.tools]
+    return f"{label}, with the tools {', '.join(names)}" if names else label
+
+
+def rewards_read(environment: Environment, reward: Sequence[AnyReward]) -> Caution | None:
+    """An entry of the rewards reads what the environment gives, and it gives what that entry reads."""
+    name, read = environment.settings.label, any(isinstance(each, EnvironmentReward) for each in reward)
+    if environment.rewards and reward and not read:
+        return Caution(f"{name} returns rewards that no entry of reward reads; add one: reward=[..., environment]", "")
+    if read and not environment.rewards:
+        missing = f"{name} has neither get_reward() nor reward, so that the reward environment is always 0"
+        return Caution(missing, f"give {name} one of them, or leave environment out of reward")
+    return None
 
 
 def identities(method: Method, tolerances: Mapping[str, float]) -> str:

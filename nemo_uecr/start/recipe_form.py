@@ -73,7 +73,7 @@ def of_recipe(job: Job, *, ray_port: int, resources: Resources | None) -> NemoRu
         reward=section.reward or (),
         correct_at=section.correct_at,
         draws_ahead=settings.whole_steps,
-        environment=None,
+        environment=section.environment,
         least_problems=job.prompts,
     )
 

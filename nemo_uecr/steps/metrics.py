@@ -300,7 +300,7 @@ def episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
     """How the environment did."""
     return {
         "turns/failed": float(sum(each.failure is not None for each in episodes)),
-        "turns/call_errors": float(sum(each.errors for each in episodes)),
+        "turns/call_errors": float(sum(len(each.errors) for each in episodes)),
     }
 
 

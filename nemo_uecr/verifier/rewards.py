@@ -153,7 +153,6 @@ class Rewards:
                 checked = check_responses(texts, answers, self._pool, thinking=within)
                 found[each.label], verdicts = [c.reward for c in checked], [c.verdict for c in checked]
         self._hint(samples, found)
-        self._hint_of_episodes(samples)
         return [
             self._outcome(sample, verdict, dict(zip(found, values, strict=True)))
             for sample, verdict, *values in zip(samples, verdicts, *found.values(), strict=True)
@@ -175,13 +174,6 @@ class Rewards:
             if cause:
                 self._hinted.add(label)
                 log.warning("reward %s is 0 for the whole step; perhaps %s", label, cause)
-
-    def _hint_of_episodes(self, samples: Sequence[Sample]) -> None:
-        """Say once that an environment gives rewards that nothing reads."""
-        read = any(hasattr(each, "environment") for each in self._settings)
-        if not read and "environment" not in self._hinted and any(sample.episode for sample in samples):
-            self._hinted.add("environment")
-            log.warning("the environment gives rewards, but no reward reads them; add it: reward=[..., environment]")
 
     def _outcome(self, sample: Sample, verdict: Verdict | None, found: Mapping[str, float | Failure | None]) -> Outcome:
         failures = {name: value.verdict for name, value in found.items() if isinstance(value, Failure)}

@@ -120,10 +120,12 @@ def singles() -> deque[bool]:
 
 
 def traceback_of(error: BaseException, file: str) -> str:
-    """The traceback from the user's own line on, below those of ``file``, a worker's."""
+    """The traceback from the user's own line on, below those of ``file``, a worker's; the error where there is none."""
     first = error.__traceback__
-    while first and first.tb_next and first.tb_frame.f_code.co_filename.startswith(("<frozen", file, __file__)):
+    while first and first.tb_frame.f_code.co_filename.startswith(("<frozen", file, __file__)):
         first = first.tb_next
+    if first is None:
+        return "".join(traceback.format_exception_only(error)).strip()
     trace = traceback.format_exception(type(error), error, first, limit=-FRAMES)
     return "".join(trace)[-TRACEBACK:].strip()
 

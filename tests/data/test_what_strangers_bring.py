@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nemo_uecr.data.problems import USUAL, Keys, problems_of, read_problems
+from nemo_uecr.data.problems import USUAL, Keys, problems_of, read_problems, repeats
 from nemo_uecr.data.references import check_references
 from nemo_uecr.data.sources import find_source
 from nemo_uecr.errors import ConfigError, DataError
@@ -264,12 +264,10 @@ SYSTEM = {"role": "system", "content": "Add."}
           for text in ("Add.", " add .")], "6 rows are 5 questions"),
     ],
 )  # fmt: skip
-def test_repeated_questions_are_told(
-    more: list[Row], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    load(jsonl(tmp_path / "set.jsonl", [*ROWS, *more]))
-    assert re.search(said, caplog.text)
-    assert bool(caplog.text) == bool(said)
+def test_repeated_questions_are_told(more: list[Row], said: str, tmp_path: Path) -> None:
+    found = repeats(load(jsonl(tmp_path / "set.jsonl", [*ROWS, *more])), None)
+    assert re.search(said, found or "")
+    assert bool(found) == bool(said)
 
 
 # Reference and prompt.

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from nemo_uecr.generation.conversation import Bridge
+from nemo_uecr.generation.prompts import check_template
 from nemo_uecr.responses.table import read_responses
 from tests.docs.pages import ROOT, blocks_of
+from tests.generation.test_conversation import CHAT, TOOL, tokens_of
 from tests.local.tiny import metrics, run
+
+BLOCKS = blocks_of(ROOT / "docs" / "environments.md")
+
+
+def test_the_template_of_the_page_holds_tools_and_their_turns() -> None:
+    (block,) = (each for each in BLOCKS if each.language == "jinja")
+    chat, tokens = replace(CHAT, tools=(TOOL,)), tokens_of(block.text)
+    check_template(tokens.tokenizer, chat)
+    bridge = Bridge(tokens, chat, "tool")
+    assert not bridge.thoughts_stay
+    shown = tokens.tokenizer.decode(bridge.ids([9], ["21 C"]))
+    assert shown == "<|im_end|>\n<|im_start|>tool\n21 C<|im_end|>\n<|im_start|>assistant\n"
 
 
 def test_the_page_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (block,) = (each for each in blocks_of(ROOT / "docs" / "environments.md") if each.language == "python")
+    (block,) = (each for each in BLOCKS if each.language == "python")
     file = tmp_path / block.text.splitlines()[0].removeprefix("# ")
     file.parent.mkdir(parents=True)
     file.write_text(block.text)

@@ -136,6 +136,28 @@ class Echo:
         return message
 
 
+class Bare:
+    """Tools without a reward."""
+
+    def __init__(self, low, high=9):
+        self.low = low
+
+    def look(self) -> str:
+        """Look."""
+        return str(self.low)
+
+
+class Later:
+    """Its reward is an attribute that begins with the game."""
+
+    def reset(self, answer):
+        self.reward = 0.0
+
+    def look(self) -> str:
+        """Look."""
+        return "so"
+
+
 class Untyped:
     def pay(self, amount):
         """Pay money in."""

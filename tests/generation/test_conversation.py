@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from nemo_uecr.config.schema import EnvironmentConfig
+from nemo_uecr.data.problems import Problem
 from nemo_uecr.demo.task import build_tokenizer
 from nemo_uecr.errors import DataError
-from nemo_uecr.generation.conversation import Bridge, Role
-from nemo_uecr.generation.engines import ModelTokens
-from nemo_uecr.generation.prompts import ChatSettings, rendered
+from nemo_uecr.generation.conversation import Asked, Bridge, Dialogue, Role, Turn
+from nemo_uecr.generation.engines import Generation, ModelTokens
+from nemo_uecr.generation.environments import Environment, episodes_of
+from nemo_uecr.generation.prompts import ChatSettings, check_template, rendered
+from tests.generation.games import write_games
 
 QWEN3 = Path(__file__).resolve().parents[3] / "shared" / "data" / "qwen3_tokenizer"
 CHAT = ChatSettings("{question}", None, thinking=False)
@@ -128,6 +133,7 @@ PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{%
             "tool",
             "drops a turn of the role 'tool'",
         ),
+        (PLAIN.replace("m in messages", "m in messages[-1:]"), "user", "drops the answer that comes before a turn"),
         (PLAIN.replace("m in messages", "m in messages[-3:]"), "user", "writes what came before in another way"),
         ("{{ messages | length }}" + PLAIN, "user", "writes what came before in another way"),
         (
@@ -150,6 +156,29 @@ def test_a_template_without_tools_or_with_other_calls_is_refused() -> None:
     Bridge(qwen(), replace(CHAT, tools=(TOOL,)), "tool")
 
 
+SHOWN = "{% if WHEN %}{% for t in tools %}{{ t.function.name }}{% endfor %}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        SHOWN.replace("WHEN", "false"),
+        "{% if tools %}{{ tools | length }} tools{% endif %}",
+        "{# the tools of look #}",
+        "Use look.",
+    ],
+)
+def test_a_template_that_hides_the_tools_is_refused(head: str) -> None:
+    """What the prompt says decides, and not the words of the template."""
+    chat = replace(CHAT, tools=(TOOL,))
+    with pytest.raises(DataError, match=r"does not show the tool look; expected .* `tools` .* a class with step"):
+        check_template(tokens_of(head + PLAIN).tokenizer, chat)
+    told = replace(chat, system="You may use look.")
+    with pytest.raises(DataError, match="does not show the tool look"):
+        check_template(tokens_of(head + PLAIN).tokenizer, told)
+    check_template(tokens_of(SHOWN.replace("WHEN", "tools") + PLAIN).tokenizer, told)
+
+
 def test_without_a_chat_template_only_text_can_follow() -> None:
     tokens = tokens_of()
     tokens.tokenizer.chat_template = None
@@ -157,3 +186,57 @@ def test_without_a_chat_template_only_text_can_follow() -> None:
         Bridge(tokens, CHAT, "user")
     bridge = Bridge(tokens, CHAT, "text")
     assert tokens.tokenizer.decode(bridge.ids(ids(tokens, "2+3="), ["5"])) == "5"
+
+
+TOOLS = (
+    "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def held(games: Path, name: str, texts: Sequence[str], *, steps: int = 2, **settings: Any) -> list[list[str]]:
+    """The texts of steps of episodes in which the student begins with these and then says that it has done."""
+    tokens = tokens_of(TOOLS)
+    with closing(Environment(EnvironmentConfig(call=f"{games}:{name}", role="tool", **settings))) as environment:
+        chat = replace(CHAT, tools=environment.tools)
+        dialogue = Dialogue.of(environment, tokens, chat, max_prompt_tokens=100)
+
+        def draw(turns: Sequence[Turn]) -> list[Generation]:
+            said = [ids(tokens, f"{'Done.' if turn.number else texts[turn.row]}<|im_end|>") for turn in turns]
+            return [
+                Generation(tuple(own[: turn.limit]), len(own) > turn.limit)
+                for own, turn in zip(said, turns, strict=True)
+            ]
+
+        found = []
+        for _ in range(steps):
+            asked = [Asked(Problem("p", "Q", "1", {"answer": "1"}), (1, 2)) for _ in texts]
+            episodes = episodes_of([f"row {row}" for row in range(len(texts))], [each.problem for each in asked], 0)
+            _, responses = dialogue.hold(draw, asked, episodes, max_tokens=2000)
+            found.append([text for response in responses for text in response.said])
+        return found
+
+
+@pytest.mark.parametrize(("amounts", "told"), [((1, -1, -2), "2 of 3"), ((1, -1), ""), ((), "")])
+def test_tools_that_mostly_fail_are_told_once(
+    amounts: Sequence[int], told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = [f'<tool_call>{{"name": "pay", "arguments": {{"amount": {each}}}}}</tool_call>' for each in amounts]
+    held(write_games(tmp_path), "Account", [*calls, "Nothing."])
+    fault = (
+        f"environment Account: {told} calls of its tools failed, the first with ValueError: nothing can be taken out"
+    )
+    assert caplog.messages == ([fault] if told else [])
+
+
+def test_a_step_whose_turns_are_all_cut_off_names_the_limit_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    games = write_games(tmp_path)
+    assert held(games, "Again", ["too long", "far too long"], turn_tokens=2)
+    limit = "environment Again: all 2 responses are cut off at the longest turn, environment.turn_tokens=2; raise it"
+    assert caplog.messages == [limit]
+    caplog.clear()
+    held(games, "Once", ["too long", "1"], turn_tokens=2)
+    assert not caplog.messages

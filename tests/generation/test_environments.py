@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nemo_uecr.config.schema import EnvironmentConfig
+from nemo_uecr.data.problems import Problem
 from nemo_uecr.errors import ConfigError, RewardError
 from nemo_uecr.generation.environments import Environment, Episode, tools_of
 from nemo_uecr.verifier.extract import Verdict
@@ -104,6 +105,7 @@ def test_a_tool_may_be_called_step(games: Path) -> None:
         ("Undocumented", {}, "Undocumented.pay has no docstring"),
         ("Nothing", {}, r"Nothing has neither step\(text\) nor methods"),
         ("Higher", {"least": 1}, r"Higher has no parameter least \(args\); it has most"),
+        ("Bare", {"high": 1}, "args lacks low, for which Bare has no default"),
         ("Missing", {}, r"has no 'Missing'; expected a class with step\(text\).*it has Again"),
     ],
 )
@@ -193,6 +195,60 @@ def test_too_many_failures_end_the_run(games: Path, bad: str, message: str) -> N
         environment.begin(several, failures)
         with pytest.raises(RewardError, match=message):
             environment.step(several, [bad] * 8, failures)
+
+
+@pytest.mark.parametrize("bad", ["nothing", "nan", "number"])
+def test_what_is_no_answer_is_told_in_one_line_below_the_turns(games: Path, bad: str) -> None:
+    """The fault is the class's: no traceback into this package. The turns show what it failed on, the last ones."""
+    with played(games, "Counter") as environment:
+        failures, (one,) = environment.failures(2), episodes(1)
+        environment.begin([one], failures)
+        environment.step([one], ["x" * 300], failures)
+        with pytest.raises(RewardError) as caught:
+            environment.step([one], [bad], failures)
+    head, turns, *rest = str(caught.value).splitlines()
+    assert head.endswith("(row 0):")
+    assert turns == "the student's turns: ... " + f"{'x' * 300}', '{bad}'"[-200:]
+    assert len(rest) == 1
+    assert rest[0].startswith(f"{games}:Counter: ")
+
+
+def test_a_method_that_cannot_be_called_shows_no_line_of_this_package(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text("class Bad:\n def step(self):\n  return None, 0.0, True\n")
+    with closing(Environment(EnvironmentConfig(call=f"{file}:Bad"))) as environment:
+        failures, (one,) = environment.failures(2), episodes(1)
+        environment.begin([one], failures)
+        with pytest.raises(RewardError, match=r"bad.py:Bad: TypeError: Bad.step\(\) takes 1 positional") as caught:
+            environment.step([one], ["a"], failures)
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "rewards"),
+    [("Again", {}, True), ("Account", {}, True), ("Bare", {"low": 1}, False), ("Later", {}, True), ("Echo", {}, True)],
+)
+def test_whether_a_class_gives_rewards_is_known_from_its_code(
+    games: Path, name: str, args: dict[str, int], rewards: bool
+) -> None:
+    with closing(Environment(EnvironmentConfig(call=f"{games}:{name}", args=args))) as environment:
+        assert environment.rewards is rewards
+
+
+def test_a_game_is_its_question_its_answer_and_what_reset_reads(games: Path) -> None:
+    first, *others = (
+        Problem(name, question, answer, {"answer": answer, "colour": colour, "id": name})
+        for name, question, answer, colour in (
+            ("a", "Guess.", "1", "red"), ("b", " guess. ", "1", "blue"), ("c", "Guess.", "2", "red"),
+            ("d", "Try.", "1", "red"),
+        )
+    )  # fmt: skip
+    with played(games, "Again") as environment:
+        assert [environment.game(each) == environment.game(first) for each in others] == [True, False, False]
+        table = Problem("e", "Guess.", "1", {"answer": 1})  # a file of other types
+        assert environment.game(table) == environment.game(first)
+    with played(games, "Account") as environment:  # reset(**row)
+        assert [environment.game(each) == environment.game(first) for each in others] == [False] * 3
 
 
 def test_the_processes_answer_at_the_same_time(games: Path) -> None:

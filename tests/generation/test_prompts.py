@@ -83,11 +83,11 @@ TOOLS = ({"type": "function", "function": {"name": "add"}},)
 
 def test_of_several_templates_the_one_that_is_applied_is_looked_at() -> None:
     """As Hermes and Command have them: one of its own for tools."""
-    several = templated({"default": TURNS, "tool_use": f"{{{{ tools | length }}}} {list(CLOCKS)[1]}{TURNS}"})
+    several = templated({"default": TURNS, "tool_use": f"{{{{ tools[0].function.name }}}} {list(CLOCKS)[1]}{TURNS}"})
     assert text_of(several).startswith("<|im_start|>")
     with pytest.raises(ClockError):
         text_of(several, tools=TOOLS)
-    assert text_of(several, tools=TOOLS, prompt_date=DAY).startswith("1 Current date: 2026-02-03")
+    assert text_of(several, tools=TOOLS, prompt_date=DAY).startswith("add Current date: 2026-02-03")
     with pytest.raises(DataError, match=r"several chat templates \(rag, tool_use\), and none is named default"):
         text_of(templated({"rag": TURNS, "tool_use": TURNS}))
 

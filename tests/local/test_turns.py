@@ -204,7 +204,7 @@ def test_a_teachers_own_responses_are_played_too(games: Path, tmp_path: Path, mo
 def test_the_doctor_plays_nothing_but_looks(games: Path, tmp_path: Path) -> None:
     def found(*settings: str) -> dict[str, tuple[str, str]]:
         run = of_local(tiny.configured(tmp_path / "run", *settings).config, size_of, ray_port=0, resources=None)
-        names = ("student tokenizer", "environment", "turns")
+        names = ("student tokenizer", "environment", "tools", "turns")
         checks = [check for check in asked(run, DOCTOR) if check.name in names]
         return {each.check: (each.status, each.message) for each in examine(run, checks)}
 
@@ -214,7 +214,14 @@ def test_the_doctor_plays_nothing_but_looks(games: Path, tmp_path: Path) -> None
     assert "thoughts" in seen["turns"][1]
     seen = found(*played(games, "Account"))
     assert seen["environment"] == ("ok", "Account, with the tools look, pay")
-    assert seen["turns"][0] == "fail"
+    assert seen["tools"][0] == seen["turns"][0] == "fail"
+    assert "does not show the tool look;" in seen["tools"][1]
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = TOOLS
+    shutil.copytree(assets().student, tmp_path / "student")
+    tokenizer.save_pretrained(tmp_path / "student")
+    seen = found(*played(games, "Account"), f"student.model_name={tmp_path / 'student'}")
+    assert (seen["tools"], seen["turns"][0]) == (("ok", "the template shows look, pay"), "ok")
     assert found(*played(games, "Missing"))["environment"][0] == "fail"
     assert set(found(*TURNS[1:])) == {"student tokenizer"}
 
@@ -247,7 +254,7 @@ def test_one_turn_keeps_its_bits(games: Path, tmp_path: Path) -> None:
     for step in (1, 2):
         one, other = saved(without, step), saved(once, step)
         assert set(one.names) == set(other.names)
-        for name in one.names:
+        for name in {*one.names} - {"asked"}:  # a game of its own is asked
             assert one.column(name) == other.column(name), name
     own = ("turns/",)
     kept = [{k: v for k, v in each.items() if not k.startswith(own)} for each in metrics(once)]
@@ -411,7 +418,7 @@ def test_configurations_that_contradict_themselves(overrides: tuple[str, ...], m
 def test_what_cannot_be_played_is_refused_before_the_run(games: Path, tmp_path: Path) -> None:
     cases: tuple[tuple[str, type[Exception], str], ...] = (
         ("Missing", ConfigError, "cannot be used"),
-        ("Account", DataError, "the model's chat template reads no tools"),
+        ("Account", DataError, r"the model's chat template does not show the tool look; expected one that writes its"),
     )
     for name, kind, message in cases:
         with pytest.raises(kind, match=message):
@@ -419,8 +426,64 @@ def test_what_cannot_be_played_is_refused_before_the_run(games: Path, tmp_path: 
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
-def test_a_hint_where_no_reward_reads_the_environment(
-    games: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_rewards_that_nothing_reads_and_rewards_that_nothing_gives_are_told_once(
+    games: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(tmp_path / "run", *played(games, "Again"), "reward=math")
-    assert caplog.text.count("the environment gives rewards, but no reward reads them") == 1
+    unread = "Again returns rewards that no entry of reward reads; add one: reward=[..., environment]"
+    trained = run(tmp_path / "run", *played(games, "Again"), "reward=math", "train.steps=1")
+    assert caplog.text.count(unread) == 1
+    assert unread in (trained / "provenance.json").read_text()
+    caplog.clear()
+    words = [str(assets().config), *tiny.SMALL, f"run.folder={tmp_path / 'other'}"]
+    assert entry_point(["config", "check", *words, *played(games, "Again"), "reward=math"]) == 0
+    assert caplog.text.count(unread) == 1
+    caplog.clear()
+    bare = played(games, "Bare", args={"low": 1})
+    assert entry_point(["config", "check", *words, *bare]) == 0
+    assert "Bare has neither get_reward() nor reward, so that the reward environment is always 0" in caplog.text
+    caplog.clear()
+    assert entry_point(["config", "check", *words, *bare, "reward=math"]) == 0
+    assert entry_point(["config", "check", *words, *played(games, "Again")]) == 0
+    assert "reward" not in caplog.text
+    assert "args lacks low, for which Bare has no default" in refused(
+        capsys, "config", "check", *words, *played(games, "Bare")
+    )
+
+
+def test_equal_questions_are_games_of_their_own(
+    games: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `reset` reads tells them apart; `data prepare`, which keeps one row of a question, is no remedy."""
+    files = {}
+    for name, answers in {"train": range(6), "twice": [*range(6), 5], "test": range(4, 8)}.items():
+        rows = [{"id": f"{name}{row}", "question": "Guess.", "answer": str(each)} for row, each in enumerate(answers)]
+        files[name] = tmp_path / f"{name}.jsonl"
+        files[name].write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def checked(train: str, *more: str) -> list[str]:
+        caplog.clear()
+        words = [f"data.train={files[train]}", f"evaluation.benchmarks={{test: {files['test']}}}", *more]
+        assert entry_point(["config", "check", str(assets().config), *words]) == 0
+        return caplog.messages
+
+    held = "test: 2 of 4 games are also in data.train; it is not held out"
+    assert checked("train", *played(games, "Again")) == [held]
+    assert checked("twice", *played(games, "Again")) == [
+        "data.train: 7 rows are 6 games, each counted as often as it stands there", held,
+    ]  # fmt: skip
+    told = checked("train")
+    assert told[0].startswith("data.train: 6 rows are 1 questions, each counted as often as it stands there; 1 of them")
+    assert told[-1] == "test: 4 of 4 questions are also in data.train; it is not held out"
+    caplog.clear()
+    run(tmp_path / "run", *played(games, "Again"), f"data.train={files['twice']}", "train.steps=1")
+    assert [each for each in caplog.messages if "rows are" in each or "held out" in each] == [
+        "data.train: 7 rows are 6 games, each counted as often as it stands there"
+    ]
+    caplog.clear()
+    words = ["evaluate", f"m={assets().student}", "--benchmarks", str(files["twice"]), "--samples", "1", "--engine",
+             "transformers", "--dtype", "float32", "--max-tokens", "8", "--out", str(tmp_path / "ev")]  # fmt: skip
+    assert entry_point([*words, "--environment", f"{games}:Once"]) == 0
+    assert [each for each in caplog.messages if "rows are" in each] == [
+        "twice: 7 rows are 6 games, each counted as often as it stands there"
+    ]
+    capsys.readouterr()
