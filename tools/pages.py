@@ -60,7 +60,8 @@ nemo-uecr config check CONFIG [key=value ...]   # validate, and print the object
 ## Files
 
 - `defaults:` names the file, or a list of files, that this file inherits. Names are relative to the file itself, or
-  else to the shipped configurations (in a recipe of NeMo-RL's: to the file alone). Files are read depth first; the later value wins.
+  else to the shipped configurations (in a recipe of NeMo-RL's: to the file alone). Files are read depth first; the
+  later value wins.
 - Sections merge key by key. `_override_: true` in a section replaces the inherited section instead;
   an empty one, `benchmarks: {}`, empties it.
 - `${rollout.prompts_per_step}` takes the value of another key. `${mul:a,b}`, `${div:a,b}` and `${max:a,b}`
