@@ -84,7 +84,7 @@ def test_typed_methods_are_tools(games: Path) -> None:
             assert answer is not None
             assert why in answer[0]
         assert said[-1] is None
-        assert (one.reward, one.errors) == (1.0, 4)
+        assert (one.reward, one.calls, len(one.errors)) == (1.0, 6, 4)
         say(environment, other, call("pay", '{"amount": 5}'))
         assert (other.reward, other.over) == (0.0, False)
         environment.end([one, other], environment.failures(2))
