@@ -130,7 +130,7 @@ def test_the_verifier_judges_the_last_turn_and_the_rewards_add_up(folder: Path) 
     for ids, turn, answer, verdict, reward, response, own, cut in zip(*map(table.column, columns), strict=True):
         said = [[token for token, number in zip(ids, turn, strict=True) if number == each] for each in range(3)]
         texts = [tokenizer.decode(each, skip_special_tokens=True) for each in said if each]
-        assert response == "".join(texts)
+        assert response == "\n".join(texts)
         boxed = [f"\\boxed{{{answer}}}" in text for text in texts]
         assert not any(boxed[:-1])  # it would have ended there
         assert (verdict == "correct") == boxed[-1]
