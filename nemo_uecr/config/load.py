@@ -34,7 +34,7 @@ from nemo_uecr.files import read_object
 #: Origin of a value from the command line, and of one that was given nowhere.
 OVERRIDE, DEFAULT = "override", "default"
 REPLACE_MARKER = "_override_"
-#: Keys that a message about several names beside the first.
+#: Most keys that a message names besides the first.
 MOST_NAMED = 9
 #: OmegaConf's mark for a value that another file must give.
 MISSING = "???"

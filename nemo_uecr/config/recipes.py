@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, cast
@@ -53,9 +53,10 @@ def is_recipe(path: str | os.PathLike[str]) -> bool:
 def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str]) -> Recipe:
     """The resolved recipe; ConfigError in one line for a file or an override that cannot be read."""
     shown = os.fspath(path)
-    config, origins = _composed(shown, ())
     tree, names = read_file(shown, ())
-    doubts = _doubts(_parents(names, shown, ())[0], tree, shown) if names else []
+    base, below = _parents(names, shown, ())
+    doubts = _doubts(base, tree, shown)
+    config, origins = _over(base, below, tree, shown) if names else _alone(tree, shown)
     OmegaConf.set_struct(config, True)
     for text in overrides:
         override = parsed(text)
@@ -72,17 +73,26 @@ def load_recipe(path: str | os.PathLike[str], overrides: Sequence[str]) -> Recip
 def _composed(path: str, above: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     """A file merged over its parents, and the file that set each key; ``above`` lists the files that inherit it."""
     tree, names = read_file(path, above)
-    origins = dict.fromkeys(flattened(tree), path)
-    if not names:
-        return OmegaConf.create(tree), origins
-    base, below = _parents(names, path, above)
+    return _over(*_parents(names, path, above), tree, path) if names else _alone(tree, path)
+
+
+def _alone(tree: dict[str, Any], path: str) -> tuple[DictConfig, dict[str, str]]:
+    """A file by itself: one that inherits none keeps its markers, as in NeMo-RL."""
+    return OmegaConf.create(tree), dict.fromkeys(flattened(tree), path)
+
+
+def _over(
+    base: DictConfig, below: dict[str, str], tree: dict[str, Any], path: str
+) -> tuple[DictConfig, dict[str, str]]:
+    """A file merged over what it inherits."""
     for key, value in flattened(tree).items():
         if value == {} and key.startswith("uecr.") and OmegaConf.select(base, key):
             raise ConfigError(
                 f"{path}: {key}: {{}} would leave the inherited {', '.join(OmegaConf.select(base, key))}, as NeMo-RL "
                 f"merges files; leave it out, and take each away on the command line: ~{key}.NAME"
             )
-    return _merged(base, OmegaConf.create(tree)), below | origins
+    own, origins = _alone(tree, path)
+    return _merged(base, own), below | origins
 
 
 def _parents(names: Sequence[str], path: str, above: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
@@ -94,13 +104,13 @@ def _parents(names: Sequence[str], path: str, above: tuple[str, ...]) -> tuple[D
     return base, below
 
 
-def _doubts(inherited: DictConfig, given: Mapping[str, Any], where: str) -> list[str]:
+def _doubts(inherited: DictConfig, given: dict[str, Any], where: str) -> list[str]:
     """Keys that nothing inherited has, but almost: NeMo-RL takes any key that is added, and never reads a misspelt one.
 
     The section `uecr` has a schema of its own.
     """
     there = cast(dict[str, Any], OmegaConf.to_container(inherited))
-    found = {_almost(key.split("."), there) for key in flattened(dict(given)) if not key.startswith("uecr.")}
+    found = {_almost(key.split("."), there) for key in flattened(given) if not key.startswith("uecr.")}
     return [
         f"{key} ({where}) is new beside the inherited {other}, which keeps its value; NeMo-RL reads no misspelt key"
         for key, other in sorted(found - {("", "")})

@@ -379,9 +379,8 @@ def train(setting: Setting) -> Phase:
     share = contents.train_share(mixture=bool(student.shape.experts))
     compute, more = _in_parallel(setting, student, device.train_s(flops, student.gpus, share), 3 + again, *sizes)
     steps = setting.responses // job.minibatch
-    travelling = steps * max(
-        student.reduced_bytes(stage, setting.gradient) for stage in range(student.parallel.pipeline)
-    )
+    sent = (student.reduced_bytes(stage, setting.gradient) for stage in range(student.parallel.pipeline))
+    travelling = steps * max(sent)
     link = device.peer_link if job.nodes == 1 else device.network
     seconds = compute + travelling / link
     if setting.student_leaves:
@@ -456,14 +455,10 @@ def _weights(role: str, model: Sharded) -> Item:
 
 def _gradients(setting: Setting, stage: int) -> Item:
     """Megatron's buffer: float32, or the weights' bfloat16 with `grad_reduce_in_fp32: false`."""
-    trained, kind = (
-        sum(setting.student.trained_parameters(stage)),
-        "float32" if setting.gradient == FP32 else "bfloat16",
-    )
-    how = (
-        f"{kind} buffer, {setting.gradient} bytes per {_trained(setting.student)}parameter, on every data-parallel rank"
-    )
-    return Item("gradients", setting.gradient * trained, how)
+    student, width = setting.student, setting.gradient
+    kind = "float32" if width == FP32 else "bfloat16"
+    how = f"{kind} buffer, {width} bytes per {_trained(student)}parameter, on every data-parallel rank"
+    return Item("gradients", width * sum(student.trained_parameters(stage)), how)
 
 
 def _optimizer(model: Sharded, size: int) -> Item:
