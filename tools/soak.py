@@ -1,6 +1,6 @@
 """Nothing is lost: runs that are ended at random moments and resumed equal a run that nobody disturbed.
 
-    python tools/soak.py [--minutes 60] [--folder runs/soak] [--config FILE] [key=value ...]
+    python tools/soak.py [--minutes 60] [--folder runs/soak] [--config FILE] [--evaluate WORDS] [key=value ...]
 
 One run of the local back end is trained and evaluated in peace. Then, until the time is over, the same is done in new
 folders while signals fall: SIGKILL, Ctrl-C, SIGTERM and SIGUSR1, each to the whole command. After every signal the same
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -49,7 +50,7 @@ def command(folder: Path, arguments: argparse.Namespace) -> list[list[str]]:
     train = ["train", arguments.config, *arguments.overrides, *SMALL, f"run.folder={folder / 'run'}"]
     evaluate = ["evaluate", str(folder / "run" / LAST), "--benchmarks", "demo:bench/level2", "--samples", "4"]
     evaluate += ["--max-tokens", "64", "--engine", "transformers", "--dtype", "float32", "--batch", "8"]
-    evaluate += ["--out", str(folder / "evaluations")]
+    evaluate += ["--out", str(folder / "evaluations"), *shlex.split(arguments.evaluate)]
     return [[sys.executable, "-m", "nemo_uecr", *words] for words in (train, evaluate)]
 
 
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--folder", type=Path, default=Path("runs/soak"))
     parser.add_argument("--config", default="examples/configs/local/demo.yaml")
+    parser.add_argument("--evaluate", default="", help="more words for it: '--environment FILE.py:CLASS --stop ='")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()

@@ -8,12 +8,14 @@ Python and NumPy are seeded, so that a class that draws from them is a function 
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import math
 import random
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from types import MethodType
@@ -64,8 +66,8 @@ class UserEnvironment:
         self.columns = sorted(set(_needed(parameters)) - {"seed"})
         #: The columns that decide which game it is; None: all of them.
         self.reads = None if self._takes_all else sorted(parameters.keys() - {"seed"})
-        #: Whether it gives rewards, as far as its code shows: gym's classes do.
-        self.rewards = self.in_gym_style or _has_reward(self._kind)
+        #: Whether it gives rewards, as far as its code shows.
+        self.rewards = _step_rewards(step) if self.in_gym_style else _has_reward(self._kind)
         self.schemas = self._described() if described and self.tools else []
 
     def answer(self, request: Record) -> Record:
@@ -179,6 +181,19 @@ def _has_reward(kind: type) -> bool:
     """A class in TRL's style has `get_reward`, or a `reward` that it has itself or some method of its sets."""
     own = (each.__code__.co_names for _, each in inspect.getmembers(kind, inspect.isfunction))
     return hasattr(kind, "get_reward") or hasattr(kind, "reward") or any("reward" in names for names in own)
+
+
+def _step_rewards(step: Any) -> bool:
+    """A step in gym's style gives rewards unless every return of its code has a 0 in their place."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(step)))
+    except (OSError, TypeError):  # compiled
+        return True
+    returned = [each.value for each in ast.walk(tree) if isinstance(each, ast.Return)]
+    return not all(
+        isinstance(each, ast.Tuple) and [one.value for one in each.elts[1:2] if isinstance(one, ast.Constant)] == [0]
+        for each in returned
+    )
 
 
 def _seed_all(seed: int, turn: int) -> None:

@@ -190,8 +190,8 @@ def rewards_read(environment: Environment, reward: Sequence[AnyReward]) -> Cauti
     if environment.rewards and reward and not read:
         return Caution(f"{name} returns rewards that no entry of reward reads; add one: reward=[..., environment]", "")
     if read and not environment.rewards:
-        missing = f"{name} has neither get_reward() nor reward, so that the reward environment is always 0"
-        return Caution(missing, f"give {name} one of them, or leave environment out of reward")
+        missing = f"{name} gives no reward (get_reward, reward, step): the reward environment is always 0"
+        return Caution(missing, f"let {name} give one, or leave environment out of reward")
     return None
 
 

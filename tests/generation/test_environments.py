@@ -16,6 +16,7 @@ from nemo_uecr.errors import ConfigError, RewardError
 from nemo_uecr.generation.environments import Environment, Episode, tools_of
 from nemo_uecr.verifier.extract import Verdict
 from nemo_uecr.verifier.user_code import Failure
+from tests.conftest import ROOT
 from tests.generation.games import write_games
 
 
@@ -258,3 +259,24 @@ def test_the_processes_answer_at_the_same_time(games: Path) -> None:
         started = time.perf_counter()
         environment.step(several, ["go"] * 8, failures)
         assert time.perf_counter() - started < 8 * 0.2  # one after the other
+
+
+RETURNS = {
+    "none": "return None, 0.0, True",
+    "one_of_two": "if text:\n            return text, 1, False\n        return None, 0, True",
+    "computed": "reward = 0.0\n        return None, reward, True",
+    "another_call": "return self.other(text)\n    def other(self, text): return None, 1.0, True",
+    "gymnasium": "return None, 0, False, True, {}",
+}
+
+
+@pytest.mark.parametrize("name", RETURNS)
+def test_whether_a_step_gives_rewards_is_read_from_its_code(name: str, tmp_path: Path) -> None:
+    (tmp_path / "made.py").write_text(f"class Made:\n    def step(self, text):\n        {RETURNS[name]}\n")
+    with played(tmp_path / "made.py", "Made") as environment:
+        assert environment.rewards == (name not in ("none", "gymnasium"))
+
+
+def test_the_shipped_calculator_leaves_the_reward_to_the_verifier() -> None:
+    with played(Path(ROOT) / "examples/configs/local/calculator.py", "Calculator") as environment:
+        assert not environment.rewards

@@ -440,7 +440,7 @@ def test_rewards_that_nothing_reads_and_rewards_that_nothing_gives_are_told_once
     caplog.clear()
     bare = played(games, "Bare", args={"low": 1})
     assert entry_point(["config", "check", *words, *bare]) == 0
-    assert "Bare has neither get_reward() nor reward, so that the reward environment is always 0" in caplog.text
+    assert "Bare gives no reward (get_reward, reward, step): the reward environment is always 0" in caplog.text
     caplog.clear()
     assert entry_point(["config", "check", *words, *bare, "reward=math"]) == 0
     assert entry_point(["config", "check", *words, *played(games, "Again")]) == 0
