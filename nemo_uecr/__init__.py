@@ -30,7 +30,7 @@ __all__ = [
     "unified_advantage",
 ]  # fmt: skip
 
-__version__ = "0.4.0.dev0"
+__version__ = "0.4.0"
 
 _HOMES = {
     "Advantages": "core.methods", "RunState": "core.methods", "PolicyLoss": "core.loss", "policy_loss": "core.loss",

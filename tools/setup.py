@@ -18,6 +18,7 @@ import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from pip._vendor.packaging.requirements import Requirement
 
@@ -65,11 +66,11 @@ def size(url: str) -> int:
         return 0
 
 
-def outlook(report: Path) -> str:
+def outlook(wanted: list[dict[str, Any]]) -> str:
     """What pip's report announces, in one line."""
-    wanted = {one["metadata"]["name"]: one["download_info"]["url"] for one in json.loads(report.read_text())["install"]}
+    urls = {one["metadata"]["name"]: one["download_info"]["url"] for one in wanted}
     with ThreadPoolExecutor(8) as pool:
-        sizes = dict(zip(wanted, pool.map(size, wanted.values()), strict=True))
+        sizes = dict(zip(urls, pool.map(size, urls.values()), strict=True))
     cuda = sum(count for name, count in sizes.items() if name.startswith(("nvidia-", "triton", "torch", "cuda-")))
     line = f"{len(sizes)} packages, {sum(sizes.values()) / GIGA:.1f} GB to fetch, two to four times that on disk"
     if any(name.startswith("nvidia-") for name in sizes):
@@ -89,11 +90,14 @@ def main() -> None:
         if url:
             [pinned] = [line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch==")]
             pip("install", "--quiet", "--index-url", url, pinned)
-        words = ("install", "--quiet", "-c", str(pins), "-e", ".[dev]")
-        pip(*words, "--dry-run", "--report", str(report))
-        sys.stdout.write(f"setup: {outlook(report)}{f'; torch {kept} of the machine is kept' if kept else ''}\n")
+        pip("install", "--quiet", "-c", str(pins), "-e", ".[dev]", "--dry-run", "--report", str(report))
+        wanted = [one for one in json.loads(report.read_text())["install"] if "dir_info" not in one["download_info"]]
+        sys.stdout.write(f"setup: {outlook(wanted)}{f'; torch {kept} of the machine is kept' if kept else ''}\n")
         sys.stdout.flush()
-        pip(*words)
+        found = Path(folder) / "found.txt"  # pip has just resolved them, which takes as long as installing them
+        names = [(one["metadata"]["name"], one["metadata"]["version"]) for one in wanted]
+        found.write_text("".join(f"{name}=={version}\n" for name, version in names))
+        pip("install", "--quiet", "--no-deps", "-r", str(found), "-e", ".")
 
 
 if __name__ == "__main__":
