@@ -25,7 +25,8 @@ TOKENS, REFUSED, UNDECIDED = "follow token by token", "do not distil", "not enou
 METHOD = {
     TOKENS: (
         "uecr_trust",
-        "from grpo to the teacher as far as kappa, measured at each step; grpo_plus_opd follows in full",
+        "from grpo to the teacher as far as kappa, measured at each step, at grpo's learning rate; "
+        "grpo_plus_opd follows in full",
     ),
     REFUSED: ("grpo", "learns from the verifier alone"),
     UNDECIDED: ("uecr_trust", "is grpo until the verdicts of the run speak for the teacher"),
