@@ -187,7 +187,7 @@ def _step_rewards(step: Any) -> bool:
     """A step in gym's style gives rewards unless every return of its code has a 0 in their place."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(step)))
-    except (OSError, TypeError):  # compiled
+    except (OSError, TypeError, SyntaxError):  # compiled, or a text in it begins at the margin
         return True
     returned = [each.value for each in ast.walk(tree) if isinstance(each, ast.Return)]
     return not all(

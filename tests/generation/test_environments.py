@@ -266,6 +266,7 @@ RETURNS = {
     "one_of_two": "if text:\n            return text, 1, False\n        return None, 0, True",
     "computed": "reward = 0.0\n        return None, reward, True",
     "another_call": "return self.other(text)\n    def other(self, text): return None, 1.0, True",
+    "at_the_margin": 'shown = """\nWrong.\n"""\n        return shown, 1.0, True',
     "gymnasium": "return None, 0, False, True, {}",
 }
 
