@@ -97,7 +97,8 @@ def main() -> None:
         found = Path(folder) / "found.txt"  # pip has just resolved them, which takes as long as installing them
         names = [(one["metadata"]["name"], one["metadata"]["version"]) for one in wanted]
         found.write_text("".join(f"{name}=={version}\n" for name, version in names))
-        pip("install", "--quiet", "--no-deps", "-r", str(found), "-e", ".")
+        # Most modules are never imported: compiling all of them would take longer than the rest of the installation.
+        pip("install", "--quiet", "--no-compile", "--no-deps", "-r", str(found), "-e", ".")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -32,35 +35,63 @@ def run_ranks(
     """
     with tempfile.TemporaryDirectory() as folder:
         call = (folder, world, (*imports, function.__module__), function.__qualname__, arguments)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _paths()}
-        ranks = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", __name__, pickle.dumps(call).hex()],
-            env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            written = ranks.communicate(timeout=SECONDS)[0]
-        finally:
-            if ranks.poll() is None:
-                os.killpg(ranks.pid, signal.SIGKILL)
-                ranks.wait()
-        assert ranks.returncode == 0, written[-6000:]
+        server = _server()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(f"{pickle.dumps(call).hex()}\n".encode())
+        server.stdin.flush()
+        ended = select.select([server.stdout], [], [], SECONDS)[0] and server.stdout.readline()
+        if not ended:  # this call hangs, or the server is gone
+            _end(server)
+            _server.cache_clear()
+        assert ended == b"0\n", (Path(folder) / "written").read_text()[-6000:]
         return [pickle.loads((Path(folder) / f"result{rank}").read_bytes()) for rank in range(world)]
 
 
-def _paths() -> str:
+@functools.cache
+def _server() -> subprocess.Popen[bytes]:
+    """The process that imports and forks; it lives as long as this one, because imports take longer than most calls."""
     # Not NeMo-RL's source tree: it has a package `tests` of its own, which would hide ours.
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join([str(ROOT), *(path for path in given if path != SOURCE)])
+    paths = os.pathsep.join([str(ROOT), *(path for path in given if path != SOURCE)])
+    server = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", __name__], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}, start_new_session=True,
+    )  # fmt: skip
+    atexit.register(_end, server)
+    return server
 
 
-def _main(folder: str, world: int, imports: Sequence[str], name: str, arguments: dict[str, Any]) -> None:
-    import torch.multiprocessing
+def _end(server: subprocess.Popen[bytes]) -> None:
+    if server.poll() is None:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def _serve() -> None:
+    """Answer each call on standard input with a line: 0, or 1 if it failed; what it writes goes into its folder."""
+    import torch
 
     torch.set_num_threads(1)
-    *_, module = [importlib.import_module(name) for name in imports]
-    called = (folder, world, getattr(module, name), arguments)
+    answers = os.dup(1)
+    for line in sys.stdin:
+        call = pickle.loads(bytes.fromhex(line))
+        with (Path(call[0]) / "written").open("wb") as written:
+            os.dup2(written.fileno(), 1)
+            os.dup2(written.fileno(), 2)
+        for name in call[2]:
+            importlib.import_module(name)
+        if (child := os.fork()) == 0:
+            _call(*call)
+        os.write(answers, b"%d\n" % bool(os.waitpid(child, 0)[1]))
+
+
+def _call(folder: str, world: int, imports: Sequence[str], name: str, arguments: dict[str, Any]) -> None:
+    import torch.multiprocessing
+
+    called = (folder, world, getattr(sys.modules[imports[-1]], name), arguments)
     torch.multiprocessing.start_processes(_rank, called, nprocs=world, start_method="fork")
+    os._exit(0)
 
 
 def _rank(rank: int, folder: str, world: int, function: Callable[..., Any], arguments: dict[str, Any]) -> None:
@@ -74,4 +105,4 @@ def _rank(rank: int, folder: str, world: int, function: Callable[..., Any], argu
 
 
 if __name__ == "__main__":
-    _main(*pickle.loads(bytes.fromhex(sys.argv[1])))
+    _serve()

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.nemo.inside.conftest import ON_PYTHON_311
 from tests.nemo.source import SOURCE
 
@@ -39,6 +41,7 @@ def substituted():
 """
 
 
+@pytest.mark.slow
 def test_the_native_suite_is_unmoved(nemo_rl: str, tmp_path: Path) -> None:
     (tmp_path / "plugin.py").write_text(PLUGIN)
     source = str(SOURCE)

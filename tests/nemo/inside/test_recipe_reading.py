@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import random
 import re
@@ -41,30 +40,29 @@ OVERRIDES = [
 ]  # fmt: skip
 
 
-#: Files that others inherit, by path.
-COMPOSED: dict[str, Any] = {}
+#: Files that others inherit, by who composed them and path.
+COMPOSED: dict[tuple[Any, Path], Any] = {}
 
 
 @pytest.fixture(autouse=True)
 def _readable(nemo_rl: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables; each file read from disk once, and composed once."""
-    from omegaconf import OmegaConf
+    """The variables; each file that others inherit is composed once by NeMo-RL and once here."""
+    from nemo_rl.utils import config
 
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-    read = functools.cache(OmegaConf.load)
-    monkeypatch.setattr(OmegaConf, "load", lambda path: copy.deepcopy(read(str(Path(path).resolve()))))
-    monkeypatch.setattr(recipes, "_composed", functools.partial(_composed_once, recipes._composed))
+    for module, name in ((recipes, "_composed"), (config, "load_config_with_inheritance")):
+        monkeypatch.setattr(module, name, functools.partial(_composed_once, getattr(module, name)))
 
 
-def _composed_once(composed: Any, path: str, above: tuple[str, ...]) -> Any:
-    """Without its markers, which a merge uses up, a file is the same wherever it is inherited."""
-    marked = re.search(r"\b_override_\b", Path(path).read_text("utf-8"))
-    if marked or not above:
-        return composed(path, above)
-    if path not in COMPOSED:
-        COMPOSED[path] = composed(path, above)
-    return COMPOSED[path]
+def _composed_once(composed: Any, path: str | Path, *above: Any) -> Any:
+    """Without its markers, which a merge uses up, a file is the same wherever it is inherited: with others above it."""
+    if not any(above) or re.search(r"\b_override_\b", Path(path).read_text("utf-8")):
+        return composed(path, *above)
+    key = composed, Path(path).resolve()
+    if key not in COMPOSED:
+        COMPOSED[key] = composed(path, *above)
+    return COMPOSED[key]
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.nemo.inside.workers import parts, world
-from tests.nemo.inside.workers.isolated import isolated, needs_megatron
+from tests.nemo.inside.workers.isolated import each_isolated, isolated, needs_megatron
 
 pytestmark = needs_megatron
 SECONDS = 900
@@ -28,6 +28,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path) -> Any:
     """Two steps of a student and a teacher that share two GPUs, each cut over both."""
     return isolated(parts.run, folder, 2, [*TENSOR_PARALLEL, *SAVING], folder=folder, seconds=SECONDS, driver=True)
+
+
+@pytest.fixture(scope="module")
+def scores_of_the_checkpoint(run: Any, folder: Path) -> Any:
+    """By the first step's checkpoint as a teacher, on one rank; it has become the Hugging Face model `model`, too."""
+    step = folder / "run/checkpoints/step_1"
+    taught = (folder, step / "policy/weights/iter_0000000", folder / "generator-1")
+    calls = [(parts.converted, (step, folder / "model")), (parts.taught, taught)]
+    return each_isolated(calls, folder=folder, seconds=SECONDS)[1]
 
 
 def test_the_loop_trains_two_steps(run: Any) -> None:
@@ -64,18 +73,15 @@ def test_the_generator_has_the_policys_weights(run: Any) -> None:
         assert run["logged"]["train/token_mult_prob_error"][step] < 1.1
 
 
-def test_a_checkpoint_becomes_the_model_that_generated(run: Any, folder: Path) -> None:
+def test_a_checkpoint_becomes_the_model_that_generated(scores_of_the_checkpoint: Any, folder: Path) -> None:
     """From two tensor-parallel ranks, bit for bit: the second step's responses are of the first step's weights."""
-    isolated(parts.converted, folder / "run/checkpoints/step_1", folder / "model", folder=folder, seconds=SECONDS)
     made, generated = (load_file(folder / name / "model.safetensors") for name in ("model", "generator-1"))
     assert made.keys() == generated.keys()
     assert [name for name, value in generated.items() if not torch.equal(made[name], value)] == []
     assert (folder / "model" / "tokenizer.json").read_bytes() == (folder / "student" / "tokenizer.json").read_bytes()
 
 
-def test_a_checkpoint_teaches(run: Any, folder: Path) -> None:
-    """As `uecr.teacher.megatron_checkpoint`, on one rank: its scores are of the step's weights."""
-    step = folder / "run/checkpoints/step_1/policy/weights/iter_0000000"
-    args = folder, step, folder / "generator-1"
-    for name, (ours, transformers) in isolated(parts.taught, *args, folder=folder, seconds=SECONDS).items():
+def test_a_checkpoint_teaches(scores_of_the_checkpoint: Any) -> None:
+    """As `uecr.teacher.megatron_checkpoint`: its scores are of the step's weights."""
+    for name, (ours, transformers) in scores_of_the_checkpoint.items():
         assert ours <= 2 * transformers + 1e-5, name
