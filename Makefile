@@ -26,10 +26,11 @@ HEAVY_INSTALL := $(UV_INSTALL) --python $(BIN)/python
 TORCH ?=
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 STUDY ?= examples/configs/study/small.yaml
-# Processes of `make test` and `make test-wheel`; a file's tests stay in one. In the order of the files: xdist's own puts
-# those with few tests last, and the longest have few.
+# Processes of `make test` and `make test-wheel`; a file's tests stay in one.
 WORKERS ?= 2
-SPREAD = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+SPREAD = -n $(WORKERS) --dist loadfile
+# In the order of the files: xdist's own puts those with few tests last, and the longest of these tiers have few.
+IN_ORDER = $(SPREAD) --no-loadscope-reorder
 # More arguments for pytest, the demo or the benchmarks: make test ARGS="-k config", make demo ARGS=method.name=grpo
 ARGS ?=
 # NeMo-RL's source trees for `make test-nemo`, one after the other: NEMO_RL_SOURCE, or those that CONTRIBUTING.md names.
@@ -69,7 +70,7 @@ study: $(STAMP) ## a study of a minute that shows the machinery; STUDY=FILE name
 	OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.study $(STUDY) $(ARGS)
 
 test: $(STAMP) ## the tests that need no GPU and no heavy dependency
-	$(ONE_THREAD) $(BIN)/python -m pytest $(SPREAD) -m "not real and not nemo and not gpu and not slow" $(ARGS)
+	$(ONE_THREAD) $(BIN)/python -m pytest $(IN_ORDER) -m "not real and not nemo and not gpu and not slow" $(ARGS)
 
 test-slow: $(STAMP) ## full disks, kills in the middle of writes, whole demos: what takes more than ten seconds a test
 	$(ONE_THREAD) $(BIN)/python -m pytest $(SPREAD) -m "slow and not real and not nemo and not gpu" $(ARGS)
@@ -186,7 +187,7 @@ $(NEMO_VLLM)/.installed: $(REAL_VLLM)/.installed $(NEMO)/.installed
 # Bytecode goes into the environment: the source trees are left as they are.
 ON_EACH_TREE = @set -e; for tree in $(abspath $(NEMO_TREES)); do echo "$@: $$tree"; \
 	NEMO_RL_SOURCE=$$tree $(ONE_THREAD) PYTHONPYCACHEPREFIX=$(CURDIR)/$(NEMO)/bytecode $(NEMO)/bin/python -m pytest \
-	$(SPREAD) --disable-warnings tests/nemo/inside/workers tests/nemo/inside/test_*.py tests/plan/test_memory.py $(ARGS)
+	$(IN_ORDER) --disable-warnings tests/nemo/inside/workers tests/nemo/inside/test_*.py tests/plan/test_memory.py $(ARGS)
 
 test-nemo: nemo-source $(NEMO)/.installed $(NEMO_MEGATRON)/.installed ## the tests inside NeMo-RL with its real Megatron worker and loop on CPUs, on each source tree (CONTRIBUTING.md)
 	$(ON_EACH_TREE) -m "nemo and not slow"; done

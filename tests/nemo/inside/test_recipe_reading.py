@@ -40,6 +40,8 @@ OVERRIDES = [
 ]  # fmt: skip
 
 
+#: Of so many files one is read where all of them would take a minute.
+FEW = 6
 #: Files that others inherit, by who composed them and path.
 COMPOSED: dict[tuple[Any, Path], Any] = {}
 
@@ -66,10 +68,13 @@ def _composed_once(composed: Any, path: str | Path, *above: Any) -> Any:
 
 
 @functools.cache
-def grpo_recipes() -> dict[Path, Any]:
-    """Every file below examples/ that has, or inherits, a section grpo, with its values as NeMo-RL resolves them."""
+def grpo_recipes(every: int = 1) -> dict[Path, Any]:
+    """The files below examples/ that have, or inherit, a section grpo, with their values as NeMo-RL resolves them.
+
+    One file in ``every`` is looked at.
+    """
     found = {}
-    for path in sorted(EXAMPLES.rglob("*.yaml")):
+    for path in sorted(EXAMPLES.rglob("*.yaml"))[::every]:
         with contextlib.suppress(AssertionError, FileNotFoundError):  # lists, and files for other loaders
             config = native_config(path)
             if "grpo" in config:
@@ -101,12 +106,14 @@ def theirs(path: Path, overrides: list[str]) -> Any:
     return resolved(parse_hydra_overrides(native_config(path), overrides))
 
 
-def test_every_recipe_resolves_as_nemo_rl_resolves_it() -> None:
-    assert len(grpo_recipes()) > 170
-    wrong = [str(path) for path, native in grpo_recipes().items() if not _same(ours(path).values, native)]
+@pytest.mark.parametrize("every", [FEW, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_recipe_resolves_as_nemo_rl_resolves_it(every: int) -> None:
+    assert len(grpo_recipes(every)) > 170 / every
+    wrong = [str(path) for path, native in grpo_recipes(every).items() if not _same(ours(path).values, native)]
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_of_the_shipped_recipes_one_key_is_doubted_and_nothing_reads_it(nemo_rl: str) -> None:
     """Main's loop reads `val_num_generations_per_prompt` since it is there."""
     doubted = [doubt.partition(" ")[0] for path in grpo_recipes() for doubt in ours(path).doubts]
@@ -116,7 +123,7 @@ def test_of_the_shipped_recipes_one_key_is_doubted_and_nothing_reads_it(nemo_rl:
 
 
 def test_overrides_resolve_as_nemo_rl_resolves_them() -> None:
-    for path in [*grpo_recipes()][::12]:
+    for path in [*grpo_recipes(FEW)][::2]:
         assert _same(load_recipe(path, OVERRIDES).values, theirs(path, OVERRIDES)), path
 
 
@@ -154,6 +161,7 @@ PAGE = (Path(ROOT) / "docs" / "nemo-rl.md").read_text("utf-8")
 TABLE = re.findall(r"^\| .* \| `([\w.]+)` \| (\d+) \| (\d+) \|$", PAGE, re.M)
 
 
+@pytest.mark.slow
 def test_the_table_of_the_page_is_what_the_check_says(nemo_rl: str) -> None:
     """Every recipe with a method and a teacher is accepted, or refused with a key, its value and a reason."""
     counted, accepted = Counter[str](), 0
