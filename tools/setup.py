@@ -97,7 +97,7 @@ def main() -> None:
         found = Path(folder) / "found.txt"  # pip has just resolved them, which takes as long as installing them
         names = [(one["metadata"]["name"], one["metadata"]["version"]) for one in wanted]
         found.write_text("".join(f"{name}=={version}\n" for name, version in names))
-        # Most modules are never imported: compiling all of them would take longer than the rest of the installation.
+        # Most modules are never imported, and compiling all of them takes more than a minute.
         pip("install", "--quiet", "--no-compile", "--no-deps", "-r", str(found), "-e", ".")
 
 
