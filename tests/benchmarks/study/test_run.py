@@ -32,6 +32,7 @@ def copied(done: Path, tmp_path: Path) -> Path:
     return shutil.copytree(done, tmp_path / "study")
 
 
+@pytest.mark.slow
 def test_numbers_are_those_of_the_runs(done: Path) -> None:
     content = json.loads((done / "results.json").read_text())
     finals = {(run["cell"]["arm"], run["cell"]["pair"]): run["final"] for run in content["runs"]}
@@ -55,6 +56,7 @@ def test_numbers_are_those_of_the_runs(done: Path) -> None:
         assert (f"[{gap['low']:+.1f}, {gap['high']:+.1f}]" in text) == (gap["low"] < gap["high"])
 
 
+@pytest.mark.slow
 def test_students_differ_and_held_out_problems_are_held_out(done: Path) -> None:
     models = done / "task" / "models"
     assert len({(models / f"student-00{pair}" / "model.safetensors").read_bytes() for pair in (0, 1)}) == 2
@@ -65,6 +67,7 @@ def test_students_differ_and_held_out_problems_are_held_out(done: Path) -> None:
     assert [row["half"] for row in train] == ["first", "second"] * 32
 
 
+@pytest.mark.slow
 def test_tables_come_again_without_training(copied: Path) -> None:
     command = (study_file(copied.parent), "--tables-only")
     before = (copied / "summary.md").read_bytes()
