@@ -1,4 +1,4 @@
-"""Claims that were stated before the runs, and whether they hold."""
+"""The claims of a study's file, and whether they hold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class TableVerdict:
 
 def verdicts(study: StudyConfig, runs: Sequence[RunResult]) -> list[TableVerdict]:
     """A line for each table of each claim that has runs."""
-    cells = list(finals_of(study, runs))
+    claimed = {name: study.tables[name] for claim in study.claims.values() for name in claim.tables}
+    cells = list(finals_of(study, runs, claimed))
     return [line for name, claim in study.claims.items() for line in _verdicts(study, name, claim, cells)]
 
 

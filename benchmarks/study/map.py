@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from benchmarks.study.pairs import Mean, mean_interval
 from benchmarks.study.results import RunResult, common_pairs, runs_by_arm
-from benchmarks.study.schema import StudyConfig, method
+from benchmarks.study.schema import StudyConfig, TableConfig, method
 from nemo_uecr.stats import DECIMALS, holm
 
 #: The opponent that is the best of a cell's other methods; it is chosen on the same runs.
@@ -45,12 +45,12 @@ class Finals(NamedTuple):
     by_method: dict[str, list[float]]
 
 
-def finals_of(study: StudyConfig, runs: Sequence[RunResult]) -> Iterator[Finals]:
-    """The map's cells whose arms all have at least two common pairs."""
+def finals_of(study: StudyConfig, runs: Sequence[RunResult], tables: Mapping[str, TableConfig]) -> Iterator[Finals]:
+    """The cells of these tables on the map's rows whose arms all have at least two common pairs."""
     for panel, rows in study.map.items():
         for row, variant in rows.items():
             by_arm = runs_by_arm(runs, variant)
-            for name, table in study.mapped.items():
+            for name, table in tables.items():
                 arms = {arm: by_arm.get(arm, {}) for arm in table.arms}
                 if pairs := common_pairs(arms):
                     finals = {method(arm): [arms[arm][pair].final for pair in pairs] for arm in arms}
@@ -60,7 +60,7 @@ def finals_of(study: StudyConfig, runs: Sequence[RunResult]) -> Iterator[Finals]
 def map_cells(study: StudyConfig, runs: Sequence[RunResult]) -> list[MapCell]:
     """The cells of the map, p corrected over the cells of each opponent."""
     cells = list[MapCell]()
-    for finals in finals_of(study, runs):
+    for finals in finals_of(study, runs, study.mapped):
         table = study.tables[finals.table]
         scores, against = minus_others(finals.by_method, method(table.reference), study.confidence)
         cells.append(MapCell(table.title, finals.panel, finals.row, scores, against))

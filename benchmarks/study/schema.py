@@ -65,7 +65,7 @@ class TableConfig(Section):
 
 
 class ClaimConfig(Section):
-    """A claim on cells of the map, stated before the runs: the tables' references are not below the best of others.
+    """A claim on the map's rows of some tables: their references are not below the best of others.
 
     It holds if no cell's difference is below 0 after Holm's correction over all of the claim's cells, and no table's
     mean difference, to the method that is the best of them over the table's cells, is below 0 by more than `points`.
@@ -119,13 +119,14 @@ class StudyConfig(Section):
         for name, table in self.tables.items():
             _known(f"tables.{name}.arms", table.arms, self.arms)
             _known(f"tables.{name}.reference", [table.reference], table.arms)
-            if self.map and table.on_map and len({*map(method, table.arms)}) < len(table.arms):
+            claimed = any(name in claim.tables for claim in self.claims.values())
+            if self.map and (table.on_map or claimed) and len({*map(method, table.arms)}) < len(table.arms):
                 raise ValueError(
-                    f"tables.{name}.arms: got {', '.join(table.arms)}; a map expects one arm of each method, named "
-                    "METHOD or METHOD.SUFFIX. Rename an arm, or drop the map: {_override_: true}"
+                    f"tables.{name}.arms: got {', '.join(table.arms)}; the map and claims expect one arm of each "
+                    "method, named METHOD or METHOD.SUFFIX. Rename an arm, or drop the map: {_override_: true}"
                 )
         for name, claim in self.claims.items():
-            _known(f"claims.{name}.tables", claim.tables, self.mapped)
+            _known(f"claims.{name}.tables", claim.tables, self.tables)
             for column in claim.tables:
                 _known(f"claims.{name}.against", claim.against, map(method, self.tables[column].arms))
         return self

@@ -37,7 +37,7 @@ MAP_NOTE = (
     "over the cells of their column; the best other method was chosen on the same runs."
 )
 CLAIMS_NOTE = (
-    "Stated before the runs. Reference minus the best of the other methods named there, the mean over the table's "
+    "Of the study's file. Reference minus the best of the other methods named there, the mean over the table's "
     "cells; below: cells below the best of them, paired t tests, Holm-corrected over the cells of the claim."
 )
 RATES_NOTE = "Chosen: the highest mean validation average after the last step, the lower rate on ties."
