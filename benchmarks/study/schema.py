@@ -120,15 +120,21 @@ class StudyConfig(Section):
             _known(f"tables.{name}.arms", table.arms, self.arms)
             _known(f"tables.{name}.reference", [table.reference], table.arms)
             claimed = any(name in claim.tables for claim in self.claims.values())
-            if self.map and (table.on_map or claimed) and len({*map(method, table.arms)}) < len(table.arms):
+            if ((self.map and table.on_map) or claimed) and len({*map(method, table.arms)}) < len(table.arms):
                 raise ValueError(
                     f"tables.{name}.arms: got {', '.join(table.arms)}; the map and claims expect one arm of each "
-                    "method, named METHOD or METHOD.SUFFIX. Rename an arm, or drop the map: {_override_: true}"
+                    "method, named METHOD or METHOD.SUFFIX. Rename an arm, or drop map and claims: {_override_: true}"
                 )
+        if self.claims and not self.map:
+            raise ValueError(
+                "claims: a claim is about the rows of a map. Set map, or drop the claims: {_override_: true}"
+            )
         for name, claim in self.claims.items():
             _known(f"claims.{name}.tables", claim.tables, self.tables)
             for column in claim.tables:
-                _known(f"claims.{name}.against", claim.against, map(method, self.tables[column].arms))
+                table = self.tables[column]
+                others = {*map(method, table.arms)} - {method(table.reference)}
+                _known(f"claims.{name}.against", claim.against, others)
         return self
 
     @property

@@ -37,8 +37,8 @@ MAP_NOTE = (
     "over the cells of their column; the best other method was chosen on the same runs."
 )
 CLAIMS_NOTE = (
-    "Of the study's file. Reference minus the best of the other methods named there, the mean over the table's "
-    "cells; below: cells below the best of them, paired t tests, Holm-corrected over the cells of the claim."
+    "As the study's file states them. Reference minus the best of the other methods named there, the mean over the "
+    "table's cells; below: cells below the best of them, paired t tests, Holm-corrected over the cells of the claim."
 )
 RATES_NOTE = "Chosen: the highest mean validation average after the last step, the lower rate on ties."
 ENDINGS = {"markdown": "md", "latex": "tex"}

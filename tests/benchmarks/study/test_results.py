@@ -59,13 +59,14 @@ def test_map_by_hand() -> None:
     assert second.against[BEST].p == pytest.approx(1.12e-4, abs=1e-6)  # t = -77 sqrt(3), p = 5.6e-5, the smaller of two
 
 
-def test_claims_by_hand() -> None:
+@pytest.mark.parametrize("on_map", [True, False])
+def test_claims_by_hand(on_map: bool) -> None:
     """Two cells: the mean over them decides with a point of tolerance, and a cell by Holm's p over both."""
     study = load_study(SMALL)
-    main = study.tables["main"].model_copy(update={"arms": ["grpo", "uecr", "own_teacher"], "reference": "uecr"})
+    own = {"arms": ["grpo", "uecr", "own_teacher"], "reference": "uecr", "on_map": on_map}
+    main = study.tables["main"].model_copy(update=own)
     claims = {"best": ClaimConfig(tables=["main"], against=["grpo", "own_teacher"], points=1.0)}
     rows = {"panel": {"row": "one_update", "later": "four_updates"}}
-    main = main.model_copy(update={"on_map": False})
     study = study.model_copy(update={"tables": {"main": main}, "map": rows, "claims": claims})
     first = {
         "uecr": {0: 11.0, 1: 22.0, 2: 33.0}, "grpo": {0: 10.0, 1: 20.0, 2: 30.0},
