@@ -120,7 +120,7 @@ class StudyConfig(Section):
             _known(f"tables.{name}.arms", table.arms, self.arms)
             _known(f"tables.{name}.reference", [table.reference], table.arms)
             claimed = any(name in claim.tables for claim in self.claims.values())
-            if ((self.map and table.on_map) or claimed) and len({*map(method, table.arms)}) < len(table.arms):
+            if self.map and (table.on_map or claimed) and len({*map(method, table.arms)}) < len(table.arms):
                 raise ValueError(
                     f"tables.{name}.arms: got {', '.join(table.arms)}; the map and claims expect one arm of each "
                     "method, named METHOD or METHOD.SUFFIX. Rename an arm, or drop map and claims: {_override_: true}"
