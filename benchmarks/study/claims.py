@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.study.map import BEST, SIGNIFICANT, Finals, finals_of, minus_others
+from benchmarks.study.map import BEST, SIGNIFICANT, Finals, finals_of, minus_others, over_cells
 from benchmarks.study.pairs import Mean, mean_interval
 from benchmarks.study.results import RunResult
 from benchmarks.study.schema import ClaimConfig, StudyConfig, method
@@ -46,17 +46,13 @@ def _verdicts(study: StudyConfig, name: str, claim: ClaimConfig, cells: Sequence
     means = dict(zip(corrected, (gap.difference.mean for gap in gaps), strict=True))
     found = []
     for table in claim.tables:
-        of_table = [cell.by_method for cell in own if cell.table == table]
-        if not of_table:
+        of_table = [cell for cell in own if cell.table == table]
+        finals = {method(arm): values for arm, values in over_cells(of_table).items()} if of_table else {}
+        if not finals:
             continue
-        pairs = min(len(finals[reference[table]]) for finals in of_table)
-        over_cells = {
-            each: [fmean(finals[each][pair] for finals in of_table) for pair in range(pairs)]
-            for each in (reference[table], *claim.against)
-        }
-        best = max(claim.against, key=lambda each: fmean(over_cells[each]))
+        best = max(claim.against, key=lambda each: fmean(finals[each]))
         difference = mean_interval(
-            [mine - other for mine, other in zip(over_cells[reference[table]], over_cells[best], strict=True)],
+            [mine - other for mine, other in zip(finals[reference[table]], finals[best], strict=True)],
             confidence=study.confidence,
         )
         below = tuple(

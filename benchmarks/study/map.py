@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import NamedTuple
 
 from benchmarks.study.pairs import Mean, mean_interval
-from benchmarks.study.results import RunResult, common_pairs, runs_by_arm
+from benchmarks.study.results import LEAST_PAIRS, RunResult, common_pairs, runs_by_arm
 from benchmarks.study.schema import StudyConfig, TableConfig, method
 from nemo_uecr.stats import DECIMALS, holm
 
@@ -36,13 +37,30 @@ class MapCell:
     against: dict[str, Gap]  # the table's reference minus each other method, and minus `BEST`
 
 
+@dataclass(frozen=True)
+class RowMean:
+    """An arm of a table over the panels of one row of the map: the mean of each pair over them, then over pairs."""
+
+    table: str  # its title
+    row: str
+    panels: int  # that have runs
+    arm: str
+    final: Mean  # after the last step
+    difference: Mean | None  # the table's reference minus the arm; None for the reference
+
+
 class Finals(NamedTuple):
-    """Averages after the last step of one table in one variant, by method, on the pairs that all its arms have."""
+    """Averages after the last step of one table in one variant, by arm, on the pairs that all its arms have."""
 
     table: str  # its key in the study file
     panel: str
     row: str
-    by_method: dict[str, list[float]]
+    by_arm: dict[str, dict[int, float]]
+
+    @property
+    def by_method(self) -> dict[str, list[float]]:
+        """The averages by method, in the order of the pairs."""
+        return {method(arm): [*finals.values()] for arm, finals in self.by_arm.items()}
 
 
 def finals_of(study: StudyConfig, runs: Sequence[RunResult], tables: Mapping[str, TableConfig]) -> Iterator[Finals]:
@@ -53,8 +71,31 @@ def finals_of(study: StudyConfig, runs: Sequence[RunResult], tables: Mapping[str
             for name, table in tables.items():
                 arms = {arm: by_arm.get(arm, {}) for arm in table.arms}
                 if pairs := common_pairs(arms):
-                    finals = {method(arm): [arms[arm][pair].final for pair in pairs] for arm in arms}
+                    finals = {arm: {pair: arms[arm][pair].final for pair in pairs} for arm in arms}
                     yield Finals(name, panel, row, finals)
+
+
+def over_cells(cells: Sequence[Finals]) -> dict[str, list[float]]:
+    """Each arm's means over cells of one table, on the pairs that all of them have; empty with fewer than two."""
+    pairs = sorted(set.intersection(*({*finals} for cell in cells for finals in cell.by_arm.values())))
+    if len(pairs) < LEAST_PAIRS:
+        return {}
+    return {arm: [fmean(cell.by_arm[arm][pair] for cell in cells) for pair in pairs] for arm in cells[0].by_arm}
+
+
+def row_means(study: StudyConfig, runs: Sequence[RunResult]) -> list[RowMean]:
+    """Every table's rows that have runs on more than one panel of the map."""
+    of_row: dict[tuple[str, str], list[Finals]] = {}
+    for cell in finals_of(study, runs, study.tables):
+        of_row.setdefault((cell.table, cell.row), []).append(cell)
+    means = list[RowMean]()
+    for (name, row), cells in of_row.items():
+        table, finals = study.tables[name], over_cells(cells) if len(cells) > 1 else {}
+        for arm, own in finals.items():
+            gaps = [of_reference - value for of_reference, value in zip(finals[table.reference], own, strict=True)]
+            final, gap = (mean_interval(values, confidence=study.confidence) for values in (own, gaps))
+            means.append(RowMean(table.title, row, len(cells), arm, final, None if arm == table.reference else gap))
+    return means
 
 
 def map_cells(study: StudyConfig, runs: Sequence[RunResult]) -> list[MapCell]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.study import claims, figures, results
 from benchmarks.study.claims import TableVerdict
 from benchmarks.study.grid import GridCell, table_cells
-from benchmarks.study.map import MapCell, map_cells, opponents
+from benchmarks.study.map import MapCell, RowMean, map_cells, opponents, row_means
 from benchmarks.study.pairs import PAIRS_FOR_A_TEST, TEST_NAME, Mean
 from benchmarks.study.results import Choice, Comparison, Line, RunResult
 from benchmarks.study.schema import StudyConfig
@@ -36,6 +36,10 @@ MAP_NOTE = (
     "The table's reference after the last step, and minus each other method. p is of paired t tests, Holm-corrected "
     "over the cells of their column; the best other method was chosen on the same runs."
 )
+ROWS_NOTE = (
+    "Over the panels of the map, on the pairs that all cells of the row have: after the last step, and the table's "
+    "reference minus the arm."
+)
 CLAIMS_NOTE = (
     "As the study's file states them. Reference minus the best of the other methods named there, the mean over the "
     "table's cells; below: cells below the best of them, paired t tests, Holm-corrected over the cells of the claim."
@@ -55,7 +59,7 @@ def write_summary(study: StudyConfig, *, notes: Sequence[str]) -> Path:
     done = {run.cell.folder for run in runs}
     missing = [cell for cell in cells if cell.folder not in done]
     compared = results.tables(study, runs)
-    mapped = map_cells(study, runs)
+    mapped, means = map_cells(study, runs), row_means(study, runs)
     judged = claims.verdicts(study, runs)
     content = {
         "study": study.model_dump(mode="json"),
@@ -64,11 +68,12 @@ def write_summary(study: StudyConfig, *, notes: Sequence[str]) -> Path:
         "missing": [f"{cell.variant} {cell.arm} pair {cell.pair}" for cell in missing],
         "tables": [asdict(table) for table in compared],
         "map": [asdict(cell) for cell in mapped],
+        "rows": [asdict(mean) for mean in means],
         "claims": [asdict(line) for line in judged],
     }
     replace_file(root / "results.json", json.dumps(content, indent=1, default=str).encode())
     lead = [LEAD, *notes, *([_missing_line(missing, len(cells))] if missing else [])]
-    paragraphs = [*lead, *_paragraphs(study, judged, mapped, compared, choices, runs)]
+    paragraphs = [*lead, *_paragraphs(study, judged, mapped, means, compared, choices, runs)]
     replace_file(root / "summary.md", ("\n\n".join(paragraphs) + "\n").encode())
     return root / "summary.md"
 
@@ -77,6 +82,7 @@ def _paragraphs(
     study: StudyConfig,
     judged: Sequence[TableVerdict],
     mapped: Sequence[MapCell],
+    means: Sequence[RowMean],
     compared: Sequence[Comparison],
     choices: Sequence[Choice],
     runs: Sequence[RunResult],
@@ -89,6 +95,8 @@ def _paragraphs(
         yield from _section(root, "map", "Map", MAP_NOTE, map_table(study, mapped))
         figures.draw_map(root / "figures", study, mapped)
         yield "![Map](figures/map.png)"
+    if means:
+        yield from _section(root, "rows", "Rows of the map", ROWS_NOTE, rows_table(means, confidence=study.confidence))
     for name in study.tables:
         variants = [table for table in compared if table.name == name]
         for table in variants:
@@ -197,6 +205,18 @@ def map_table(study: StudyConfig, cells: Sequence[MapCell]) -> Table:
         )
 
     return Table(("cell", "best", "reference", *columns), tuple(map(row, cells)))
+
+
+def rows_table(means: Sequence[RowMean], *, confidence: float) -> Table:
+    """Every arm of every table over the panels of each row of the map."""
+    level = f"{100 * confidence:g}%"
+    head = ("table", "row", "panels", "arm", f"after [{level}]", f"reference minus arm [{level}]")
+
+    def row(mean: RowMean) -> tuple[Entry, ...]:
+        difference = NOTHING if mean.difference is None else _mean(mean.difference, sign="+")
+        return _entries(mean.table, mean.row, str(mean.panels), mean.arm, _mean(mean.final), difference)
+
+    return Table(head, tuple(map(row, means)))
 
 
 def claims_table(judged: Sequence[TableVerdict], *, confidence: float) -> Table:

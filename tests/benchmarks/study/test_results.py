@@ -8,10 +8,10 @@ import pytest
 
 from benchmarks.study.claims import verdicts
 from benchmarks.study.figures import draw_map
-from benchmarks.study.map import BEST, map_cells
+from benchmarks.study.map import BEST, map_cells, row_means
 from benchmarks.study.results import tables
 from benchmarks.study.schema import ClaimConfig, StudyConfig, load_study, method
-from benchmarks.study.summary import claims_table, difference_table, map_table, sets_table
+from benchmarks.study.summary import claims_table, difference_table, map_table, rows_table, sets_table
 from nemo_uecr.config.load import load_config
 from tests.benchmarks.study.small import SMALL, made_results
 
@@ -57,6 +57,23 @@ def test_map_by_hand() -> None:
     assert (second.row, next(iter(second.scores)), second.against[BEST].difference.mean) == ("later", "grpo", -38.5)
     assert first.against[BEST].p == pytest.approx(0.4226, abs=5e-5)  # -0.5, 1, 1: t = 1
     assert second.against[BEST].p == pytest.approx(1.12e-4, abs=1e-6)  # t = -77 sqrt(3), p = 5.6e-5, the smaller of two
+
+
+def test_a_row_of_the_map_is_a_mean_of_the_pairs_that_all_its_panels_have() -> None:
+    """Pair 0 ran on the first panel alone, pair 3 on the second."""
+    study = load_study(SMALL)
+    table = study.tables["main"].model_copy(update={"arms": ["grpo", "uecr"], "reference": "uecr", "on_map": False})
+    panels = {"first": {"row": "one_update"}, "second": {"row": "four_updates"}}
+    study = study.model_copy(update={"tables": {"main": table}, "map": panels})
+    first = made_results({"uecr": {0: 99.0, 1: 20.0, 2: 30.0}, "grpo": {0: 0.0, 1: 10.0, 2: 26.0}})
+    second = made_results({"uecr": {1: 40.0, 2: 50.0, 3: 0.0}, "grpo": {1: 38.0, 2: 48.0, 3: 99.0}}, "four_updates")
+    grpo, uecr = row_means(study, [*first, *second])
+    assert (grpo.arm, grpo.row, grpo.panels, grpo.final.mean, grpo.final.pairs) == ("grpo", "row", 2, 30.5, 2)
+    assert (uecr.final.mean, uecr.difference) == (35.0, None)
+    assert grpo.difference is not None
+    assert (grpo.difference.mean, grpo.difference.pairs) == (4.5, 2)  # (10 + 2) / 2 and (4 + 2) / 2
+    assert [entry.text for entry in rows_table([grpo], confidence=0.95).lines[0]][3:] == ["grpo", "30.5", "+4.5"]
+    assert row_means(study, first) == []  # one panel is the map's own cell
 
 
 @pytest.mark.parametrize("on_map", [True, False])
