@@ -38,11 +38,11 @@ MAP_NOTE = (
 )
 ROWS_NOTE = (
     "Over the panels of the map, on the pairs that all cells of the row have: after the last step, and the table's "
-    "reference minus the arm."
+    "reference minus the arm. Tables on other panels do not compare."
 )
 CLAIMS_NOTE = (
     "As the study's file states them. Reference minus the best of the other methods named there, the mean over the "
-    "table's cells; below: cells below the best of them, paired t tests, Holm-corrected over the cells of the claim."
+    "table's cells, on the pairs that all of them have, at least two; below: cells below the best of them, paired t tests, Holm-corrected over the cells of the claim."
 )
 RATES_NOTE = "Chosen: the highest mean validation average after the last step, the lower rate on ties."
 ENDINGS = {"markdown": "md", "latex": "tex"}

@@ -113,6 +113,12 @@ def test_claims_by_hand(on_map: bool) -> None:
     }
     (line,) = verdicts(study, made_results(better))  # as sure as before, on the other side
     assert (line.below, line.holds) == ((), True)
+    # The second cell lacks pair 0, so the means are of pairs 1 and 2: uecr 17.3, own_teacher 17.175, grpo 17.05.
+    short = {arm: {pair: value for pair, value in finals.items() if pair} for arm, finals in second.items()}
+    (line,) = verdicts(study, [*made_results(first), *made_results(short, "four_updates")])
+    assert (line.best, line.difference.pairs, line.difference.mean) == ("own_teacher", 2, pytest.approx(0.125))
+    lone = {arm: {pair + 2: value for pair, value in finals.items()} for arm, finals in second.items()}
+    assert verdicts(study, [*made_results(first), *made_results(lone, "four_updates")]) == []
 
 
 def test_equal_arms_leave_the_other_cells_p_as_they_are(tmp_path: Path) -> None:
