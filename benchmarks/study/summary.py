@@ -42,7 +42,8 @@ ROWS_NOTE = (
 )
 CLAIMS_NOTE = (
     "As the study's file states them. Reference minus the best of the other methods named there, the mean over the "
-    "table's cells, on the pairs that all of them have, at least two; below: cells below the best of them, paired t tests, Holm-corrected over the cells of the claim."
+    "table's cells, on the pairs that all of them have, at least two; below: cells below the best of them, paired t "
+    "tests, Holm-corrected over the cells of the claim."
 )
 RATES_NOTE = "Chosen: the highest mean validation average after the last step, the lower rate on ties."
 ENDINGS = {"markdown": "md", "latex": "tex"}
